@@ -1,0 +1,102 @@
+"""Everything that this package raises on purpose.
+
+BitNetError
+├── ModelError      NotFound · FormatError(path, where, why) · Unsupported(what) · VersionError(found, wanted)
+├── RequestError    InvalidParams · PromptTooLong(num_tokens, max_tokens) · Filtered
+├── EngineError     OutOfMemory · QueueFull · Cancelled · Stopped
+└── BackendError    Unavailable(name, why, install) · KernelError
+
+A message is one line: what is wrong, where, and the cure.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class BitNetError(Exception):
+    """The root: catch this to catch everything that the package raises on purpose."""
+
+
+class ModelError(BitNetError):
+    """A model could not be found, read or run."""
+
+
+class NotFound(ModelError):
+    """There is no model under the given name or path."""
+
+
+class FormatError(ModelError):
+    """A file breaks its format: `path` is the file, `where` the place in it, `why` what is wrong and what to do."""
+
+    def __init__(self, path: str | Path, where: str, why: str) -> None:
+        super().__init__(f"{path}: {where}: {why}" if where else f"{path}: {why}")
+        self.path, self.where, self.why = Path(path), where, why
+
+
+class Unsupported(ModelError):
+    """The file is sound, but asks for something that this version does not do."""
+
+
+class VersionError(ModelError):
+    """A file was written by a newer version of its format than this package knows."""
+
+    def __init__(self, found: int, wanted: int) -> None:
+        super().__init__(f"format version {found} found, at most {wanted} is known: upgrade bitnet-inference")
+        self.found, self.wanted = found, wanted
+
+
+class RequestError(BitNetError):
+    """A request cannot be served as it stands; the server answers 400."""
+
+
+class InvalidParams(RequestError):
+    """An option is unknown, out of range, or contradicts another."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit into the model's context."""
+
+    def __init__(self, num_tokens: int, max_tokens: int) -> None:
+        super().__init__(f"the prompt has {num_tokens} tokens, at most {max_tokens} fit: shorten the prompt")
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens
+
+
+class Filtered(RequestError):
+    """A content filter refused the prompt."""
+
+
+class EngineError(BitNetError):
+    """The engine cannot go on with a request; the server answers 503."""
+
+
+class OutOfMemory(EngineError):
+    """There is not enough memory for the model or for its KV cache."""
+
+
+class QueueFull(EngineError):
+    """Too many requests are waiting; the server answers 429."""
+
+
+class Cancelled(EngineError):
+    """The request was cancelled by its owner."""
+
+
+class Stopped(EngineError):
+    """The engine was shut down, or stopped working."""
+
+
+class BackendError(BitNetError):
+    """A backend cannot compute."""
+
+
+class Unavailable(BackendError):
+    """A backend is not usable here: `why`, and the command that would `install` it."""
+
+    def __init__(self, name: str, why: str, install: str = "") -> None:
+        super().__init__(f"backend {name!r} is not available: {why}" + (f": {install}" if install else ""))
+        self.name, self.why, self.install = name, why, install
+
+
+class KernelError(BackendError):
+    """A native kernel refused its arguments or gave a wrong result."""

@@ -1,0 +1,123 @@
+"""What every checkpoint format turns into: a configuration and lazy tensors under canonical names.
+
+Canonical names (N counts the layers from 0):
+
+    embed  norm  head                                   head only where it is not tied to embed
+    layers.N.{attn_norm,mlp_norm}                       vectors [hidden]
+    layers.N.{attn_sub_norm,mlp_sub_norm}               vectors, where config.sub_norms
+    layers.N.{q,k,v,o,gate,up,down}                     matrices [out, in]
+    layers.N.{q,k,v,o,gate,up,down}.norm                vectors [in], where config.linear_norm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched: "linear" uses `factor` alone, "llama3" all four (FORMATS 4.2)."""
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer, whatever the file it came from. Sizes are counts of features, rows or tokens."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    activation: Literal["relu2", "silu"]
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    sub_norms: bool = False
+    linear_norm: bool = False
+    linear_norm_eps: float = 1e-6
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix [out, in] in a float format. `data` is row-major; bfloat16 is kept as its uint16 bits."""
+
+    data: NDArray[Any]
+    dtype: Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Ternary:
+    """A ternary matrix [out, in] as the file packs it (`layout`: see ternary.py) and its multiplicative scale m."""
+
+    data: NDArray[Any]
+    layout: Literal["codes", "quarters"]
+    shape: tuple[int, int]
+    scale: float
+
+
+class Checkpoint(Protocol):
+    """An opened model: cheap to open, tensors are read (memory-mapped) when asked for."""
+
+    path: Path
+    config: ModelConfig
+
+    def check(self) -> list[str]:
+        """Everything wrong with the checkpoint, one line each; empty when it is sound."""
+        ...
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        """The matrix under a canonical name."""
+        ...
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The vector under a canonical name, in float32."""
+        ...
+
+
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every canonical name that a model of this configuration has, with its shape."""
+    hidden = config.hidden_size
+    yield "embed", (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        for name, shape in _layer_shapes(config):
+            yield f"layers.{layer}.{name}", shape
+    yield "norm", (hidden,)
+    if not config.tie_embeddings:
+        yield "head", (config.vocab_size, hidden)
+
+
+def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    outs_ins = ((queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries))
+    outs_ins += ((inner, hidden), (inner, hidden), (hidden, inner))
+    yield "attn_norm", (hidden,)
+    yield "mlp_norm", (hidden,)
+    if config.sub_norms:
+        yield "attn_sub_norm", (queries,)
+        yield "mlp_sub_norm", (inner,)
+    for name, shape in zip(PROJECTIONS, outs_ins, strict=True):
+        yield name, shape
+        if config.linear_norm:
+            yield f"{name}.norm", (shape[1],)

@@ -1,0 +1,121 @@
+"""The two contracts of the house: `Model` (what the engine sees) and `Ops` (what the decoder sees)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.formats.checkpoint import ModelConfig
+
+Tensor = TypeVar("Tensor")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the scheduler must obey.
+
+    A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
+    tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take.
+    """
+
+    block_size: int
+    block_bytes: int
+    max_sequences: int
+    max_tokens: int
+    available_bytes: int
+    paged: bool = True
+
+
+@dataclass(frozen=True)
+class Batch:
+    """S sequences with T tokens in all, flat.
+
+    `token_ids`, `positions`, `slots`: int32 [T]; a token's key and value go into cache slot
+    block * block_size + offset. `starts`: int32 [S + 1], the first token of each sequence, then T.
+    `block_tables`: int32 [S, B], the blocks of each sequence in order, padded with 0.
+    """
+
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+
+
+class Output(Protocol):
+    """A handle on the final hidden rows of one forward; valid until the next forward of the model."""
+
+    def full(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The logits of these tokens of the batch: [len(rows), vocab]. The caller may write into it."""
+        ...
+
+    def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k best tokens of each row, best first, lowest id first among equals: ids and logits, [len(rows), k]."""
+        ...
+
+    def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The hidden states after the final norm: [len(rows), hidden]."""
+        ...
+
+
+class Model(Protocol):
+    """What the engine sees of a model."""
+
+    config: ModelConfig
+    capabilities: Capabilities
+
+    def reserve(self, num_blocks: int) -> None:
+        """Make room for this many cache blocks; raises OutOfMemory."""
+        ...
+
+    def forward(self, batch: Batch) -> Output:
+        """Advance every sequence of the batch by its tokens."""
+        ...
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole cache blocks, (from, to), in order."""
+        ...
+
+    def close(self) -> None:
+        """Give all memory and threads back; further calls are errors."""
+        ...
+
+
+class Ops(Protocol[Tensor]):
+    """The verbs of the decoder. Tensors are rows of float32, one row a token; weights are opaque handles."""
+
+    def weight(self, names: Sequence[str]) -> Any:
+        """A handle on the matrices under these canonical names, stacked along their rows."""
+        ...
+
+    def embed(self, table: Any) -> Tensor:
+        """The rows of the table for the batch's token ids: [T, hidden]."""
+        ...
+
+    def norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """RMSNorm: x * rsqrt(mean(x^2) + eps) * weight, the weight being the vector under the canonical name."""
+        ...
+
+    def linear(self, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
+        """x @ W^T, one result a stacked matrix. Ternary weights quantise x per token to int8 first (FORMATS 0)."""
+        ...
+
+    def rope(self, x: Tensor) -> Tensor:
+        """Rotate the halves of each head by the token's position."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Write k and v into the layer's cache, then causal attention of q over it: [T, heads * head_dim]."""
+        ...
+
+    def gate(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
+        """activation(gate) * up."""
+        ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y."""
+        ...
