@@ -1,0 +1,143 @@
+"""The layouts of packed ternary weights and the two quantisations, in NumPy: the truth for formats and kernels.
+
+A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
+
+    codes     int8 [out, in], the values themselves
+    quarters  uint8 [ceil(out / 4), in], Hugging Face's packing (FORMATS 1.3)
+    u2        uint8 [ceil(out / 32), ceil(in / 16), 128], the kernels' R32/U2 layout
+
+Packed, a value takes two bits and is stored as value + 1; the fourth pattern, 3, is invalid everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+GROUP_ROWS = 32
+STEP_COLUMNS = 16
+STEP_BYTES = 128
+_MIN_MAGNITUDE = np.float32(1e-5)
+_LOW_BITS = np.uint8(0b01010101)
+
+
+def pack_quarters(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Codes int8 [out, in] to quarters uint8 [R, in], R = ceil(out / 4).
+
+    Bits 2i..2i+1 of packed row r hold row i * R + r, as transformers' `pack_weights` writes them: rows that only fill
+    up the last quarter are 0 bits. Raises ValueError for values other than -1, 0, 1.
+    """
+    fields = _fields(codes)
+    num_rows, num_columns = codes.shape
+    num_packed = -(-num_rows // 4)
+    padded = np.zeros((4 * num_packed, num_columns), np.uint8)
+    padded[:num_rows] = fields
+    return _join(padded.reshape(4, num_packed, num_columns))
+
+
+def unpack_quarters(packed: NDArray[np.uint8], num_rows: int) -> NDArray[np.int8]:
+    """Quarters uint8 [ceil(num_rows / 4), in] to codes int8 [num_rows, in].
+
+    Raises ValueError, naming row and column, where a field is 3, and for a wrong number of packed rows.
+    """
+    if packed.ndim != 2 or packed.shape[0] != -(-num_rows // 4):
+        raise ValueError(
+            f"{num_rows} rows take {-(-num_rows // 4)} packed rows, the array has the shape {packed.shape}"
+        )
+    fields = _split(packed).reshape(4 * packed.shape[0], packed.shape[1])[:num_rows]
+    return _codes(fields)
+
+
+def pack_u2(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Codes int8 [out, in] to u2 uint8 [ceil(out / 32), ceil(in / 16), 128].
+
+    In step k of a group, byte 64 * h + 4 * r + j holds row 16 * h + r of the group: bits 2p..2p+1 are column
+    16 * k + 4 * p + j. Rows and columns that only fill up are weight 0 (field 1). Raises ValueError for values other
+    than -1, 0, 1.
+    """
+    fields = _fields(codes)
+    num_groups, num_steps = -(-codes.shape[0] // GROUP_ROWS), -(-codes.shape[1] // STEP_COLUMNS)
+    padded = np.ones((num_groups * GROUP_ROWS, num_steps * STEP_COLUMNS), np.uint8)
+    padded[: codes.shape[0], : codes.shape[1]] = fields
+    rows = padded.reshape(num_groups, GROUP_ROWS, num_steps, 4, 4)
+    by_field = rows.transpose(3, 0, 2, 1, 4)  # field, group, step, row of the group, j
+    return _join(by_field).reshape(num_groups, num_steps, STEP_BYTES)
+
+
+def unpack_u2(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.int8]:
+    """u2 uint8 [ceil(out / 32), ceil(in / 16), 128] to codes int8 of `shape` [out, in].
+
+    Raises ValueError, naming row and column, where a field is 3, and for a wrong number of groups or steps.
+    """
+    num_groups, num_steps = -(-shape[0] // GROUP_ROWS), -(-shape[1] // STEP_COLUMNS)
+    if packed.shape != (num_groups, num_steps, STEP_BYTES):
+        raise ValueError(f"{shape} takes {(num_groups, num_steps, STEP_BYTES)} bytes, the array has {packed.shape}")
+    by_field = _split(packed.reshape(num_groups, num_steps, GROUP_ROWS, 4))
+    rows = by_field.transpose(1, 3, 2, 0, 4).reshape(num_groups * GROUP_ROWS, num_steps * STEP_COLUMNS)
+    return _codes(rows[: shape[0], : shape[1]])
+
+
+def has_invalid(packed: NDArray[np.uint8]) -> bool:
+    """Whether any 2-bit field of the packed bytes is 3, the padding's fields included; quicker than unpacking."""
+    return bool(np.any(packed & (packed >> np.uint8(1)) & _LOW_BITS))
+
+
+def ternarize(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], np.float32]:
+    """Master weights float32 [out, in] to (codes int8 [out, in], multiplicative scale m), by absmean (FORMATS 0).
+
+    As transformers' `WeightQuant`, in float32: s = 1 / max(mean|W|, 1e-5), codes = clamp(round(W * s), -1, 1) with
+    halves to even, m = 1 / s. Raises ValueError if a weight is not finite.
+    """
+    mean = _mean_magnitude(weights)
+    if not np.isfinite(mean):
+        raise ValueError("a master weight is NaN or infinite")
+    inverse = np.float32(1) / np.maximum(mean, _MIN_MAGNITUDE)
+    scaled = weights * inverse
+    np.rint(scaled, out=scaled)
+    np.clip(scaled, -1, 1, out=scaled)
+    return scaled.astype(np.int8), np.float32(1) / inverse
+
+
+def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Finite activations float32 [tokens, in] to (codes int8 [tokens, in], scales s_x float32 [tokens]) (FORMATS 0).
+
+    s_x = fl(fl(1 / max(max|x|, 1e-5)) * 127), the two roundings of torch's `127 / tensor`; codes = clamp(round(x *
+    s_x), -128, 127) with halves to even. A product of codes is worth sum / s_x * m.
+    """
+    largest = np.maximum(np.abs(x).max(axis=1, initial=0), _MIN_MAGNITUDE)
+    scales = (np.float32(1) / largest) * np.float32(127)
+    codes = np.clip(np.rint(x * scales[:, None]), -128, 127)
+    return codes.astype(np.int8), scales
+
+
+def _mean_magnitude(weights: NDArray[np.float32]) -> np.float32:
+    # One order on every machine: columns from the first row down, then the columns from left to right, in float64.
+    columns = np.zeros(weights.shape[1], np.float64)
+    for row in weights:
+        columns += np.abs(row)
+    return np.float32(np.cumsum(columns)[-1] / weights.size) if weights.size else np.float32(0)
+
+
+def _fields(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    if codes.ndim != 2 or codes.dtype != np.int8:
+        raise ValueError(f"codes are int8 [out, in], not {codes.dtype} {codes.shape}")
+    if codes.size and (codes.min() < -1 or codes.max() > 1):
+        raise ValueError("codes are -1, 0 and 1 only")
+    return (codes + np.int8(1)).view(np.uint8)
+
+
+def _codes(fields: NDArray[np.uint8]) -> NDArray[np.int8]:
+    if fields.size and fields.max() > 2:
+        row, column = np.unravel_index(int(np.argmax(fields > 2)), fields.shape)
+        raise ValueError(f"row {row}, column {column} holds the 2-bit code 3: ternary codes are 0, 1 and 2")
+    return fields.view(np.int8) - np.int8(1)
+
+
+def _join(fields: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    low, second, third, high = fields
+    joined: NDArray[np.uint8] = low | second << np.uint8(2) | third << np.uint8(4) | high << np.uint8(6)
+    return joined
+
+
+def _split(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.stack([(packed >> np.uint8(shift)) & np.uint8(3) for shift in (0, 2, 4, 6)])
