@@ -82,6 +82,20 @@ class Checkpoint(Protocol):
     path: Path
     config: ModelConfig
 
+    @property
+    def num_parameters(self) -> int:
+        """The weights of the model; a tied head counts once, scales do not count."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the files that hold the weights."""
+        ...
+
+    def notes(self) -> list[str]:
+        """How the files are meant, and what was ignored in them: a line each, for `bitnet inspect`."""
+        ...
+
     def check(self) -> list[str]:
         """Everything wrong with the checkpoint, one line each; empty when it is sound."""
         ...
@@ -110,8 +124,8 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
 def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    outs_ins = ((queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries))
-    outs_ins += ((inner, hidden), (inner, hidden), (hidden, inner))
+    attention = ((queries, hidden), (keys, hidden), (keys, hidden), (hidden, queries))
+    outs_ins = (*attention, (inner, hidden), (inner, hidden), (hidden, inner))
     yield "attn_norm", (hidden,)
     yield "mlp_norm", (hidden,)
     if config.sub_norms:

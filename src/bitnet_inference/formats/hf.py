@@ -1,0 +1,164 @@
+"""Hugging Face folders: BitNetForCausalLM and LlamaForCausalLM, packed, as master weights, or dense (FORMATS 1, 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import ternary
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.floats import rounded, to_float32
+from bitnet_inference.formats.hf_config import read_config
+from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, float_values
+from bitnet_inference.formats.hf_quantization import read_quantization
+from bitnet_inference.formats.json_files import Fields, read_json
+from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
+
+_MAX_LINES = 100
+_MAX_COMPARED_ROWS = 1024
+
+
+class HuggingFaceCheckpoint:
+    """A folder with config.json and safetensors files. Opening reads headers only; tensors are mapped when asked for.
+
+    `generation` is what generation_config.json holds, as it stands there; its stop tokens are in `config.eos_ids` too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises FormatError for broken files and impossible configurations, Unsupported for what is not done."""
+        self.path = path
+        self._fields = read_json(inside(path, "config.json"))
+        self.generation, stops = _read_generation(path)
+        self._quantization = read_quantization(self._fields)
+        config = read_config(self._fields, self._quantization, stops)
+        self._files = open_tensors(path)
+        self._head_ignored, untied = False, False
+        if config.tie_embeddings and "lm_head.weight" in self._files.tensors:
+            untied = _tables_differ(self._files.tensors)
+            self._head_ignored = not untied
+        self.config = replace(config, tie_embeddings=config.tie_embeddings and not untied)
+        shapes = dict(expected_shapes(self.config))
+        self._inventory = Inventory(path, self._files.tensors, shapes, self._quantization)
+        self._refuse_mixtures()
+
+    @property
+    def num_parameters(self) -> int:
+        """The weights of the model; a tied head counts once, scales do not count."""
+        return sum(math.prod(shape) for shape in self._inventory.shapes.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the safetensors files."""
+        return self._files.num_bytes
+
+    def check(self) -> list[str]:
+        """Everything wrong with names, shapes, dtypes, scales and norms, a line each; no matrix is read."""
+        lines = list(islice(map(str, self._inventory.problems()), _MAX_LINES + 1))
+        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
+        num_rows, num_columns = self._inventory.shapes[name]
+        tensor = self._inventory.tensor(name)
+        if self._quantization is None or not self._inventory.is_ternary(name):
+            return Dense(tensor.array(), FLOATS[tensor.dtype])
+        if self._quantization.online:
+            return _ternarized(name, tensor)
+        scale = self._inventory.scale(name)
+        if tensor.dtype == "U8":
+            return Ternary(_packed(name, tensor, num_rows), "quarters", (num_rows, num_columns), scale)
+        return Ternary(_unpacked(name, tensor), "codes", (num_rows, num_columns), scale)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
+        (_,) = self._inventory.shapes[name]
+        return float_values(self._inventory.tensor(name))
+
+    def notes(self) -> list[str]:
+        """How the files are meant, and what was ignored in them: a line each, for `bitnet inspect`."""
+        return list(self._notes())
+
+    def _refuse_mixtures(self) -> None:
+        head_ternary = self._quantization is not None and self._quantization.converts("lm_head")
+        if head_ternary and "head" not in self._inventory.shapes:
+            raise Unsupported(
+                f"{self.path}: a ternary head tied to the embeddings: add lm_head to modules_to_not_convert"
+            )
+        if self.config.linear_norm:
+            projections = [name for name in self._inventory.shapes if name.rpartition(".")[2] in PROJECTIONS]
+            if head_ternary or not all(map(self._inventory.is_ternary, projections)):
+                raise Unsupported(
+                    f"{self.path}: use_rms_norm: norms before some of the projections only, or before lm_head"
+                )
+
+    def _notes(self) -> Iterator[str]:
+        yield f"Hugging Face folder, safetensors files: {self._files.num_files}"
+        yield self._weights_note()
+        if self.config.tie_embeddings:
+            yield "the head is tied to the embeddings" + (": lm_head.weight is ignored" if self._head_ignored else "")
+        elif self._fields.flag("tie_word_embeddings"):
+            yield "the head is not tied, although config.json says so: the files hold a different one"
+        if "auto_map" in self._fields:
+            yield "auto_map names code to run: it is not run"
+
+    def _weights_note(self) -> str:
+        if self._quantization is None:
+            return "dense weights (no quantization_config), used as they are"
+        if self._quantization.online:
+            return "master weights, ternarised at load by their mean magnitude"
+        meant = "divides (bitlinear)" if self._quantization.divides else "multiplies (autobitlinear)"
+        return f"ternary weights; weight_scale {meant}"
+
+
+def _tables_differ(tensors: dict[str, Tensor]) -> bool:
+    # transformers 5 unties a head that is stored with other values; we compare rows spread over the whole table.
+    embed, head = tensors.get("model.embed_tokens.weight"), tensors["lm_head.weight"]
+    if embed is None:
+        return False
+    if (embed.dtype, embed.shape) != (head.dtype, head.shape):
+        return True
+    step = max(1, embed.shape[0] // _MAX_COMPARED_ROWS) if embed.shape else 1
+    return not np.array_equal(embed.array()[::step], head.array()[::step])
+
+
+def _ternarized(name: str, tensor: Tensor) -> Ternary:
+    # transformers' WeightQuant casts +-m to the masters' dtype, and the packed repositories store m in it.
+    try:
+        codes, scale = ternary.ternarize(float_values(tensor))
+    except ValueError as error:
+        raise FormatError(tensor.path, name, f"{error}: download the model again") from error
+    rows, columns = codes.shape
+    return Ternary(codes, "codes", (rows, columns), float(rounded(scale, FLOATS[tensor.dtype])))
+
+
+def _packed(name: str, tensor: Tensor, num_rows: int) -> NDArray[Any]:
+    packed = tensor.array()
+    if ternary.has_invalid(packed):
+        try:
+            ternary.unpack_quarters(packed, num_rows)
+        except ValueError as error:
+            raise FormatError(tensor.path, name, f"{error}: download the model again") from error
+    return packed
+
+
+def _unpacked(name: str, tensor: Tensor) -> NDArray[np.int8]:
+    values = tensor.array() if tensor.dtype == "I8" else to_float32(tensor.array(), FLOATS[tensor.dtype])
+    if not np.isin(values, (-1, 0, 1)).all():
+        why = 'unpacked ternary weights are -1, 0, 1: set quantization_mode to "online" for master weights'
+        raise FormatError(tensor.path, name, why)
+    return values.astype(np.int8)
+
+
+def _read_generation(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
+    if not (path / "generation_config.json").exists():
+        return {}, ()
+    fields: Fields = read_json(inside(path, "generation_config.json"))
+    return fields.values, fields.ids("eos_token_id")

@@ -1,0 +1,142 @@
+"""What a Hugging Face folder should hold, against what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.errors import FormatError
+from bitnet_inference.formats.checkpoint import PROJECTIONS
+from bitnet_inference.formats.floats import FloatName, to_float32
+from bitnet_inference.formats.hf_names import is_tolerated, module_name
+from bitnet_inference.formats.hf_quantization import Quantization
+from bitnet_inference.formats.json_files import shown
+from bitnet_inference.formats.safetensors_files import Tensor
+
+FLOATS: dict[str, FloatName] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_AGAIN = "download the model again"
+_MAX_NAMED = 5
+
+
+def float_values(tensor: Tensor) -> NDArray[np.float32]:
+    """The values of a tensor of floats, in float32."""
+    return to_float32(tensor.array(), FLOATS[tensor.dtype])
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The tensors of a folder by their own names, and the shapes that its configuration asks for by canonical name."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    shapes: dict[str, tuple[int, ...]]
+    quantization: Quantization | None
+
+    def is_ternary(self, name: str) -> bool:
+        """Whether the matrix under a canonical name is ternary."""
+        can_be = name == "head" or name.rpartition(".")[2] in PROJECTIONS
+        return can_be and self.quantization is not None and self.quantization.converts(module_name(name))
+
+    def tensor_name(self, name: str) -> str:
+        """The tensor in the files that holds a canonical name."""
+        tensor = f"{module_name(name)}.weight"
+        if name == "embed" and tensor not in self.tensors and "head" not in self.shapes:
+            return "lm_head.weight"  # a tied table may be saved under either name
+        return tensor
+
+    def scale_name(self, name: str) -> str:
+        """The tensor in the files that holds the scale of a packed matrix."""
+        return f"{module_name(name)}.weight_scale"
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor under a canonical name, found sound; raises the first of its problems."""
+        for problem in self.problems_of(name):
+            raise problem
+        return self.tensors[self.tensor_name(name)]
+
+    def scale(self, name: str) -> float:
+        """The multiplicative scale m of a packed matrix that was found sound."""
+        return float(self._multiplier(self.tensors[self.scale_name(name)]))
+
+    def problems(self) -> Iterator[FormatError]:
+        """Everything wrong; reads scales and norms, no matrices."""
+        for name in self.shapes:
+            yield from self.problems_of(name)
+        expected = {self.tensor_name(name) for name in self.shapes}
+        expected |= {self.scale_name(name) for name in self.shapes if self._has_scale(name)}
+        if "head" not in self.shapes:
+            expected.add("lm_head.weight")
+        extra = [name for name in self.tensors if name not in expected and not is_tolerated(name)]
+        if extra:
+            names = ", ".join(shown(name) for name in extra[:_MAX_NAMED]) + (", ..." if len(extra) > _MAX_NAMED else "")
+            why = (
+                f"config.json has no place for {len(extra)} tensors: {names}: use the config.json that belongs to them"
+            )
+            yield FormatError(self.path, "", why)
+
+    def problems_of(self, name: str) -> Iterator[FormatError]:
+        """Everything wrong with one canonical name: its tensor, its scale, its values if it is a vector."""
+        shape, key = self.shapes[name], self.tensor_name(name)
+        tensor = self.tensors.get(key)
+        if tensor is None:
+            cure = " (or set tie_word_embeddings)" if name == "head" else ""
+            yield FormatError(self.path, key, f"the tensor is missing: {_AGAIN}{cure}")
+            return
+        if not self.is_ternary(name):
+            yield from _problems_of_floats(key, tensor, shape)
+        else:
+            yield from self._problems_of_ternary(name, key, tensor)
+
+    def _problems_of_ternary(self, name: str, key: str, tensor: Tensor) -> Iterator[FormatError]:
+        num_rows, num_columns = self.shapes[name]
+        if not self._has_scale(name):
+            if tensor.dtype not in FLOATS:
+                yield _wrong(key, tensor, 'has no master weights: set quantization_mode to "offline"')
+            elif tensor.shape != (num_rows, num_columns):
+                yield _wrong(key, tensor, f"should have the shape {(num_rows, num_columns)}: {_AGAIN}")
+            return
+        if tensor.dtype != "U8" and tensor.dtype not in (*FLOATS, "I8"):
+            yield _wrong(key, tensor, f"should be packed, in U8: {_AGAIN}")
+        expected = (-(-num_rows // 4) if tensor.dtype == "U8" else num_rows, num_columns)
+        if tensor.shape != expected:
+            yield _wrong(key, tensor, f"should have the shape {expected} for {num_rows} rows: {_AGAIN}")
+        yield from self._problems_of_scale(self.scale_name(name))
+
+    def _has_scale(self, name: str) -> bool:
+        return self.is_ternary(name) and self.quantization is not None and not self.quantization.online
+
+    def _problems_of_scale(self, key: str) -> Iterator[FormatError]:
+        tensor = self.tensors.get(key)
+        if tensor is None:
+            why = 'the scale is missing: set quantization_mode to "online" if these are master weights'
+            yield FormatError(self.path, key, why)
+        elif tensor.dtype not in FLOATS or tensor.shape not in ((), (1,)):
+            yield _wrong(key, tensor, f"should be one float: {_AGAIN}")
+        elif not 0 < self._multiplier(tensor) < np.inf:
+            value = float_values(tensor).item()
+            yield FormatError(tensor.path, key, f"{value} is no scale, which is finite and above 0: {_AGAIN}")
+
+    def _multiplier(self, tensor: Tensor) -> np.float32:
+        value = np.float32(float_values(tensor).item())
+        if self.quantization is None or not self.quantization.divides:
+            return value
+        with np.errstate(divide="ignore", over="ignore"):
+            return np.float32(1) / value
+
+
+def _problems_of_floats(key: str, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[FormatError]:
+    if tensor.dtype not in FLOATS:
+        packed = "if it is packed, config.json needs the quantization_config that says so"
+        yield _wrong(key, tensor, f"should be BF16, F16 or F32: {packed if tensor.dtype == 'U8' else _AGAIN}")
+    elif tensor.shape != shape:
+        yield _wrong(key, tensor, f"should have the shape {shape}: {_AGAIN}")
+    elif len(shape) == 1 and not np.isfinite(float_values(tensor)).all():
+        yield FormatError(tensor.path, key, f"a norm weight is NaN or infinite: {_AGAIN}")
+
+
+def _wrong(key: str, tensor: Tensor, why: str) -> FormatError:
+    return FormatError(tensor.path, key, f"{tensor.dtype} {shown(tensor.shape)} {why}")

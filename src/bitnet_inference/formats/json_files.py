@@ -1,0 +1,154 @@
+"""JSON from a stranger: small, plain, and every value asked for by the kind that it must have."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError
+
+MAX_JSON_BYTES = 8 << 20  # a header of 60,000 tensors; what Python makes of it stays below 200 MB
+_MAX_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A value for an error message: on one line, printable on any terminal, short."""
+    text = repr(value)
+    printable = text.encode("ascii", "backslashreplace").decode("ascii")
+    return printable if len(printable) <= _MAX_SHOWN else printable[:_MAX_SHOWN] + "..."
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a regular file, links followed; raises FormatError for what is missing or is no file."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        raise FormatError(path, "", f"cannot be read ({_reason(error)}): download the model again") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(path, "", "is not a regular file: replace it by the file itself")
+    return status.st_size
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The whole of a regular file; raises FormatError for one that cannot be read or is over `limit` bytes."""
+    if file_size(path) > limit:
+        raise FormatError(path, "", f"is larger than {limit} bytes: this is not the file that its name says")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(path, "", f"cannot be read ({_reason(error)}): check its permissions") from error
+
+
+def read_json(path: Path) -> Fields:
+    """The JSON object in a file; raises FormatError for anything else."""
+    return Fields(path, parse_object(read_bytes(path, MAX_JSON_BYTES), path, ""))
+
+
+def parse_object(data: bytes, path: Path, where: str) -> dict[str, Any]:
+    """A JSON object from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise FormatError(path, where, f"the key {shown(key)} stands there twice: keep one")
+            result[key] = value
+        return result
+
+    try:
+        value = json.loads(data, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise FormatError(path, where, "the JSON is nested too deeply: download the file again") from error
+    except ValueError as error:
+        raise FormatError(path, where, f"this is not JSON ({shown(str(error))}): download the file again") from error
+    if not isinstance(value, dict):
+        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: download the file again")
+    return value
+
+
+class Fields:
+    """A JSON object and where it stands. A null counts as absent; every mistake is a FormatError with key and cure."""
+
+    def __init__(self, path: Path, values: dict[str, Any], where: str = "") -> None:
+        """`where` goes before the key in errors: "rope_scaling." for an object within the file's own."""
+        self.path, self.values, self._where = path, values, where
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the key stands there with a value other than null."""
+        return self.values.get(key) is not None
+
+    def wrong(self, key: str, why: str) -> FormatError:
+        """The error for a key: its value and what it should be."""
+        return FormatError(self.path, self._where + key, f"{shown(self.values.get(key))} {why}")
+
+    def size(self, key: str, at_most: int, default: int | None = None) -> int:
+        """A whole number from 1 to `at_most`."""
+        value = self._get(key, default)
+        if type(value) is not int or not 1 <= value <= at_most:
+            raise self.wrong(key, f"is not a whole number from 1 to {at_most}: correct it")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._get(key, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self.wrong(key, "is not a finite number above 0: correct it")
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.wrong(key, "is not a finite number: correct it") from None
+
+    def flag(self, key: str) -> bool:
+        """true or false; false where absent."""
+        value = self._get(key, False)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "is neither true nor false: correct it")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """A string."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "is not a string: correct it")
+        return value
+
+    def strings(self, key: str) -> tuple[str, ...] | None:
+        """A list of strings; None where absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(key, "is not a list of strings: correct it")
+        return tuple(value)
+
+    def ids(self, key: str, default: int | None = None) -> tuple[int, ...]:
+        """A token id or a list of them, as a tuple; without those below 0, which mean "none"."""
+        value = self._get(key, [] if default is None else default)
+        items = value if isinstance(value, list) else [value]
+        if not all(type(item) is int for item in items):
+            raise self.wrong(key, "is neither a token id nor a list of them: correct it")
+        return tuple(item for item in items if item >= 0)
+
+    def section(self, key: str) -> Fields | None:
+        """The object under a key; None where it is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, "is not an object: correct it")
+        return Fields(self.path, value, f"{self._where}{key}.")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise FormatError(self.path, self._where + key, "is missing: add it")
+        return default
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

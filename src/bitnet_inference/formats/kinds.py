@@ -1,0 +1,58 @@
+"""Which kind of model a path holds, by its bytes, and the reader for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bitnet_inference.errors import FormatError, NotFound, Unsupported
+from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.hf import HuggingFaceCheckpoint
+
+_HUGGING_FACE = "a Hugging Face folder"
+_READERS: dict[str, Callable[[Path], Checkpoint]] = {_HUGGING_FACE: HuggingFaceCheckpoint}
+# The file that gives a folder away, and what the folder then is; the first that is there counts.
+_FOLDERS = (
+    ("config.json", _HUGGING_FACE),
+    ("params.json", "a Meta checkpoint"),
+    ("genai_config.json", "an ONNX model"),
+)
+_MAGICS = ((b"GGUF", "a GGUF file"), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", "an ONNX file"))
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open the model under a path, reading no weights.
+
+    Raises NotFound where there is nothing, Unsupported for a kind that is not read, naming it, and FormatError for
+    what is no model at all or breaks its format.
+    """
+    path = Path(path)
+    kind = _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
+    if kind not in _READERS:
+        raise Unsupported(f"{path}: {kind} is not supported: use {', '.join(_READERS)}")
+    return _READERS[kind](path)
+
+
+def _kind_of_folder(path: Path) -> str:
+    for name, kind in _FOLDERS:
+        if (path / name).exists():
+            return kind
+    if any(path.glob("*.safetensors")):
+        raise FormatError(path, "config.json", "is missing beside the weights: download it too")
+    raise FormatError(path, "", f"holds no model (none of {', '.join(name for name, _ in _FOLDERS)}): give its folder")
+
+
+def _kind_of_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: there is no such file or folder: check the path") from error
+    except (OSError, ValueError) as error:
+        raise FormatError(path, "", f"cannot be read ({type(error).__name__}): check its permissions") from error
+    if path.suffix == ".safetensors":
+        raise FormatError(path, "", "is a part of a model: give the folder that holds it and its config.json")
+    for magic, kind in _MAGICS:
+        if start.startswith(magic):
+            return kind
+    raise FormatError(path, "", "is no model file that is known: give a folder with config.json")

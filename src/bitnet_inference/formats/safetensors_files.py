@@ -1,0 +1,179 @@
+"""The safetensors files of a folder: strict headers, tensors mapped from the file when asked for.
+
+A file is a little-endian uint64 with the length of the header, the header as JSON {name: {dtype, shape, data_offsets:
+[begin, end]}}, and the data, which the tensors tile without gap or overlap (FORMATS 7). Our own reader, not the
+library: it also refuses doubled names and absurd ranks, and names what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats.json_files import MAX_JSON_BYTES, file_size, parse_object, read_json, shown
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_RANK = 8
+# BF16 is kept as its bits. float8 and complex numbers have a size here only so that a file that holds them can be read.
+_DTYPES = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2", "U32": "<u4",
+    "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8", "C64": "<c8", "F8_E4M3": "u1",
+    "F8_E5M2": "u1", "F8_E8M0": "u1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file, not yet read: bytes `begin` to `end` of `data`."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    data: mmap.mmap
+
+    def array(self) -> NDArray[Any]:
+        """The tensor as a read-only array on the mapped file; a copy where the file does not align it."""
+        dtype = np.dtype(_DTYPES[self.dtype])
+        flat = np.frombuffer(self.data, np.uint8, self.end - self.begin, self.begin)
+        if self.begin % dtype.itemsize:
+            flat = flat.copy()
+        return flat.view(dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """Every tensor of a folder by name, and the files that hold them."""
+
+    tensors: dict[str, Tensor]
+    num_files: int
+    num_bytes: int
+
+
+def open_tensors(folder: Path) -> TensorFiles:
+    """Open model.safetensors, or else the shards that model.safetensors.index.json lists, and check their headers.
+
+    Raises FormatError for a file that is missing, lies outside the folder, or breaks the format, and Unsupported for
+    a folder that has weights only as pickles.
+    """
+    paths = _paths(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in read_header(path):
+            if name in tensors:
+                raise FormatError(path, shown(name), f"the tensor is in {tensors[name].path.name} too: keep one")
+            tensors[name] = tensor
+    _check_index(folder, tensors)
+    return TensorFiles(tensors, len(paths), sum(file_size(path) for path in paths))
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder; raises FormatError where a name or a link leads out of it.
+
+    Links are followed within the folder, and from a snapshot of Hugging Face's cache into the blobs beside it.
+    """
+    if Path(name).name != name or name in ("", "..") or "\\" in name or "\0" in name:
+        raise FormatError(folder, shown(name), "is not the plain name of a file in this folder: correct it")
+    path, home = (folder / name), folder.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise FormatError(path, "", "is a link that leads nowhere: download the model again") from error
+    homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
+    if not any(target.is_relative_to(each) for each in homes):
+        raise FormatError(path, "", "is a link that leads out of the folder: put the file itself there")
+    return path
+
+
+def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file, by name; raises FormatError where the header or the tiling of the data is broken."""
+    size = file_size(path)
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise FormatError(path, "header", f"the file ends within it ({size} bytes): download the file again")
+            if length > MAX_JSON_BYTES:
+                raise FormatError(
+                    path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: no such model is known"
+                )
+            header = parse_object(file.read(length), path, "header")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
+    header.pop("__metadata__", None)
+    tensors = {name: _entry(path, name, value, 8 + length, data) for name, value in header.items()}
+    _check_tiling(path, tensors, 8 + length, size)
+    yield from tensors.items()
+
+
+def _paths(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
+        return [inside(folder, SINGLE)]
+    if (folder / INDEX).exists():
+        return [inside(folder, name) for name in sorted(set(_weight_map(folder).values()))]
+    if any(folder.glob("*.bin")):
+        raise Unsupported(f"{folder}: the weights are pickles (*.bin), which can run code: save them as {SINGLE}")
+    raise FormatError(folder, "", f"there is neither {SINGLE} nor {INDEX}: download the model again")
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    index = read_json(inside(folder, INDEX))
+    section = index.section("weight_map")
+    if section is None or not section.values:
+        raise FormatError(index.path, "weight_map", "is missing or empty: download the file again")
+    for name, file in section.values.items():
+        if not isinstance(file, str):
+            raise section.wrong(shown(name), "is not the name of a file: correct it")
+    return section.values
+
+
+def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
+    if any(tensor.path.name == SINGLE for tensor in tensors.values()) or not (folder / INDEX).exists():
+        return
+    for name, file in _weight_map(folder).items():
+        if name not in tensors or tensors[name].path.name != file:
+            raise FormatError(folder / INDEX, shown(name), f"{file} does not hold the tensor: download it again")
+
+
+def _entry(path: Path, name: str, value: Any, start: int, data: mmap.mmap) -> Tensor:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(path, shown(name), "has not exactly dtype, shape and data_offsets: download the file again")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise FormatError(path, shown(name), f"the dtype {shown(dtype)} is not known: save it as BF16, F16, F32 or U8")
+    if not _are_counts(shape) or len(shape) > _MAX_RANK:
+        raise FormatError(path, shown(name), f"the shape {shown(shape)} is not one: download the file again")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise FormatError(path, shown(name), f"the offsets {shown(offsets)} are not two: download the file again")
+    num_bytes = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
+    if offsets[1] - offsets[0] != num_bytes:
+        why = f"{dtype} {shown(shape)} does not take the bytes {offsets[0]} to {offsets[1]}: download the file again"
+        raise FormatError(path, shown(name), why)
+    return Tensor(path, dtype, tuple(shape), start + offsets[0], start + offsets[1], data)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+
+
+def _check_tiling(path: Path, tensors: dict[str, Tensor], start: int, size: int) -> None:
+    position = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            what = "a gap before it" if tensor.begin > position else "it overlaps another"
+            raise FormatError(
+                path, shown(name), f"{what} (byte {tensor.begin}, not {position}): download the file again"
+            )
+        position = tensor.end
+    if position != size:
+        raise FormatError(path, "", f"the tensors end at byte {position}, the file at {size}: download the file again")
