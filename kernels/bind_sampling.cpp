@@ -1,0 +1,151 @@
+// Python's view of the sampler, in bitnet_inference._native. Signatures (native.py re-exports them):
+//
+//   class SamplingRule:
+//       def __init__(self, vocab_size: int, *, temperature: float, top_k: int, top_p: float, min_p: float,
+//                    repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
+//                    bias_ids: list[int], bias_values: list[float], end_ids: list[int]) -> None
+//   class RowSampler:                      # scratch memory for one vocabulary: one thread at a time
+//       def __init__(self, vocab_size: int) -> None
+//       def sample(self, logits: NDArray[float32], rule: SamplingRule, tokens: NDArray[int32], num_prompt: int,
+//                  ban_ends: bool, seed: int, choice: int, position: int) -> int
+//       def score(self, logits: NDArray[float32], token_id: int, num_best: int)
+//               -> tuple[float, list[tuple[int, float]]]
+//       def log_probabilities(self, logits: NDArray[float32], token_ids: NDArray[int32]) -> list[float]
+//   def sampling_noise(seed: int, choice: int, position: int) -> int
+//
+// Shapes: logits [vocab_size] for sample and score, [len(token_ids), vocab_size] for log_probabilities; row-major.
+// `sample` wants its logits writable and leaves them as they were; it returns -1 for a row with NaN or +infinity and
+// -2 for one where every token is banned. What does not fit raises ValueError. The GIL is released.
+#include "bind_sampling.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "sampling.h"
+
+namespace nb = nanobind;
+
+namespace bitnet {
+namespace {
+
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using EditableRow = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Scored = std::pair<int32_t, double>;
+
+void require(bool is_true, const char* message) {
+    if (!is_true) throw nb::value_error(message);
+}
+
+void require_ids(const int32_t* ids, size_t count, size_t vocab_size) {
+    const bool fit = std::all_of(ids, ids + count, [=](int32_t id) { return id >= 0 && size_t(id) < vocab_size; });
+    require(fit, "a token id is outside the vocabulary");
+}
+
+void require_vocab(size_t vocab_size) {
+    require(vocab_size >= 1 && vocab_size < (size_t{1} << 31), "vocab_size must be from 1 to 2^31 - 1");
+}
+
+void check_rule(const SamplingRule& rule) {
+    require_vocab(rule.vocab_size);
+    require(rule.temperature >= 0.0 && rule.temperature <= 1e6, "temperature must be from 0 to 1e6");
+    require(rule.top_p >= 0.0 && rule.top_p <= 1.0, "top_p must be from 0 to 1");
+    require(rule.min_p >= 0.0 && rule.min_p <= 1.0, "min_p must be from 0 to 1");
+    require(rule.repetition_penalty > 0.0f && std::isfinite(rule.repetition_penalty),
+            "repetition_penalty must be positive and finite");
+    require(std::isfinite(rule.presence_penalty) && std::isfinite(rule.frequency_penalty), "penalties must be finite");
+    require(rule.bias_ids.size() == rule.bias_values.size(), "bias_ids and bias_values must be of one length");
+    require_ids(rule.bias_ids.data(), rule.bias_ids.size(), rule.vocab_size);
+    require_ids(rule.end_ids.data(), rule.end_ids.size(), rule.vocab_size);
+}
+
+void init_rule(SamplingRule* self, size_t vocab_size, double temperature, size_t top_k, double top_p, double min_p,
+               float repetition_penalty, float presence_penalty, float frequency_penalty, std::vector<int32_t> bias_ids,
+               std::vector<float> bias_values, std::vector<int32_t> end_ids) {
+    SamplingRule rule{vocab_size,
+                      temperature,
+                      top_k,
+                      top_p,
+                      min_p,
+                      repetition_penalty,
+                      presence_penalty,
+                      frequency_penalty,
+                      std::move(bias_ids),
+                      std::move(bias_values),
+                      std::move(end_ids)};
+    check_rule(rule);
+    new (self) SamplingRule(std::move(rule));
+}
+
+void init_sampler(RowSampler* self, size_t vocab_size) {
+    require_vocab(vocab_size);
+    new (self) RowSampler(vocab_size);
+}
+
+int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& rule, const Ids& tokens,
+               size_t num_prompt, bool ban_ends, uint64_t seed, uint64_t choice, uint64_t position) {
+    require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
+    require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
+    require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
+    require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
+    const History history{tokens.data(), tokens.shape(0), num_prompt};
+    nb::gil_scoped_release without_gil;
+    return self.sample(logits.data(), rule, history, ban_ends, {seed, choice, position});
+}
+
+std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logits, int32_t token_id, size_t num_best) {
+    require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
+    require_ids(&token_id, 1, self.vocab_size());
+    nb::gil_scoped_release without_gil;
+    const double normalizer = self.log_normalizer(logits.data());
+    std::vector<Scored> best;
+    for (const Candidate& candidate : self.best(logits.data(), num_best))
+        best.emplace_back(candidate.id, candidate.logit - normalizer);
+    return {logits.data()[token_id] - normalizer, std::move(best)};
+}
+
+std::vector<double> log_probabilities(RowSampler& self, const Rows& logits, const Ids& token_ids) {
+    require(logits.shape(1) == self.vocab_size(), "logits must have one column for each token of the vocabulary");
+    require(logits.shape(0) == token_ids.shape(0), "logits must have one row for each token id");
+    require_ids(token_ids.data(), token_ids.shape(0), self.vocab_size());
+    nb::gil_scoped_release without_gil;
+    std::vector<double> result;
+    for (size_t row = 0; row < token_ids.shape(0); ++row) {
+        const float* x = logits.data() + row * self.vocab_size();
+        result.push_back(x[token_ids.data()[row]] - self.log_normalizer(x));
+    }
+    return result;
+}
+
+}  // namespace
+}  // namespace bitnet
+
+void bind_sampling(nb::module_& m) {
+    using namespace nb::literals;
+    using bitnet::RowSampler;
+    using bitnet::SamplingRule;
+    nb::class_<SamplingRule>(m, "SamplingRule")
+        .def("__init__", &bitnet::init_rule, "vocab_size"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a,
+             "min_p"_a, "repetition_penalty"_a, "presence_penalty"_a, "frequency_penalty"_a, "bias_ids"_a,
+             "bias_values"_a, "end_ids"_a);
+    nb::class_<RowSampler>(m, "RowSampler")
+        .def("__init__", &bitnet::init_sampler, "vocab_size"_a)
+        .def("sample", &bitnet::sample, "logits"_a.noconvert(), "rule"_a, "tokens"_a.noconvert(), "num_prompt"_a,
+             "ban_ends"_a, "seed"_a, "choice"_a, "position"_a)
+        .def("score", &bitnet::score, "logits"_a.noconvert(), "token_id"_a, "num_best"_a)
+        .def("log_probabilities", &bitnet::log_probabilities, "logits"_a.noconvert(), "token_ids"_a.noconvert());
+    m.def(
+        "sampling_noise",
+        [](uint64_t seed, uint64_t choice, uint64_t position) { return bitnet::noise_of({seed, choice, position}); },
+        "seed"_a, "choice"_a, "position"_a);
+}

@@ -1,0 +1,105 @@
+// Choosing a token from a row of logits, deterministically: the same bits in give the same token on every CPU.
+//
+// Order of work, as in Transformers and vLLM: logit bias and bans; repetition penalty (over prompt and output, as in
+// Transformers); frequency and presence penalties (over the output, as in OpenAI's API); temperature; top-k; top-p;
+// min-p; then one draw by the inverse of the cumulative distribution, in order of token id. Edits are float32, weights
+// are fixed-point (sampling_math.h). "Best" always means: highest logit first, lowest id first among equals, so each
+// filter keeps a prefix of one order, and what is kept is told by a `Cut`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "sampling_math.h"
+
+namespace bitnet {
+
+// What a request asks of the sampler. A temperature below 1e-5 is greedy; top_k = 0 is off; top_p = 1 is off: it keeps
+// a token if the probability of all better ones is at most top_p (Llama's rule); min_p = 0 is off.
+struct SamplingRule {
+    size_t vocab_size = 0;
+    double temperature = 1.0;
+    size_t top_k = 0;
+    double top_p = 1.0;
+    double min_p = 0.0;
+    float repetition_penalty = 1.0f;
+    float presence_penalty = 0.0f;
+    float frequency_penalty = 0.0f;
+    std::vector<int32_t> bias_ids;
+    std::vector<float> bias_values;
+    std::vector<int32_t> end_ids;  // banned where the caller says so (min_tokens)
+};
+
+// The tokens of a sequence so far; the first `num_prompt` are the prompt.
+struct History {
+    const int32_t* tokens;
+    size_t num_tokens;
+    size_t num_prompt;
+};
+
+struct Candidate {
+    float logit;
+    int32_t id;
+};
+
+// The last token that is kept: those that are not better are dropped. The default keeps all but -infinity.
+struct Cut {
+    float logit = -std::numeric_limits<float>::infinity();
+    int32_t id = -1;
+};
+
+constexpr int32_t kNotANumber = -1;   // instead of a token: the row holds NaN or +infinity
+constexpr int32_t kNothingLeft = -2;  // instead of a token: every token is banned
+
+// Samples and scores rows of one vocabulary; keeps its scratch memory between calls, so use one per thread.
+class RowSampler {
+   public:
+    explicit RowSampler(size_t vocab_size);
+
+    size_t vocab_size() const { return vocab_size_; }
+
+    // The token for a row [vocab_size]; below 0 for a row that has none. The row is edited and restored.
+    // All ids must lie in the vocabulary.
+    int32_t sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends, const NoiseKey& key);
+
+    // The natural logarithm of sum(exp(logits)); NaN for a row that holds NaN or +infinity, or only -infinity.
+    double log_normalizer(const float* logits);
+
+    // The n best tokens, best first; fewer if the others are -infinity.
+    std::vector<Candidate> best(const float* logits, size_t n);
+
+   private:
+    bool scan(const float* logits);
+    size_t block_length(size_t block) const;
+    uint64_t weigh(const float* logits, size_t block, const Cut& cut);
+    uint64_t weigh_all(const float* logits, const Cut& cut);
+    size_t bucket_of(float logit) const;
+    void select(const float* logits, size_t n);
+    Cut top_k_cut(const float* logits, size_t k);
+    Cut top_p_cut(const float* logits, const Cut& cut, double top_p);
+    Cut cut_in_bucket(const float* logits, const Cut& cut, size_t bucket, uint64_t mass_before, uint64_t allowed);
+    Cut min_p_cut(double min_p, double temperature) const;
+    int32_t draw(const float* logits, const Cut& cut, const NoiseKey& key);
+    int32_t choose(const float* logits, const SamplingRule& rule, const NoiseKey& key);
+    void edit(float* logits, const SamplingRule& rule, const History& history, bool ban_ends);
+    void penalize(float* logits, const SamplingRule& rule, const History& history);
+    void set(float* logits, int32_t id, float value);
+    void restore(float* logits);
+
+    size_t vocab_size_;
+    float max_ = 0.0f;    // of the row last scanned
+    float scale_ = 1.0f;  // 1 / temperature
+    std::vector<float> block_max_;
+    std::vector<uint64_t> block_mass_;
+    std::vector<float> kept_;        // one block: its logits, -infinity where dropped
+    std::vector<uint64_t> weights_;  // one block
+    std::vector<uint64_t> buckets_;  // mass by distance from the best
+    std::vector<Candidate> candidates_;
+    std::vector<Candidate> edits_;  // what stood there before, in order
+    std::vector<uint32_t> counts_;  // all 0 between calls
+    std::vector<int32_t> seen_;
+};
+
+}  // namespace bitnet

@@ -1,0 +1,95 @@
+// Arithmetic of the sampler that gives the same bits on every CPU: one rounding an operation, no libm.
+// Must be compiled with -ffp-contract=off and without -ffast-math. Baseline vector units may compute several at once.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace bitnet {
+
+// exp(0) as a weight: weights are fixed-point numbers, so that their sums are exact in any order.
+constexpr int kWeightBits = 40;
+constexpr uint64_t kWeightOfBest = uint64_t{1} << kWeightBits;
+
+template <class To, class From>
+inline To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// exp(-d) for d >= 0 (infinity too), as torch's float32 softmax would have it: relative error below 1e-6, 2e-7 near 0.
+// 2^-y = 2^-n * 2^r, |r| <= 1/2, and 2^r by its Taylor polynomial of degree 6. Clamps as integers: compilers turn a
+// comparison of floats, which may trap, into a branch.
+inline float exp_of_minus(float d) {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(y) in the low bits
+    constexpr int32_t kMax = 0x42800000;   // the bits of 64.0f; d is not negative, so its bits are in its order
+    const int32_t bits = bit_cast<int32_t>(d);
+    const float y = bit_cast<float>(bits < kMax ? bits : kMax) * 1.44269504f;
+    const float shifted = y + kRound;
+    const float r = (shifted - kRound) - y;
+    float p = 1.5403530393381608e-04f;  // ln(2)^6 / 6!
+    p = p * r + 1.3333558146428443e-03f;
+    p = p * r + 9.6181291076284769e-03f;
+    p = p * r + 5.5504108664821576e-02f;
+    p = p * r + 2.4022650695910072e-01f;
+    p = p * r + 6.9314718055994529e-01f;
+    p = p * r + 1.0f;
+    return bit_cast<float>(bit_cast<uint32_t>(p) - (bit_cast<uint32_t>(shifted) << 23));
+}
+
+// round(2^40 * x) for 0 <= x <= 1: behind 2^12 the last bit of a double is 2^-40.
+inline uint64_t weight_of(float x) {
+    return bit_cast<uint64_t>(static_cast<double>(x) + 4096.0) & ((uint64_t{1} << 52) - 1);
+}
+
+// Natural logarithm of a positive normal number: exponent * ln 2 + 2 atanh((m - 1) / (m + 1)), m in [0.7, 1.42).
+inline double log_of(double x) {
+    const uint64_t bits = bit_cast<uint64_t>(x);
+    int exponent = static_cast<int>(bits >> 52) - 1023;
+    double m = bit_cast<double>((bits & ((uint64_t{1} << 52) - 1)) | (uint64_t{1023} << 52));
+    if (m > 1.4142135623730951) {
+        m = m * 0.5;
+        exponent += 1;
+    }
+    const double s = (m - 1.0) / (m + 1.0);
+    const double z = s * s;
+    double sum = 0.0;
+    for (int k = 25; k >= 1; k -= 2) sum = sum * z + 1.0 / k;
+    return exponent * 0.69314718055994531 + 2.0 * s * sum;
+}
+
+// floor(a * b / 2^64).
+inline uint64_t multiply_high(uint64_t a, uint64_t b) {
+    const uint64_t a_low = a & 0xffffffffu, a_high = a >> 32, b_low = b & 0xffffffffu, b_high = b >> 32;
+    const uint64_t middle = a_high * b_low + (a_low * b_low >> 32);
+    return a_high * b_high + (middle >> 32) + ((a_low * b_high + (middle & 0xffffffffu)) >> 32);
+}
+
+// Which noise: the draw for the token at `position` of alternative `choice` of the request with this seed.
+struct NoiseKey {
+    uint64_t seed;
+    uint64_t choice;
+    uint64_t position;
+};
+
+// 64 random bits: the first two words of Philox4x32-10 (Salmon et al. 2011) with key = seed and
+// counter = (position, choice), low words first. Triton's and CUDA's generators compute the same function.
+inline uint64_t noise_of(const NoiseKey& key) {
+    uint32_t c0 = static_cast<uint32_t>(key.position), c1 = static_cast<uint32_t>(key.position >> 32);
+    uint32_t c2 = static_cast<uint32_t>(key.choice), c3 = static_cast<uint32_t>(key.choice >> 32);
+    uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t left = uint64_t{0xD2511F53u} * c0, right = uint64_t{0xCD9E8D57u} * c2;
+        c0 = static_cast<uint32_t>(right >> 32) ^ c1 ^ k0;
+        c1 = static_cast<uint32_t>(right);
+        c2 = static_cast<uint32_t>(left >> 32) ^ c3 ^ k1;
+        c3 = static_cast<uint32_t>(left);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return uint64_t{c1} << 32 | c0;
+}
+
+}  // namespace bitnet
