@@ -100,6 +100,10 @@ class Checkpoint(Protocol):
         """Everything wrong with the checkpoint, one line each; empty when it is sound."""
         ...
 
+    def is_ternary(self, name: str) -> bool:
+        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        ...
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name."""
         ...

@@ -64,11 +64,15 @@ class HuggingFaceCheckpoint:
         lines = list(islice(map(str, self._inventory.problems()), _MAX_LINES + 1))
         return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
 
+    def is_ternary(self, name: str) -> bool:
+        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        return self._quantization is not None and self._inventory.is_ternary(name)
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
         num_rows, num_columns = self._inventory.shapes[name]
         tensor = self._inventory.tensor(name)
-        if self._quantization is None or not self._inventory.is_ternary(name):
+        if self._quantization is None or not self.is_ternary(name):
             return Dense(tensor.array(), FLOATS[tensor.dtype])
         if self._quantization.online:
             return _ternarized(name, tensor)

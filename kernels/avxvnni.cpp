@@ -1,0 +1,75 @@
+// AVX-VNNI: the AVX-512 kernel in 256-bit halves; a step of 32 rows is four registers of 8 rows.
+#include "lanes_avx2.h"
+#include "verbs.h"
+
+namespace {
+
+inline __m256i broadcast(const int8_t* codes) {
+    int32_t four;
+    std::memcpy(&four, codes, 4);
+    return _mm256_set1_epi32(four);
+}
+
+// Q of the four registers of a step, starting with register `first`, for T tokens.
+template <int T, int Q>
+inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, int32_t* acc) {
+    __m256i sums[Q][T];
+    for (int q = 0; q < Q; q++)
+        for (int t = 0; t < T; t++) sums[q][t] = _mm256_setzero_si256();
+    const __m256i mask = _mm256_set1_epi8(3);
+    w += 32 * first;
+    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T) {
+        __builtin_prefetch(w + 4096);
+        if (Q > 2) __builtin_prefetch(w + 4096 + 64);
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) {
+            __m256i field[Q];
+            for (int q = 0; q < Q; q++) {
+                const __m256i x = _mm256_loadu_si256((const __m256i*)(w + 32 * q));
+                field[q] = _mm256_and_si256(p ? _mm256_srli_epi16(x, 2 * p) : x, mask);
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < T; t++) {
+                const __m256i b = broadcast(a + 4 * (p * T + t));
+                for (int q = 0; q < Q; q++) sums[q][t] = _mm256_dpbusd_avx_epi32(sums[q][t], field[q], b);
+            }
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int q = 0; q < Q; q++) _mm256_storeu_si256((__m256i*)(acc + t * kGroupRows + 8 * (first + q)), sums[q][t]);
+}
+
+// 16 registers: all four quarters for one or two tokens, then two, then one at a time.
+template <int T>
+void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
+    constexpr int Q = T <= 2 ? 4 : T <= 4 ? 2 : 1;
+    for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, first, acc);
+}
+
+void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
+    switch (tokens) {
+        case 1:
+            return tile<1>(w, a, steps, acc);
+        case 2:
+            return tile<2>(w, a, steps, acc);
+        case 3:
+            return tile<3>(w, a, steps, acc);
+        case 4:
+            return tile<4>(w, a, steps, acc);
+        case 5:
+            return tile<5>(w, a, steps, acc);
+        case 6:
+            return tile<6>(w, a, steps, acc);
+        case 7:
+            return tile<7>(w, a, steps, acc);
+        default:
+            return tile<8>(w, a, steps, acc);
+    }
+}
+
+}  // namespace
+
+const bitnet::Kernels* bitnet::avxvnni_kernels() {
+    static constexpr Kernels kernels = make_kernels("avxvnni", ternary_tile);
+    return &kernels;
+}

@@ -1,0 +1,252 @@
+// The Python side of the kernels: shapes and dtypes are checked here, the GIL is released in everything long.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "bind_sampling.h"
+#include "executor.h"
+
+namespace nb = nanobind;
+using namespace bitnet;
+
+
+namespace {
+
+template <class T>
+using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+using Array1i = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array2i = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Array1f = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowsTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
+using CodesTuple = std::tuple<int64_t, int64_t>;
+
+void require(bool ok, const char* why) {
+    if (!ok) throw std::invalid_argument(why);
+}
+
+Dtype dtype_of(const std::string& name) {
+    if (name == "float32") return Dtype::f32;
+    if (name == "float16") return Dtype::f16;
+    require(name == "bfloat16", "a dtype is float32, float16 or bfloat16");
+    return Dtype::bf16;
+}
+
+Rows rows_of(const RowsTuple& t) {
+    auto [base, offset, stride, column, width] = t;
+    require(base >= 0 && base <= 2, "a base is 0, 1 or 2");
+    return {Base(base), offset, stride, column, width};
+}
+
+Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t)}; }
+
+// A dense matrix that views an array; float16 and bfloat16 come as uint16.
+struct Dense {
+    nb::object owner;
+    DenseWeight weight;
+    Dense(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> array, const std::string& dtype)
+        : owner(nb::cast(array)),
+          weight{array.data(), dtype_of(dtype), int64_t(array.shape(0)), int64_t(array.shape(1))} {
+        require(array.itemsize() == (weight.dtype == Dtype::f32 ? 4u : 2u),
+                "the array has another item size than dtype");
+        require(weight.columns >= 1 && weight.columns <= kMaxColumns, "a dense matrix has 1 to 262144 columns");
+    }
+};
+
+void pack(TernaryWeight& self, int part, Bytes data, const std::string& layout, float scale) {
+    require(part >= 0 && part < self.num_parts(), "there is no such part");
+    require(layout == "codes" || layout == "quarters", "a layout is codes or quarters");
+    const bool codes = layout == "codes";
+    const int64_t rows = self.part_rows(part);
+    require(int64_t(data.shape(0)) == (codes ? rows : (rows + 3) / 4) && int64_t(data.shape(1)) == self.columns(),
+            "the packed array has the wrong shape");
+    const nb::gil_scoped_release release;
+    self.pack(part, data.data(), codes ? Layout::codes : Layout::quarters, scale);
+}
+
+// A program, and everything that it points to.
+struct Plan {
+    Program program;
+    std::vector<nb::object> kept;
+    explicit Plan(int64_t arena_floats) : program(arena_floats) {}
+
+    RowsStep step(const RowsTuple& x, const Rows* up, int activation, const std::optional<Array1f>& norm, float eps) {
+        require(activation >= 0 && activation <= 2, "an activation is 0, 1 or 2");
+        if (norm) {
+            require(int64_t(norm->shape(0)) == std::get<4>(x), "the norm has another width than its rows");
+            kept.push_back(nb::cast(*norm));
+        }
+        return {rows_of(x), up, Activation(activation), norm ? norm->data() : nullptr, eps};
+    }
+    template <class T>
+    T* keep(nb::object object) {
+        kept.push_back(object);
+        return nb::cast<T*>(object);
+    }
+};
+
+std::optional<Rows> maybe(const std::optional<RowsTuple>& t) {
+    if (!t) return std::nullopt;
+    return rows_of(*t);
+}
+const Rows* pointer(const std::optional<Rows>& rows) { return rows ? &*rows : nullptr; }
+
+void bind_plan(nb::module_& m) {
+    using Name = std::optional<RowsTuple>;
+    nb::class_<Plan>(m, "Program")
+        .def(nb::init<int64_t>(), nb::arg("arena_floats"))
+        .def("embed", [](Plan& p, nb::object table,
+                         RowsTuple out) { p.program.embed(&p.keep<Dense>(table)->weight, rows_of(out)); })
+        .def("rotations",
+             [](Plan& p, std::vector<float> f, RowsTuple out) { p.program.rotations(std::move(f), rows_of(out)); })
+        .def(
+            "rows_to_floats",
+            [](Plan& p, RowsTuple x, Name up, int activation, std::optional<Array1f> norm, float eps, RowsTuple out) {
+                const auto u = maybe(up);
+                p.program.rows_to_floats(p.step(x, pointer(u), activation, norm, eps), rows_of(out));
+            },
+            nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def(
+            "rows_to_codes",
+            [](Plan& p, RowsTuple x, Name up, int activation, std::optional<Array1f> norm, float eps, CodesTuple out) {
+                const auto u = maybe(up);
+                p.program.rows_to_codes(p.step(x, pointer(u), activation, norm, eps), codes_of(out));
+            },
+            nb::arg(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg())
+        .def(
+            "ternary",
+            [](Plan& p, nb::object weight, CodesTuple x, RowsTuple out, Name residual) {
+                const auto r = maybe(residual);
+                p.program.ternary(p.keep<TernaryWeight>(weight), codes_of(x), rows_of(out), pointer(r));
+            },
+            nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def(
+            "dense",
+            [](Plan& p, nb::object weight, RowsTuple x, RowsTuple out, Name residual) {
+                const auto r = maybe(residual);
+                p.program.dense(&p.keep<Dense>(weight)->weight, rows_of(x), rows_of(out), pointer(r));
+            },
+            nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def("rope_write",
+             [](Plan& p, nb::object cache, int64_t layer, RowsTuple q, RowsTuple k, RowsTuple v, RowsTuple angles) {
+                 p.program.rope_write(p.keep<Cache>(cache), layer, rows_of(q), rows_of(k), rows_of(v), rows_of(angles));
+             })
+        .def("attend",
+             [](Plan& p, nb::object cache, int64_t layer, RowsTuple q, RowsTuple out, float scale) {
+                 p.program.attend(p.keep<Cache>(cache), layer, rows_of(q), rows_of(out), scale);
+             })
+        .def("add", [](Plan& p, RowsTuple x, RowsTuple y, RowsTuple out) {
+            p.program.add(rows_of(x), rows_of(y), rows_of(out));
+        });
+}
+
+void run(Executor& self, const Plan& plan,
+         std::optional<std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>> arrays, std::optional<Floats> input,
+         std::optional<FloatsOut> output) {
+    Batch batch{};
+    int64_t tokens = input ? int64_t(input->shape(0)) : 0;
+    if (arrays) {
+        auto& [ids, positions, slots, starts, tables] = *arrays;
+        tokens = int64_t(ids.shape(0));
+        require(int64_t(positions.shape(0)) == tokens && int64_t(slots.shape(0)) == tokens, "T differs between arrays");
+        require(starts.shape(0) >= 2 && tables.shape(0) + 1 == starts.shape(0), "S differs between arrays");
+        batch = {tokens,
+                 int64_t(tables.shape(0)),
+                 int64_t(tables.shape(1)),
+                 ids.data(),
+                 positions.data(),
+                 slots.data(),
+                 starts.data(),
+                 tables.data()};
+    }
+    require(!input || int64_t(input->shape(0)) == tokens, "the input has one row a token");
+    require(!output || int64_t(output->shape(0)) == tokens, "the output has one row a token");
+    require(!input || int64_t(input->shape(1)) == plan.program.input_width(),
+            "the input has another width than the plan");
+    require(!output || int64_t(output->shape(1)) == plan.program.output_width(),
+            "the output has another width than the plan");
+    const nb::gil_scoped_release release;
+    self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
+             output ? output->data() : nullptr);
+}
+
+std::vector<std::string> isas() {
+    int count;
+    const Kernels* const* list = available_kernels(&count);
+    std::vector<std::string> names;
+    for (int i = 0; i < count; i++) names.push_back(list[i]->name);
+    return names;
+}
+
+nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> weights,
+                          const std::string& dtype) {
+    const Dense dense(weights, dtype);
+    const int64_t rows = dense.weight.rows, columns = dense.weight.columns;
+    auto* codes = new int8_t[size_t(rows * columns)];
+    const nb::capsule owner(codes, [](void* p) noexcept { delete[] static_cast<int8_t*>(p); });
+    float scale;
+    {
+        const nb::gil_scoped_release release;
+        scale = ternarize(dense.weight.data, dense.weight.dtype, rows * columns, codes);
+    }
+    const size_t shape[2] = {size_t(rows), size_t(columns)};
+    return nb::make_tuple(nb::ndarray<nb::numpy, int8_t>(codes, 2, shape, owner), scale);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.def("isas", isas);
+    m.def("ternarize", ternarize_array, nb::arg("weights"), nb::arg("dtype"));
+    nb::class_<TernaryWeight>(m, "TernaryWeight")
+        .def(nb::init<int64_t, const std::vector<int64_t>&>(), nb::arg("columns"), nb::arg("rows"))
+        .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
+        .def_prop_ro("rows", &TernaryWeight::rows)
+        .def_prop_ro("columns", &TernaryWeight::columns)
+        .def_prop_ro("num_bytes", &TernaryWeight::bytes)
+        .def("packed", [](TernaryWeight& w) {
+            const size_t shape[2] = {w.groups().size(), size_t(w.steps() * kStepBytes)};
+            return nb::ndarray<nb::numpy, const uint8_t>(w.group_data(0), 2, shape, nb::find(w));
+        });
+    nb::class_<Dense>(m, "DenseWeight")
+        .def(nb::init<nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>, const std::string&>(),
+             nb::arg("data"), nb::arg("dtype"))
+        .def_prop_ro("rows", [](const Dense& d) { return d.weight.rows; })
+        .def_prop_ro("columns", [](const Dense& d) { return d.weight.columns; });
+    nb::class_<Cache>(m, "Cache")
+        .def(
+            "__init__",
+            [](Cache* self, const std::string& dtype, int num_layers, int num_kv_heads, int head_dim) {
+                require(dtype == "float32" || dtype == "bfloat16", "a cache is float32 or bfloat16");
+                require(head_dim > 0 && head_dim % 2 == 0 && num_kv_heads > 0 && num_layers > 0,
+                        "the cache's shape is impossible");
+                new (self) Cache({dtype_of(dtype), num_kv_heads, head_dim}, num_layers);
+            },
+            nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
+        .def_prop_ro("block_bytes", &Cache::block_bytes)
+        .def_prop_ro("num_blocks", &Cache::num_blocks)
+        .def("reserve", &Cache::reserve, nb::arg("num_blocks"), nb::call_guard<nb::gil_scoped_release>())
+        .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"));
+    bind_plan(m);
+    nb::class_<Executor>(m, "Executor")
+        .def(
+            "__init__",
+            [](Executor* self, const std::string& isa, int threads) {
+                require(threads >= 1 && threads <= 1024, "1 to 1024 threads");
+                new (self) Executor(isa, threads);
+            },
+            nb::arg("isa"), nb::arg("num_threads"))
+        .def_prop_ro("isa", [](const Executor& e) { return e.kernels().name; })
+        .def_prop_ro("num_threads", &Executor::num_threads)
+        .def("run", run, nb::arg("program"), nb::arg("batch").none(), nb::arg("input").none(),
+             nb::arg("output").none());
+    m.attr("BLOCK_TOKENS") = kBlockTokens;
+    bind_sampling(m);
+}

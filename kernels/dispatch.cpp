@@ -1,0 +1,80 @@
+// Which of the built paths this machine can run.
+#include <cstring>
+
+#include "kernels.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace bitnet {
+
+#ifndef BITNET_X86
+const Kernels* avx2_kernels() { return nullptr; }
+const Kernels* avxvnni_kernels() { return nullptr; }
+const Kernels* avx512_kernels() { return nullptr; }
+#endif
+#ifndef BITNET_ARM
+const Kernels* neon_kernels() { return nullptr; }
+#endif
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avxvnni() {  // older compilers do not know the name
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni") && has_avx2();
+}
+bool has_neon() { return false; }
+#else
+bool has_avx2() { return false; }
+bool has_avxvnni() { return false; }
+bool has_avx512() { return false; }
+#if defined(__aarch64__) && defined(__linux__)
+bool has_neon() { return getauxval(AT_HWCAP) & 1ul << 20; }  // HWCAP_ASIMDDP
+#else
+bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
+#endif
+#endif
+
+struct Available {
+    const Kernels* list[5];
+    int count = 0;
+    Available() {
+        if (has_avx512()) offer(avx512_kernels());
+        if (has_avxvnni()) offer(avxvnni_kernels());
+        if (has_avx2()) offer(avx2_kernels());
+        if (has_neon()) offer(neon_kernels());
+        offer(generic_kernels());
+    }
+    void offer(const Kernels* kernels) {
+        if (kernels) list[count++] = kernels;
+    }
+};
+
+}  // namespace
+
+const Kernels* const* available_kernels(int* count) {
+    static const Available available;
+    *count = available.count;
+    return available.list;
+}
+
+const Kernels* find_kernels(const char* name) {
+    int count;
+    const Kernels* const* list = available_kernels(&count);
+    for (int i = 0; i < count; i++)
+        if (!std::strcmp(list[i]->name, name)) return list[i];
+    return nullptr;
+}
+
+}  // namespace bitnet

@@ -1,0 +1,105 @@
+#include "executor.h"
+
+#include <cstring>
+#include <stdexcept>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace bitnet {
+
+namespace {
+
+void require(bool ok, const char* why) {
+    if (!ok) throw std::invalid_argument(why);
+}
+
+// Round to nearest and keep subnormals, whatever another library set in this thread: part of "the same bits".
+class FloatMode {
+  public:
+#if defined(__x86_64__)
+    FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~FloatMode() { _mm_setcsr(saved_); }
+
+  private:
+    unsigned saved_;
+#endif
+};
+
+void check_sequence(const Batch& b, int64_t s, const Cache* cache) {
+    for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) {
+        require(b.positions[t] >= 0 && b.positions[t] / kBlockTokens < b.table_width,
+                "a position lies outside its sequence's block table");
+        require(b.slots[t] >= 0 && b.slots[t] / kBlockTokens < cache->num_blocks(), "a slot lies outside the cache");
+        for (int64_t i = 0; i <= b.positions[t] / kBlockTokens && t + 1 == b.starts[s + 1]; i++) {
+            const int32_t block = b.block_tables[s * b.table_width + i];
+            require(block >= 0 && block < cache->num_blocks(), "a block lies outside the cache");
+        }
+        require(t == b.starts[s] || b.positions[t] > b.positions[t - 1], "positions ascend within a sequence");
+    }
+}
+
+void check(const Batch& b, const Program& program) {
+    for (int64_t t = 0; program.vocab_size() && t < b.num_tokens; t++)
+        require(b.token_ids[t] >= 0 && b.token_ids[t] < program.vocab_size(), "a token id lies outside the vocabulary");
+    require(b.starts[0] == 0 && b.starts[b.num_sequences] == b.num_tokens, "starts run from 0 to the number of tokens");
+    for (int64_t s = 0; s < b.num_sequences; s++) {
+        require(b.starts[s] <= b.starts[s + 1] && b.starts[s + 1] <= b.num_tokens, "starts ascend");
+        if (program.cache()) check_sequence(b, s, program.cache());
+    }
+}
+
+}  // namespace
+
+void Cache::reserve(int64_t num_blocks) {
+    require(num_blocks > 0 && num_blocks < (int64_t(1) << 31) / kBlockTokens,
+            "the number of cache blocks is impossible");
+    memory_ = Memory();
+    memory_ = Memory(num_blocks * block_bytes());
+    num_blocks_ = num_blocks;
+}
+
+void Cache::copy(int64_t from, int64_t to) {
+    require(from >= 0 && to >= 0 && from < num_blocks_ && to < num_blocks_, "a block lies outside the cache");
+    const int64_t bytes = layout_.block_bytes();
+    for (int64_t i = 0; i < num_layers_ && from != to; i++)
+        std::memcpy(layer(i) + to * bytes, layer(i) + from * bytes, size_t(bytes));
+}
+
+static const Kernels* require_kernels(const std::string& isa) {
+    const Kernels* kernels = find_kernels(isa.c_str());
+    require(kernels, "this machine cannot run that instruction set");
+    return kernels;
+}
+
+Executor::Executor(const std::string& isa, int num_threads)
+    : kernels_(require_kernels(isa)), pool_(num_threads), phases_(num_threads), scratch_(size_t(num_threads)) {}
+
+void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output) {
+    require(num_tokens > 0, "a batch has at least one token");
+    require(batch || !(program.vocab_size() || program.cache()), "this program needs a batch");
+    require((input || !program.input_width()) && (output || !program.output_width()), "an array is missing");
+    if (batch) {
+        check(*batch, program);
+        sequences_.resize(size_t(num_tokens));
+        for (int64_t s = 0; s < batch->num_sequences; s++)
+            for (int64_t t = batch->starts[s]; t < batch->starts[s + 1]; t++) sequences_[size_t(t)] = int32_t(s);
+    }
+    const int64_t bytes = program.arena_floats() * num_tokens * 4;
+    if (arena_.bytes() < bytes) arena_ = Memory(bytes);
+    for (auto& scratch : scratch_)
+        if (int64_t(scratch.size()) < program.scratch_floats()) scratch.resize(size_t(program.scratch_floats()));
+
+    const Context context{*kernels_,  num_tokens, reinterpret_cast<float*>(arena_.data()), input, output, batch,
+                          sequences_, scratch_};
+    pool_.run([&](int thread) {
+        const FloatMode mode;
+        for (const auto& step : program.steps()) {
+            phases_.begin(step->units(context));
+            int64_t first, last;
+            while (phases_.take(thread, step->chunk(context), &first, &last)) step->work(context, first, last, thread);
+        }
+    });
+}
+
+}  // namespace bitnet

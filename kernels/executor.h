@@ -1,0 +1,148 @@
+// Runs a Plan: a straight list of steps over one arena, all threads going through it together.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+#include "weights.h"
+
+namespace bitnet {
+
+// Rows of float32 in the arena, in the caller's input or in the caller's output: `width` columns from `column` of
+// rows `stride` floats apart. Offsets in the arena are in floats a token, so that a plan is laid out once for any T.
+enum class Base : int { arena = 0, input = 1, output = 2 };
+struct Rows {
+    Base base;
+    int64_t offset, stride, column, width;
+};
+
+// Int8 codes of T tokens of `padded` columns, packed in tiles of tokens, with a scale and a sum a token, in the arena.
+struct Codes {
+    int64_t offset, padded;
+    int64_t floats() const { return padded / 4 + 2; }
+};
+
+struct Batch {
+    int64_t num_tokens, num_sequences, table_width;
+    const int32_t* token_ids;     // [T]
+    const int32_t* positions;     // [T]
+    const int32_t* slots;         // [T]
+    const int32_t* starts;        // [S + 1]
+    const int32_t* block_tables;  // [S, table_width]
+};
+
+class Cache {
+  public:
+    Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {}
+    void reserve(int64_t num_blocks);
+    void copy(int64_t from, int64_t to);
+    const CacheLayout& layout() const { return layout_; }
+    int64_t num_layers() const { return num_layers_; }
+    int64_t num_blocks() const { return num_blocks_; }
+    int64_t block_bytes() const { return layout_.block_bytes() * num_layers_; }
+    uint8_t* layer(int64_t index) const { return memory_.data() + index * num_blocks_ * layout_.block_bytes(); }
+
+  private:
+    CacheLayout layout_;
+    int64_t num_layers_, num_blocks_ = 0;
+    Memory memory_;
+};
+
+struct Context {
+    const Kernels& kernels;
+    int64_t num_tokens;
+    float* arena;
+    const float* input;
+    float* output;
+    const Batch* batch;                     // null in programs that work on rows alone
+    const std::vector<int32_t>& sequences;  // the sequence of each token
+    std::vector<std::vector<float>>& scratch;
+
+    float* at(const Rows& rows, int64_t token) const;
+    int8_t* codes(const Codes& codes) const { return reinterpret_cast<int8_t*>(arena + codes.offset * num_tokens); }
+    float* scales(const Codes& c) const { return reinterpret_cast<float*>(codes(c) + c.padded * num_tokens); }
+    int32_t* sums(const Codes& c) const { return reinterpret_cast<int32_t*>(scales(c) + num_tokens); }
+};
+
+class Step {
+  public:
+    virtual ~Step() = default;
+    virtual int64_t units(const Context& context) const { return context.num_tokens; }
+    virtual int64_t chunk(const Context&) const { return 1; }
+    virtual int64_t scratch_floats() const { return 0; }
+    virtual void work(const Context& context, int64_t first, int64_t last, int thread) const = 0;
+};
+
+// The tokens of a step are cut into tiles of at most kMaxTileTokens, as evenly as possible.
+struct Tiles {
+    int64_t num_tokens, count;
+    explicit Tiles(int64_t tokens) : num_tokens(tokens), count((tokens + kMaxTileTokens - 1) / kMaxTileTokens) {}
+    int64_t begin(int64_t tile) const { return num_tokens * tile / count; }
+    int64_t of(int64_t token) const { return ((token + 1) * count - 1) / num_tokens; }
+};
+
+struct RowsStep {  // what `Program::rows` does to each row
+    Rows x;
+    const Rows* up;
+    Activation activation;
+    const float* norm;
+    float eps;
+};
+
+class Program {
+  public:
+    explicit Program(int64_t arena_floats) : arena_floats_(arena_floats) {}
+    Program(const Program&) = delete;
+
+    void embed(const DenseWeight* table, Rows out);
+    void rotations(std::vector<float> inverse_frequencies, Rows out);
+    void rows_to_floats(RowsStep step, Rows out);
+    void rows_to_codes(RowsStep step, Codes out);
+    void ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual);
+    void dense(const DenseWeight* weight, Rows x, Rows out, const Rows* residual);
+    void rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations);
+    void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale);
+    void add(Rows x, Rows y, Rows out);
+
+    int64_t arena_floats() const { return arena_floats_; }
+    int64_t scratch_floats() const;
+    const std::vector<std::unique_ptr<Step>>& steps() const { return steps_; }
+    int64_t input_width() const { return input_width_; }
+    int64_t output_width() const { return output_width_; }
+    int64_t vocab_size() const { return vocab_size_; }
+    const Cache* cache() const { return cache_; }
+
+  private:
+    void check(const Rows& rows, int64_t width);
+    void check(const Codes& codes, int64_t columns);
+    void check(const RowsStep& step, int64_t width);
+    void use(const Cache* cache, int64_t layer);
+
+    int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0;
+    const Cache* cache_ = nullptr;
+    std::vector<std::unique_ptr<Step>> steps_;
+};
+
+class Executor {
+  public:
+    // Throws std::invalid_argument for a path that this machine lacks.
+    Executor(const std::string& isa, int num_threads);
+
+    // `batch` may be null for programs without embed, rope and attention; input and output have one row a token.
+    void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output);
+    const Kernels& kernels() const { return *kernels_; }
+    int num_threads() const { return pool_.size(); }
+
+  private:
+    const Kernels* kernels_;
+    Pool pool_;
+    Phases phases_;
+    Memory arena_;
+    std::vector<int32_t> sequences_;
+    std::vector<std::vector<float>> scratch_;
+};
+
+}  // namespace bitnet

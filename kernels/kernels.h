@@ -1,0 +1,112 @@
+// The border between the executor and the instruction sets: one table of functions for each of them.
+//
+// Every function works on one unit of work in one thread. Integer results are equal on every path because they are
+// exact; float results are equal to the bit because every path runs the same source (verbs.h) over the same 16 lanes.
+#pragma once
+#include <cstdint>
+
+namespace bitnet {
+
+enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
+enum class Activation : int { none = 0, relu2 = 1, silu = 2 };
+
+// U2 layout (ternary.py): groups of 32 rows, steps of 16 columns, 128 bytes a step.
+constexpr int kGroupRows = 32;
+constexpr int kStepColumns = 16;
+constexpr int kStepBytes = 128;
+constexpr int kMaxTileTokens = 8;
+// |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
+constexpr int64_t kMaxColumns = 262144;
+
+// Paged KV cache. Everything is tiles of 16 lanes x 2: a key tile holds 16 positions of 2 neighbouring features, a
+// value tile 16 features of 2 neighbouring positions.
+constexpr int kBlockTokens = 32;
+constexpr int kSegmentTokens = 256;
+
+// One row: optional gate (activation(gate) * up), optional RMSNorm, then float32 or int8 codes.
+struct RowTask {
+    const float* x;       // [width]; the gate where `up` is given
+    const float* up;      // [width] or null
+    const float* weight;  // [width] or null: no norm
+    float eps;
+    Activation activation;
+    int width;
+    float* scratch;    // [width rounded up to 16]
+    float* out;        // [width] float32 result, or null
+    int8_t* codes;     // int8 result: 4 codes at codes + 4 * lane_stride * (k / 4), or null
+    int lane_stride;   // tokens in the tile
+    int padded_width;  // codes up to here are written, zero beyond width
+    float* inverse_scale;
+    int32_t* code_sum;
+};
+
+struct DenseTask {
+    const void* weight;  // [rows, columns] row-major
+    Dtype dtype;
+    int64_t rows;
+    int columns;
+    const float* x;  // [tokens, x_stride]
+    int64_t x_stride;
+    int tokens;
+    float* out;  // [tokens, out_stride]
+    int64_t out_stride;
+    const float* residual;  // [tokens, residual_stride] or null
+    int64_t residual_stride;
+};
+
+struct CacheLayout {
+    Dtype dtype;  // bf16 or f32
+    int num_kv_heads;
+    int head_dim;
+    int padded_dim() const { return (head_dim + 15) / 16 * 16; }
+    int64_t item() const { return dtype == Dtype::f32 ? 4 : 2; }
+    int64_t key_bytes() const { return int64_t(kBlockTokens) * head_dim * item(); }
+    int64_t value_bytes() const { return int64_t(kBlockTokens) * padded_dim() * item(); }
+    int64_t head_bytes() const { return key_bytes() + value_bytes(); }
+    int64_t block_bytes() const { return head_bytes() * num_kv_heads; }
+};
+
+// One token and one key-value head, with the query heads that share it.
+struct AttendTask {
+    CacheLayout layout;
+    const uint8_t* cache;  // the layer's blocks
+    const int32_t* blocks;
+    int length;  // positions to attend to
+    int kv_head;
+    int num_heads;   // query heads in the group
+    const float* q;  // [num_heads, head_dim]
+    float* out;      // [num_heads, head_dim]
+    float scale;
+    float* scratch;  // attend_scratch() floats
+};
+
+inline int64_t attend_scratch(int padded_dim) { return 2 * 4 * int64_t(padded_dim) + 4 * kBlockTokens; }
+
+struct Kernels {
+    const char* name;
+    // acc[token][32] = sum over columns of code * activation, for one group of 32 rows and up to 8 tokens.
+    void (*ternary_tile)(const uint8_t* weights, const int8_t* codes, int steps, int tokens, int32_t* acc);
+    // out[t][r] = residual[t][r] + (acc[t][r] - code_sum[t]) * (scale * inverse_scale[t])
+    void (*ternary_store)(const int32_t* acc, int tokens, int rows, float scale, const float* inverse_scale,
+                          const int32_t* code_sum, float* out, int64_t out_stride, const float* residual,
+                          int64_t residual_stride);
+    void (*embed)(const void* row, Dtype dtype, int width, float* out);
+    void (*row)(const RowTask& task);
+    void (*dense)(const DenseTask& task);
+    void (*rope)(float* x, int num_heads, int head_dim, const float* cosine, const float* sine);
+    void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
+    void (*attend)(const AttendTask& task);
+    void (*add)(const float* x, const float* y, int64_t n, float* out);
+};
+
+const Kernels* generic_kernels();
+const Kernels* avx2_kernels();  // null where this build has no such path
+const Kernels* avxvnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+
+// The names of the paths that this machine can run, best first. `find` returns null for any other.
+const Kernels* const* available_kernels(int* count);
+const Kernels* find_kernels(const char* name);
+
+}  // namespace bitnet

@@ -1,0 +1,313 @@
+// The steps that a program is made of, and the checks at its border.
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "executor.h"
+
+namespace bitnet {
+
+namespace {
+
+void require(bool ok, const char* why) {
+    if (!ok) throw std::invalid_argument(why);
+}
+
+// About this many bytes of weights a chunk: long sequential reads, and little left to wait for at the end.
+constexpr int64_t kChunkBytes = 65536;
+
+struct EmbedStep final : Step {
+    const DenseWeight* table;
+    Rows out;
+    EmbedStep(const DenseWeight* t, Rows o) : table(t), out(o) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        const auto* rows = static_cast<const uint8_t*>(table->data);
+        for (int64_t t = first; t < last; t++)
+            c.kernels.embed(rows + c.batch->token_ids[t] * table->row_bytes(), table->dtype, int(table->columns),
+                            c.at(out, t));
+    }
+};
+
+struct RotationsStep final : Step {
+    std::vector<float> frequencies;
+    Rows out;
+    RotationsStep(std::vector<float> f, Rows o) : frequencies(std::move(f)), out(o) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        const int half = int(frequencies.size());
+        for (int64_t t = first; t < last; t++)
+            rotation(c.batch->positions[t], frequencies.data(), half, c.at(out, t), c.at(out, t) + half);
+    }
+};
+
+struct RowStep final : Step {
+    RowsStep what;
+    Rows up{}, out{};
+    Codes codes{};
+    bool to_codes;
+    RowStep(RowsStep w, Rows o) : what(w), out(o), to_codes(false) { own_up(); }
+    RowStep(RowsStep w, Codes o) : what(w), codes(o), to_codes(true) { own_up(); }
+    void own_up() {
+        if (!what.up) return;
+        up = *what.up;
+        what.up = &up;
+    }
+    int64_t scratch_floats() const override { return (what.x.width + 15) / 16 * 16; }
+    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
+        const Tiles tiles(c.num_tokens);
+        for (int64_t t = first; t < last; t++) {
+            RowTask task{};
+            task.x = c.at(what.x, t);
+            task.up = what.up ? c.at(up, t) : nullptr;
+            task.weight = what.norm;
+            task.eps = what.eps;
+            task.activation = what.activation;
+            task.width = int(what.x.width);
+            task.scratch = c.scratch[size_t(thread)].data();
+            if (to_codes) {
+                const int64_t tile = tiles.of(t), begin = tiles.begin(tile);
+                task.codes = c.codes(codes) + begin * codes.padded + 4 * (t - begin);
+                task.lane_stride = int(tiles.begin(tile + 1) - begin);
+                task.padded_width = int(codes.padded);
+                task.inverse_scale = c.scales(codes) + t;
+                task.code_sum = c.sums(codes) + t;
+            } else {
+                task.out = c.at(out, t);
+            }
+            c.kernels.row(task);
+        }
+    }
+};
+
+struct TernaryStep final : Step {
+    const TernaryWeight* weight;
+    Codes x;
+    Rows out, residual{};
+    bool has_residual;
+    TernaryStep(const TernaryWeight* w, Codes c, Rows o, const Rows* r)
+        : weight(w), x(c), out(o), has_residual(r != nullptr) {
+        if (r) residual = *r;
+    }
+    int64_t units(const Context&) const override { return int64_t(weight->groups().size()); }
+    int64_t chunk(const Context& c) const override {
+        if (c.num_tokens > kMaxTileTokens) return 1;
+        return std::max<int64_t>(1, kChunkBytes / (weight->steps() * kStepBytes));
+    }
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
+        const Tiles tiles(c.num_tokens);
+        for (int64_t g = first; g < last; g++) {
+            const TernaryWeight::Group& group = weight->groups()[size_t(g)];
+            for (int64_t tile = 0; tile < tiles.count; tile++) {
+                const int64_t t = tiles.begin(tile);
+                const int tokens = int(tiles.begin(tile + 1) - t);
+                c.kernels.ternary_tile(weight->group_data(g), c.codes(x) + t * x.padded, int(weight->steps()), tokens,
+                                       acc);
+                c.kernels.ternary_store(acc, tokens, group.rows, group.scale, c.scales(x) + t, c.sums(x) + t,
+                                        c.at(out, t) + group.first_row, out.stride,
+                                        has_residual ? c.at(residual, t) + group.first_row : nullptr, residual.stride);
+            }
+        }
+    }
+};
+
+struct DenseStep final : Step {
+    const DenseWeight* weight;
+    Rows x, out, residual{};
+    bool has_residual;
+    static constexpr int64_t kRows = 8;  // a unit
+    DenseStep(const DenseWeight* w, Rows i, Rows o, const Rows* r)
+        : weight(w), x(i), out(o), has_residual(r != nullptr) {
+        if (r) residual = *r;
+    }
+    int64_t units(const Context&) const override { return (weight->rows + kRows - 1) / kRows; }
+    int64_t chunk(const Context&) const override {
+        return std::max<int64_t>(1, kChunkBytes / (kRows * weight->row_bytes()));
+    }
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        const int64_t row = first * kRows, rows = std::min(last * kRows, weight->rows) - row;
+        DenseTask task{};
+        task.weight = static_cast<const uint8_t*>(weight->data) + row * weight->row_bytes();
+        task.dtype = weight->dtype;
+        task.rows = rows;
+        task.columns = int(weight->columns);
+        task.x = c.at(x, 0);
+        task.x_stride = x.stride;
+        task.tokens = int(c.num_tokens);
+        task.out = c.at(out, 0) + row;
+        task.out_stride = out.stride;
+        task.residual = has_residual ? c.at(residual, 0) + row : nullptr;
+        task.residual_stride = residual.stride;
+        c.kernels.dense(task);
+    }
+};
+
+struct RopeWriteStep final : Step {
+    const Cache* cache;
+    int64_t layer;
+    Rows q, k, v, angles;
+    RopeWriteStep(const Cache* ca, int64_t l, Rows q_, Rows k_, Rows v_, Rows a)
+        : cache(ca), layer(l), q(q_), k(k_), v(v_), angles(a) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        const CacheLayout& layout = cache->layout();
+        const int dim = layout.head_dim;
+        for (int64_t t = first; t < last; t++) {
+            const float *cosine = c.at(angles, t), *sine = cosine + dim / 2;
+            c.kernels.rope(c.at(q, t), int(q.width / dim), dim, cosine, sine);
+            c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, cosine, sine);
+            const int32_t slot = c.batch->slots[t];
+            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_bytes();
+            c.kernels.cache_write(layout, block, slot % kBlockTokens, c.at(k, t), c.at(v, t));
+        }
+    }
+};
+
+struct AttendStep final : Step {
+    const Cache* cache;
+    int64_t layer;
+    Rows q, out;
+    float scale;
+    AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s) : cache(ca), layer(l), q(q_), out(o), scale(s) {}
+    int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
+    int64_t scratch_floats() const override { return attend_scratch(cache->layout().padded_dim()); }
+    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
+        const CacheLayout& layout = cache->layout();
+        const int heads = int(q.width / layout.head_dim / layout.num_kv_heads);
+        for (int64_t unit = first; unit < last; unit++) {
+            const int64_t t = unit / layout.num_kv_heads;
+            const int head = int(unit % layout.num_kv_heads);
+            AttendTask task{};
+            task.layout = layout;
+            task.cache = cache->layer(layer);
+            task.blocks = c.batch->block_tables + c.sequences[size_t(t)] * c.batch->table_width;
+            task.length = c.batch->positions[t] + 1;
+            task.kv_head = head;
+            task.num_heads = heads;
+            task.q = c.at(q, t) + head * heads * layout.head_dim;
+            task.out = c.at(out, t) + head * heads * layout.head_dim;
+            task.scale = scale;
+            task.scratch = c.scratch[size_t(thread)].data();
+            c.kernels.attend(task);
+        }
+    }
+};
+
+struct AddStep final : Step {
+    Rows x, y, out;
+    AddStep(Rows x_, Rows y_, Rows o) : x(x_), y(y_), out(o) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        for (int64_t t = first; t < last; t++) c.kernels.add(c.at(x, t), c.at(y, t), out.width, c.at(out, t));
+    }
+};
+
+}  // namespace
+
+float* Context::at(const Rows& rows, int64_t token) const {
+    float* base = rows.base == Base::arena    ? arena + rows.offset * num_tokens
+                  : rows.base == Base::output ? output
+                                              : const_cast<float*>(input);
+    return base + token * rows.stride + rows.column;
+}
+
+void Program::check(const Rows& rows, int64_t width) {
+    require(rows.width == width, "a tensor of the plan has another width than its step needs");
+    require(rows.column >= 0 && rows.width > 0 && rows.column + rows.width <= rows.stride, "columns lie outside a row");
+    if (rows.base == Base::arena)
+        require(rows.offset >= 0 && rows.offset + rows.stride <= arena_floats_, "a tensor lies outside the arena");
+    int64_t* external = rows.base == Base::input ? &input_width_ : rows.base == Base::output ? &output_width_ : nullptr;
+    if (!external) return;
+    require(!*external || *external == rows.stride, "the plan's input or output has two widths");
+    *external = rows.stride;
+}
+
+void Program::check(const Codes& codes, int64_t columns) {
+    require(codes.padded % kStepColumns == 0 && codes.padded >= columns && codes.padded < columns + kStepColumns,
+            "codes are padded to whole steps");
+    require(codes.offset >= 0 && codes.offset % 16 == 0 && codes.offset + codes.floats() <= arena_floats_,
+            "codes lie outside the arena");
+}
+
+void Program::check(const RowsStep& step, int64_t width) {
+    check(step.x, width);
+    if (step.up) check(*step.up, width);
+    require((step.up != nullptr) == (step.activation != Activation::none), "a gate has an activation");
+    require(step.up || step.norm || step.x.base != Base::output, "the plan's output cannot be read");
+}
+
+void Program::use(const Cache* cache, int64_t layer) {
+    require(!cache_ || cache_ == cache, "a plan has one cache");
+    require(layer >= 0 && layer < cache->num_layers(), "the cache has no such layer");
+    cache_ = cache;
+}
+
+void Program::embed(const DenseWeight* table, Rows out) {
+    check(out, table->columns);
+    vocab_size_ = table->rows;
+    steps_.push_back(std::make_unique<EmbedStep>(table, out));
+}
+
+void Program::rotations(std::vector<float> inverse_frequencies, Rows out) {
+    check(out, 2 * int64_t(inverse_frequencies.size()));
+    steps_.push_back(std::make_unique<RotationsStep>(std::move(inverse_frequencies), out));
+}
+
+void Program::rows_to_floats(RowsStep step, Rows out) {
+    check(step, out.width);
+    check(out, out.width);
+    require(step.up || step.norm, "a row step does something");
+    steps_.push_back(std::make_unique<RowStep>(step, out));
+}
+
+void Program::rows_to_codes(RowsStep step, Codes out) {
+    check(step, step.x.width);
+    check(out, step.x.width);
+    steps_.push_back(std::make_unique<RowStep>(step, out));
+}
+
+void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
+    check(x, weight->columns());
+    check(out, weight->rows());
+    if (residual) check(*residual, weight->rows());
+    steps_.push_back(std::make_unique<TernaryStep>(weight, x, out, residual));
+}
+
+void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* residual) {
+    check(x, weight->columns);
+    check(out, weight->rows);
+    if (residual) check(*residual, weight->rows);
+    steps_.push_back(std::make_unique<DenseStep>(weight, x, out, residual));
+}
+
+void Program::rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations) {
+    use(cache, layer);
+    const int64_t dim = cache->layout().head_dim, keys = dim * cache->layout().num_kv_heads;
+    check(q, q.width);
+    require(q.width % keys == 0, "query heads come in whole groups of key heads");
+    check(k, keys);
+    check(v, keys);
+    check(rotations, dim);
+    steps_.push_back(std::make_unique<RopeWriteStep>(cache, layer, q, k, v, rotations));
+}
+
+void Program::attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale) {
+    use(cache, layer);
+    check(q, q.width);
+    require(q.width % (int64_t(cache->layout().head_dim) * cache->layout().num_kv_heads) == 0,
+            "query heads come in whole groups of key heads");
+    check(out, q.width);
+    steps_.push_back(std::make_unique<AttendStep>(cache, layer, q, out, scale));
+}
+
+void Program::add(Rows x, Rows y, Rows out) {
+    check(x, out.width);
+    check(y, out.width);
+    check(out, out.width);
+    steps_.push_back(std::make_unique<AddStep>(x, y, out));
+}
+
+int64_t Program::scratch_floats() const {
+    int64_t most = 0;
+    for (const auto& step : steps_) most = std::max(most, step->scratch_floats());
+    return most;
+}
+
+}  // namespace bitnet

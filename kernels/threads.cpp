@@ -1,0 +1,107 @@
+#include "threads.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace bitnet {
+
+namespace {
+
+constexpr int kSpins = 20000;
+
+inline void pause() {
+#if defined(__x86_64__) || defined(_M_X64)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+constexpr uint64_t span(int64_t first, int64_t last) { return uint64_t(first) << 32 | uint64_t(last); }
+
+}  // namespace
+
+void wait_while_equal(std::atomic<uint32_t>& word, uint32_t old) {
+    for (int i = 0; i < kSpins; i++) {
+        if (word.load(std::memory_order_acquire) != old) return;
+        pause();
+    }
+    while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+Pool::Pool(int num_threads) : num_threads_(num_threads) {
+    for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
+}
+
+Pool::~Pool() {
+    stopping_ = true;
+    epoch_.fetch_add(1, std::memory_order_release);
+    epoch_.notify_all();
+    for (auto& thread : threads_) thread.join();
+}
+
+void Pool::serve(int thread) {
+    for (uint32_t seen = 0;; seen++) {
+        wait_while_equal(epoch_, seen);
+        if (stopping_) return;
+        (*work_)(thread);
+        if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
+    }
+}
+
+void Pool::run(const std::function<void(int)>& work) {
+    work_ = &work;
+    running_.store(uint32_t(num_threads_ - 1), std::memory_order_relaxed);
+    epoch_.fetch_add(1, std::memory_order_release);
+    epoch_.notify_all();
+    work(0);
+    for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) wait_while_equal(running_, left);
+}
+
+Phases::Phases(int num_threads) : num_threads_(num_threads), shares_(new Share[size_t(num_threads)]) {}
+
+void Phases::begin(int64_t units) {
+    const uint32_t phase = phase_.load(std::memory_order_acquire);
+    if (int(arrived_.fetch_add(1, std::memory_order_acq_rel)) < num_threads_ - 1)
+        return wait_while_equal(phase_, phase);
+    arrived_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < num_threads_; i++)
+        shares_[i].span.store(span(units * i / num_threads_, units * (i + 1) / num_threads_),
+                              std::memory_order_relaxed);
+    phase_.fetch_add(1, std::memory_order_acq_rel);
+    phase_.notify_all();
+}
+
+bool Phases::take_front(Share& share, int64_t chunk, int64_t* first, int64_t* last) {
+    uint64_t old = share.span.load(std::memory_order_relaxed);
+    for (;;) {
+        const int64_t begin = int64_t(old >> 32), end = int64_t(uint32_t(old));
+        if (begin >= end) return false;
+        const int64_t middle = end - begin < chunk ? end : begin + chunk;
+        if (!share.span.compare_exchange_weak(old, span(middle, end), std::memory_order_relaxed)) continue;
+        *first = begin, *last = middle;
+        return true;
+    }
+}
+
+bool Phases::take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last) {
+    uint64_t old = share.span.load(std::memory_order_relaxed);
+    for (;;) {
+        const int64_t begin = int64_t(old >> 32), end = int64_t(uint32_t(old));
+        if (begin >= end) return false;
+        const int64_t middle = end - begin < chunk ? begin : end - chunk;
+        if (!share.span.compare_exchange_weak(old, span(begin, middle), std::memory_order_relaxed)) continue;
+        *first = middle, *last = end;
+        return true;
+    }
+}
+
+bool Phases::take(int thread, int64_t chunk, int64_t* first, int64_t* last) {
+    if (take_front(shares_[thread], chunk, first, last)) return true;
+    for (int i = 1; i < num_threads_; i++)
+        if (take_back(shares_[(thread + i) % num_threads_], chunk, first, last)) return true;
+    return false;
+}
+
+}  // namespace bitnet

@@ -1,0 +1,73 @@
+// Weights in the layouts that the kernels read.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace bitnet {
+
+// Zeroed memory on a 64-byte boundary, in huge pages where that helps and the system has them.
+class Memory {
+  public:
+    Memory() = default;
+    explicit Memory(int64_t bytes);
+    uint8_t* data() const { return data_.get(); }
+    int64_t bytes() const { return bytes_; }
+
+  private:
+    struct Free {
+        void operator()(uint8_t* p) const;
+    };
+    int64_t bytes_ = 0;
+    std::unique_ptr<uint8_t[], Free> data_;
+};
+
+enum class Layout : int { codes = 0, quarters = 1 };  // ternary.py says what they are
+
+// Ternary matrices stacked along their rows, in U2 layout.
+class TernaryWeight {
+  public:
+    struct Group {
+        int64_t first_row;
+        int rows;
+        float scale;
+    };
+
+    TernaryWeight(int64_t columns, const std::vector<int64_t>& rows);
+    // Repacks one of the stacked matrices; throws std::invalid_argument at an invalid code.
+    void pack(int part, const uint8_t* data, Layout layout, float scale);
+    int64_t num_parts() const { return int64_t(first_groups_.size()) - 1; }
+    int64_t part_rows(int part) const { return part_rows_[size_t(part)]; }
+
+    int64_t rows() const { return rows_; }
+    int64_t columns() const { return columns_; }
+    int64_t padded_columns() const { return steps_ * kStepColumns; }
+    int64_t steps() const { return steps_; }
+    int64_t bytes() const { return memory_.bytes(); }
+    const std::vector<Group>& groups() const { return groups_; }
+    const uint8_t* group_data(int64_t group) const { return memory_.data() + group * steps_ * kStepBytes; }
+
+  private:
+    int64_t rows_ = 0, columns_, steps_;
+    std::vector<int64_t> part_rows_, first_groups_;
+    std::vector<Group> groups_;
+    Memory memory_;
+};
+
+struct DenseWeight {
+    const void* data;  // [rows, columns] row-major, owned by whoever made this
+    Dtype dtype;
+    int64_t rows, columns;
+    int64_t row_bytes() const { return columns * (dtype == Dtype::f32 ? 4 : 2); }
+};
+
+// Absmean ternarisation of a whole tensor (FORMATS: s = 1 / max(mean |w|, 1e-5), codes = clamp(round(w s), -1, 1)).
+// Returns the multiplicative scale 1 / s.
+float ternarize(const void* weights, Dtype dtype, int64_t count, int8_t* codes);
+
+// The rotary angles of one position: cosine and sine of position * inverse_frequency.
+void rotation(int32_t position, const float* inverse_frequencies, int count, float* cosine, float* sine);
+
+}  // namespace bitnet

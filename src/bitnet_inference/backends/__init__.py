@@ -1,0 +1,5 @@
+"""The table of backends."""
+
+from bitnet_inference.backends.choose import load_model
+
+__all__ = ["load_model"]

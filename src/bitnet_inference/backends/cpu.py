@@ -1,0 +1,149 @@
+"""The native CPU backend: a recorded and fused plan, compiled into one program that runs in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import native
+from bitnet_inference.backends.cpu_program import compile_program
+from bitnet_inference.config import EngineConfig, available_bytes
+from bitnet_inference.errors import FormatError, OutOfMemory, Stopped
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
+from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, weight_groups
+
+HEAD_ROWS = 64  # logits are computed for so many rows at a time
+
+
+class CpuModel:
+    """A `Model` on the CPU; see EngineConfig for threads, instruction set and cache dtype."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+        """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
+        self.config = checkpoint.config
+        plans = fused(record(self.config), checkpoint)
+        weights = _load_weights(checkpoint, plans, progress)
+        self._cache: Any = native.Cache(
+            config.cache_dtype, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
+        )
+        self._executor: Any = native.Executor(config.isa, config.threads)
+        programs = (
+            compile_program(plan, self.config, weights, checkpoint.vector, self._cache)
+            for plan in (plans.body, plans.head, plans.norm)
+        )
+        self._body, self._head, self._norm = programs
+        self.capabilities = Capabilities(
+            block_size=native.BLOCK_TOKENS,
+            block_bytes=self._cache.block_bytes,
+            max_sequences=256,
+            max_tokens=config.max_batch_tokens,
+            available_bytes=available_bytes() * 3 // 4,
+        )
+
+    def reserve(self, num_blocks: int) -> None:
+        """Make room for this many cache blocks; what was cached before is gone."""
+        wanted = num_blocks * self.capabilities.block_bytes
+        if wanted > available_bytes():
+            raise OutOfMemory(f"a cache of {num_blocks} blocks takes {wanted >> 20} MB: lower the context or the load")
+        self._open_executor()
+        self._cache.reserve(num_blocks)
+
+    def forward(self, batch: Batch) -> CpuOutput:
+        """Advance every sequence of the batch by its tokens."""
+        hidden = np.empty((len(batch.token_ids), self.config.hidden_size), np.float32)
+        arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
+        self._open_executor().run(self._body, arrays, None, hidden)
+        return CpuOutput(self, hidden)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole cache blocks, (from, to), in order."""
+        self._open_executor()
+        for source, target in pairs:
+            self._cache.copy(source, target)
+
+    def close(self) -> None:
+        """Give all memory and threads back."""
+        self._executor = self._cache = self._body = self._head = self._norm = None
+
+    def rows(self, hidden: NDArray[np.float32], logits: bool) -> NDArray[np.float32]:
+        """Logits, or normed hidden states, of rows of hidden states."""
+        program, width = (self._head, self.config.vocab_size) if logits else (self._norm, self.config.hidden_size)
+        output = np.empty((len(hidden), width), np.float32)
+        for begin in range(0, len(hidden), HEAD_ROWS):
+            end = begin + HEAD_ROWS
+            self._open_executor().run(program, None, hidden[begin:end], output[begin:end])
+        return output
+
+    def _open_executor(self) -> Any:
+        if self._executor is None:
+            raise Stopped("the model is closed: load it again")
+        return self._executor
+
+
+class CpuOutput:
+    """The final hidden rows of a forward, before the last norm: [T, hidden]."""
+
+    def __init__(self, model: CpuModel, hidden: NDArray[np.float32]) -> None:
+        self._model, self._hidden = model, hidden
+
+    def full(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The logits of these tokens: [len(rows), vocab]."""
+        return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=True)
+
+    def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k best tokens of each row, best first, lowest id first among equals."""
+        logits = self.full(rows)
+        if k == 1:
+            ids = np.argmax(logits, axis=1)[:, None]
+        else:
+            ids = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        return ids.astype(np.int32), np.take_along_axis(logits, ids, axis=1)
+
+    def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """The hidden states after the final norm: [len(rows), hidden]."""
+        return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
+
+
+def _load_weights(checkpoint: Checkpoint, plans: Plans, progress: Progress) -> dict[tuple[str, ...], Any]:
+    shapes = dict(expected_shapes(checkpoint.config))
+    groups = list(weight_groups(plans))
+    total, done = sum(num_weights(shapes, names) for names in groups), 0
+    weights: dict[tuple[str, ...], Any] = {}
+    for names in groups:
+        weights[names] = _pack_ternary(checkpoint, names) if checkpoint.is_ternary(names[0]) else _dense(checkpoint, names)
+        done += num_weights(shapes, names)
+        progress(done, total)
+    return weights
+
+
+def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
+    shapes = dict(expected_shapes(checkpoint.config))
+    packed = native.TernaryWeight(shapes[names[0]][1], [shapes[name][0] for name in names])
+    for part, name in enumerate(names):
+        matrix = checkpoint.matrix(name)
+        assert not isinstance(matrix, Dense), f"{name} is dense"
+        try:
+            packed.pack(part, np.ascontiguousarray(matrix.data).view(np.uint8), matrix.layout, matrix.scale)
+        except ValueError as error:
+            raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
+    return packed
+
+
+def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
+    matrices = [checkpoint.matrix(name) for name in names]
+    dense = [matrix for matrix in matrices if isinstance(matrix, Dense)]
+    assert len(dense) == len(names), f"{names} are not all dense"
+    if len({matrix.dtype for matrix in dense}) > 1:
+        raise FormatError(checkpoint.path, " ".join(names), "dtypes differ: convert the checkpoint to one dtype")
+    data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
+    return native.DenseWeight(_bits(data), dense[0].dtype)
+
+
+def _bits(data: NDArray[Any]) -> NDArray[Any]:
+    """The array, 16-bit floats as uint16, on an address that its item size divides."""
+    data = data if data.dtype == np.float32 else data.view(np.uint16)
+    return np.require(data, requirements=["C", "A"])

@@ -1,0 +1,215 @@
+"""The specification: every verb in plain NumPy, in float32, one step at a time. Slow, and never wrong on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import ternary
+from bitnet_inference.config import EngineConfig, available_bytes
+from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.decoder import decoder, final_norm, head
+from bitnet_inference.model.loader import Progress
+from bitnet_inference.model.rope import inverse_frequencies
+
+Floats = NDArray[np.float32]
+BLOCK_TOKENS = 16
+Stack = tuple[Dense | Ternary, ...]
+
+
+def dense_matrix(matrix: Dense) -> Floats:
+    """The matrix in float32."""
+    if matrix.dtype == "bfloat16":
+        return (matrix.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return matrix.data.astype(np.float32)
+
+
+def ternary_codes(matrix: Ternary) -> NDArray[np.int8]:
+    """The codes -1, 0, 1: int8 [out, in]."""
+    if matrix.layout == "quarters":
+        return ternary.unpack_quarters(matrix.data, matrix.shape[0])
+    return matrix.data.view(np.int8)
+
+
+def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float) -> Floats:
+    """FORMATS 0: int8 activations a token, exact integer sums, y = sum * (m / s_x)."""
+    quantised, scales = ternary.quantize_rows(x)
+    sums = quantised.astype(np.int64) @ codes.T.astype(np.int64)
+    return sums.astype(np.float32) * (np.float32(scale) * (np.float32(1) / scales))[:, None]
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """x * rsqrt(mean(x^2) + eps) * weight, by row."""
+    squares = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    return x * (np.float32(1) / np.sqrt(squares + np.float32(eps))) * weight
+
+
+def gated(gate: Floats, up: Floats, activation: str) -> Floats:
+    """activation(gate) * up."""
+    if activation == "relu2":
+        return np.square(np.maximum(gate, 0)) * up
+    return gate / (np.float32(1) + np.exp(-gate)) * up
+
+
+def rotated(x: Floats, cosine: Floats, sine: Floats) -> Floats:
+    """x: [T, heads, D]; dimension j turns with j + D/2 by the angle of j; cosine and sine: [T, 1, D/2]."""
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+
+
+def attention(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32]) -> Floats:
+    """q: [T, H, D]; k, v: [P, KV, D] of positions 0..P-1; each query sees positions up to its own."""
+    share = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
+    scores = np.einsum("thd,phd->htp", q, k) * np.float32(1 / np.sqrt(q.shape[-1]))
+    scores[:, np.arange(len(k))[None, :] > positions[:, None]] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("htp,phd->thd", weights, v)
+
+
+def to_bfloat16(x: Floats) -> Floats:
+    """Rounded to the nearest bfloat16, ties to even, as float32."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+class ReferenceModel:
+    """A `Model` that computes each verb at once."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+        self.config = checkpoint.config
+        self.checkpoint = checkpoint
+        self.round = to_bfloat16 if config.cache_dtype == "bfloat16" else np.copy
+        self.frequencies = inverse_frequencies(self.config)
+        self._stacks: dict[tuple[str, ...], Stack] = {}
+        width = self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        self.capabilities = Capabilities(
+            BLOCK_TOKENS, 2 * 4 * BLOCK_TOKENS * width, 256, config.max_batch_tokens, available_bytes() // 2
+        )
+        self.cache = np.zeros((self.config.num_layers, 2, 0, self.config.num_kv_heads, self.config.head_dim), np.float32)
+        num_names = sum(1 for _ in expected_shapes(self.config))
+        progress(num_names, num_names)  # weights are read when they are used
+
+    def stack(self, names: tuple[str, ...]) -> Stack:
+        """The matrices under these names, read once."""
+        if names not in self._stacks:
+            self._stacks[names] = tuple(self.checkpoint.matrix(name) for name in names)
+        return self._stacks[names]
+
+    def reserve(self, num_blocks: int) -> None:
+        """Make room for this many cache blocks."""
+        if num_blocks * self.capabilities.block_bytes > available_bytes():
+            raise OutOfMemory(f"a cache of {num_blocks} blocks does not fit: lower the context or the load")
+        shape = list(self.cache.shape)
+        shape[2] = num_blocks * BLOCK_TOKENS
+        self.cache = np.zeros(shape, np.float32)
+
+    def forward(self, batch: Batch) -> ReferenceOutput:
+        """Advance every sequence of the batch by its tokens."""
+        return ReferenceOutput(self, decoder(ReferenceOps(self, batch), self.config))
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole cache blocks, (from, to), in order."""
+        for source, target in pairs:
+            a, b = source * BLOCK_TOKENS, target * BLOCK_TOKENS
+            self.cache[:, :, b : b + BLOCK_TOKENS] = self.cache[:, :, a : a + BLOCK_TOKENS]
+
+    def close(self) -> None:
+        """Forget the weights and the cache."""
+        self._stacks.clear()
+        self.cache = self.cache[:, :, :0]
+
+
+class ReferenceOps:
+    """The verbs, computed at once. `batch` is None where only rows are worked on."""
+
+    def __init__(self, model: ReferenceModel, batch: Batch | None) -> None:
+        self.model, self.batch = model, batch
+
+    def weight(self, names: Sequence[str]) -> Stack:
+        """See Ops."""
+        return self.model.stack(tuple(names))
+
+    def embed(self, table: Stack) -> Floats:
+        """See Ops."""
+        assert self.batch is not None and isinstance(table[0], Dense)
+        rows = table[0].data[self.batch.token_ids]
+        return dense_matrix(Dense(rows, table[0].dtype))
+
+    def norm(self, x: Floats, name: str, eps: float) -> Floats:
+        """See Ops."""
+        return rms_norm(x, self.model.checkpoint.vector(name), eps)
+
+    def linear(self, x: Floats, weight: Stack) -> tuple[Floats, ...]:
+        """See Ops."""
+        return tuple(
+            x @ dense_matrix(m).T if isinstance(m, Dense) else bit_linear(x, ternary_codes(m), m.scale) for m in weight
+        )
+
+    def rope(self, x: Floats) -> Floats:
+        """See Ops."""
+        assert self.batch is not None
+        angles = self.batch.positions.astype(np.float32)[:, None] * self.model.frequencies
+        heads = x.reshape(len(x), -1, self.model.config.head_dim)
+        return rotated(heads, np.cos(angles)[:, None], np.sin(angles)[:, None]).reshape(x.shape)
+
+    def attend(self, q: Floats, k: Floats, v: Floats, layer: int) -> Floats:
+        """See Ops."""
+        assert self.batch is not None
+        heads = (-1, self.model.config.num_kv_heads, self.model.config.head_dim)
+        keys, values = self.model.cache[layer]
+        keys[self.batch.slots] = self.model.round(k).reshape(heads)
+        values[self.batch.slots] = self.model.round(v).reshape(heads)
+        starts = self.batch.starts
+        return np.concatenate(
+            [
+                self._attend_sequence(q[begin:end], keys, values, self.batch.block_tables[s], slice(begin, end))
+                for s, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True))
+                if end > begin
+            ]
+        )
+
+    def _attend_sequence(
+        self, q: Floats, keys: Floats, values: Floats, table: NDArray[np.int32], tokens: slice
+    ) -> Floats:
+        assert self.batch is not None
+        positions = self.batch.positions[tokens]
+        seen = np.arange(positions.max() + 1)
+        slots = table[seen // BLOCK_TOKENS] * BLOCK_TOKENS + seen % BLOCK_TOKENS
+        heads = q.reshape(len(q), -1, self.model.config.head_dim)
+        return attention(heads, keys[slots], values[slots], positions).reshape(q.shape)
+
+    def gate(self, gate: Floats, up: Floats, activation: str) -> Floats:
+        """See Ops."""
+        return gated(gate, up, activation)
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        """See Ops."""
+        return x + y
+
+
+class ReferenceOutput:
+    """The final hidden rows of a forward, before the last norm: [T, hidden]."""
+
+    def __init__(self, model: ReferenceModel, hidden: Floats) -> None:
+        self._model, self._hidden = model, hidden
+
+    def full(self, rows: Sequence[int]) -> Floats:
+        """The logits of these tokens: [len(rows), vocab]."""
+        ops = ReferenceOps(self._model, None)
+        return np.ascontiguousarray(head(ops, self._model.config, self._hidden[list(rows)]))
+
+    def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], Floats]:
+        """The k best tokens of each row, best first, lowest id first among equals."""
+        logits = self.full(rows)
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        return ids.astype(np.int32), np.take_along_axis(logits, ids, axis=1)
+
+    def hidden(self, rows: Sequence[int]) -> Floats:
+        """The hidden states after the final norm: [len(rows), hidden]."""
+        return final_norm(ReferenceOps(self._model, None), self._model.config, self._hidden[list(rows)])

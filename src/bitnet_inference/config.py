@@ -1,0 +1,120 @@
+"""How a model is run: frozen, and the only place that reads the environment.
+
+BITNET_ISA      one of generic, avx2, avxvnni, avx512, neon: forces the instruction set of the CPU backend
+BITNET_THREADS  a number: the default for `threads`
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import InvalidParams, Unavailable
+
+DEVICES = ("auto", "cpu", "reference")
+CACHE_DTYPES = ("bfloat16", "float32")
+ISAS = ("generic", "avx2", "avxvnni", "avx512", "neon")
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where and how a model runs.
+
+    `device`: "auto", "cpu" (native kernels) or "reference" (NumPy, slow, the specification).
+    `threads`: CPU threads, None for one a physical core that this process may use.
+    `isa`: instruction set, "auto" for the best that this machine has.
+    `cache_dtype`: of keys and values, "bfloat16" or "float32".
+    `max_batch_tokens`: at most so many tokens are computed in one step.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+    isa: str = "auto"
+    cache_dtype: str = "bfloat16"
+    max_batch_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("isa", self.isa, ("auto", *ISAS))
+        _one_of("cache_dtype", self.cache_dtype, CACHE_DTYPES)
+        _count("threads", self.threads, MAX_THREADS)
+        _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
+
+    @classmethod
+    def from_env(cls, **options: Any) -> EngineConfig:
+        """The given options, and what the environment says about the ones that are left at None or absent."""
+        given = {name: value for name, value in options.items() if value is not None}
+        if isa := os.environ.get("BITNET_ISA"):
+            given.setdefault("isa", isa)
+        if threads := os.environ.get("BITNET_THREADS"):
+            given.setdefault("threads", _whole_number("BITNET_THREADS", threads))
+        return cls(**given)
+
+    def resolve(self) -> EngineConfig:
+        """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do."""
+        from bitnet_inference import native
+
+        found = native.isas()
+        isa = found[0] if self.isa == "auto" else self.isa
+        if isa not in found:
+            raise Unavailable(isa, f"this machine has {', '.join(found)}", "unset BITNET_ISA or choose one of these")
+        device = "cpu" if self.device == "auto" else self.device
+        return replace(self, device=device, isa=isa, threads=self.threads or num_cores())
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidParams(f"{name} is {value!r}: choose one of {', '.join(allowed)}")
+
+
+def _count(name: str, value: object, most: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidParams(f"{name} is {value!r}: give a whole number from 1 to {most}")
+
+
+def _whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidParams(f"{name} is {text!r}: give a whole number") from None
+
+
+def num_cores() -> int:
+    """Physical cores that this process may use: its affinity, hyper-threads counted once, and the cgroup's limit."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_siblings(cpu) for cpu in cpus}
+    return max(1, min(len(cores), _cgroup_cpus()))
+
+
+def _siblings(cpu: int) -> str:
+    text = _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return text or str(cpu)
+
+
+def _cgroup_cpus() -> int:
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if not quota.isdigit() or not period.isdigit():
+        return MAX_THREADS
+    return max(1, int(quota) // int(period))
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: what the system calls available, within the cgroup's limit."""
+    lines = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    system = int(lines.get("MemAvailable", "8388608 kB").split()[0]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdigit() and used.isdigit():
+        return max(0, min(system, int(limit) - int(used)))
+    return system
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

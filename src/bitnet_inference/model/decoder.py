@@ -1,0 +1,55 @@
+"""What a decoder-only transformer is, once, in the verbs of `Ops`. A family is fields of its ModelConfig."""
+
+from __future__ import annotations
+
+from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.model.contract import Ops, Tensor
+
+
+def decoder(ops: Ops[Tensor], config: ModelConfig) -> Tensor:
+    """From token ids to the hidden states before the final norm: [T, hidden]."""
+    x = ops.embed(ops.weight(("embed",)))
+    for layer in range(config.num_layers):
+        x = ops.add(x, _attention(ops, config, layer, x))
+        x = ops.add(x, _mlp(ops, config, layer, x))
+    return x
+
+
+def final_norm(ops: Ops[Tensor], config: ModelConfig, x: Tensor) -> Tensor:
+    """The norm after the last layer: [T, hidden]."""
+    return ops.norm(x, "norm", config.norm_eps)
+
+
+def head(ops: Ops[Tensor], config: ModelConfig, x: Tensor) -> Tensor:
+    """From hidden states before the final norm to logits: [T, vocab]."""
+    name = "embed" if config.tie_embeddings else "head"
+    (logits,) = ops.linear(final_norm(ops, config, x), ops.weight((name,)))
+    return logits
+
+
+def _attention(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor:
+    at = f"layers.{layer}."
+    a = ops.norm(x, at + "attn_norm", config.norm_eps)
+    q, k, v = _projections(ops, config, a, (at + "q", at + "k", at + "v"))
+    o = ops.attend(ops.rope(q), ops.rope(k), v, layer)
+    if config.sub_norms:
+        o = ops.norm(o, at + "attn_sub_norm", config.norm_eps)
+    return _projections(ops, config, o, (at + "o",))[0]
+
+
+def _mlp(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor:
+    at = f"layers.{layer}."
+    b = ops.norm(x, at + "mlp_norm", config.norm_eps)
+    gate, up = _projections(ops, config, b, (at + "gate", at + "up"))
+    f = ops.gate(gate, up, config.activation)
+    if config.sub_norms:
+        f = ops.norm(f, at + "mlp_sub_norm", config.norm_eps)
+    return _projections(ops, config, f, (at + "down",))[0]
+
+
+def _projections(ops: Ops[Tensor], config: ModelConfig, x: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """One stacked product; where each projection has a norm of its own on its input, one product each."""
+    if not config.linear_norm:
+        return ops.linear(x, ops.weight(names))
+    normed = [ops.norm(x, name + ".norm", config.linear_norm_eps) for name in names]
+    return tuple(ops.linear(y, ops.weight((name,)))[0] for y, name in zip(normed, names, strict=True))

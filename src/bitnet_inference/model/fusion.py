@@ -1,0 +1,105 @@
+"""Passes that rewrite a recorded plan into the steps that the native executor runs.
+
+Each pass keeps every bit: a fused step does the same operations in the same order as its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import groupby
+
+from bitnet_inference.model.plan import Plan, Step, Value
+
+ROW_VERBS = ("gate", "norm", "quantize")
+
+
+def fuse(plan: Plan, is_ternary: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> Plan:
+    """All passes in order. `is_ternary` says which canonical names are ternary matrices, `shapes` how large they are."""
+    plan = lower_linear(plan, is_ternary, shapes)
+    plan = fuse_rows(plan)
+    plan = fuse_residual(plan)
+    return fuse_rope(plan, head_dim)
+
+
+def lower_linear(plan: Plan, is_ternary: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]]) -> Plan:
+    """`linear` becomes `quantize` and `ternary`, or `dense`; a stack of both kinds becomes a product for each run."""
+    next_id = plan.next_id()
+    steps: list[Step] = []
+    for step in plan.steps:
+        if step.verb != "linear":
+            steps.append(step)
+            continue
+        assert step.output is not None
+        codes, column, kinds = None, 0, [is_ternary(name) for name in step.weights]
+        if any(kinds):
+            codes = Value(next_id, step.inputs[0].width, "int8")
+            steps.append(Step("quantize", step.inputs, codes))
+            next_id += 1
+        for ternary, group in groupby(zip(kinds, step.weights, strict=True), key=lambda pair: pair[0]):
+            names = tuple(name for _, name in group)
+            width, output = sum(shapes[name][0] for name in names), step.output
+            if width != output.width:
+                output = Value(next_id, width, parent=step.output, column=column)
+                next_id, column = next_id + 1, column + width
+            inputs = (codes,) if ternary and codes else step.inputs
+            steps.append(Step("ternary" if ternary else "dense", inputs, output, names))
+    return replace(plan, steps=tuple(steps))
+
+
+def fuse_rows(plan: Plan) -> Plan:
+    """gate, norm and quantize that follow each other on the same rows become one step."""
+    uses, producers = plan.uses(), plan.producers()
+    fused: dict[int, Step] = {}  # by the output of the last part
+    dropped: set[int] = set()
+    for step in plan.steps:
+        if step.verb not in ROW_VERBS or step.output is None:
+            continue
+        first = producers.get(step.inputs[0].id)
+        before = first and fused.get(first.output.id if first.output else -1)
+        if before and before.output and uses[before.output.id] == 1 and before.parts[-1] != "quantize":
+            assert step.verb != "gate", "nothing gates rows that were gated or normed before"
+            dropped.add(before.output.id)
+            step = Step(f"{before.verb}+{step.verb}", before.inputs, step.output, before.weights + step.weights,
+                        {**before.attributes, **step.attributes})  # fmt: skip
+        assert step.output is not None
+        fused[step.output.id] = step
+    steps = (fused.get(step.output.id, step) if step.output else step for step in plan.steps)
+    return replace(plan, steps=tuple(step for step in steps if not step.output or step.output.id not in dropped))
+
+
+def fuse_residual(plan: Plan) -> Plan:
+    """A product whose only use is to be added to x adds it itself."""
+    uses, producers = plan.uses(), plan.producers()
+    fused: dict[int, Step] = {}
+    dropped: set[int] = set()
+    for step in plan.steps:
+        if step.verb != "add":
+            continue
+        x, y = step.inputs
+        product = producers[y.id]
+        if product.verb in ("ternary", "dense") and uses[y.id] == 1 and step.output:
+            dropped.add(y.id)
+            fused[step.output.id] = replace(
+                product, verb=product.verb + "+add", inputs=(*product.inputs, x), output=step.output
+            )
+    steps = (fused.get(step.output.id, step) if step.output else step for step in plan.steps)
+    return replace(plan, steps=tuple(step for step in steps if not step.output or step.output.id not in dropped))
+
+
+def fuse_rope(plan: Plan, head_dim: int) -> Plan:
+    """The rotations of q and k and the cache write become one step in place; the angles are computed once a token."""
+    if not any(step.verb == "attend" for step in plan.steps):
+        return plan
+    producers = plan.producers()
+    angles = Value(plan.next_id(), head_dim)
+    steps = [Step("rotations", (), angles)]
+    for step in plan.steps:
+        if step.verb == "attend":
+            q, k, v = step.inputs
+            q, k = producers[q.id].inputs[0], producers[k.id].inputs[0]
+            steps.append(Step("rope+write", (q, k, v, angles), None, attributes=step.attributes))
+            step = replace(step, inputs=(q,))
+        if step.verb != "rope":
+            steps.append(step)
+    return replace(plan, steps=tuple(steps))

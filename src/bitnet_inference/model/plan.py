@@ -1,0 +1,148 @@
+"""A recorded computation: a straight list of steps over values, with T (the tokens of a batch) left open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Value:
+    """T rows of `width` numbers: float32, or the int8 codes of quantised rows.
+
+    A value with a `parent` is columns `column` .. `column + width` of it.
+    """
+
+    id: int
+    width: int
+    kind: Literal["float32", "int8"] = "float32"
+    parent: Value | None = None
+    column: int = 0
+
+    @property
+    def root(self) -> Value:
+        """The value that has this one's storage."""
+        return self.parent or self
+
+    def __str__(self) -> str:
+        if self.parent is None:
+            return f"%{self.id}"
+        return f"%{self.parent.id}[{self.column}:{self.column + self.width}]"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verb, or several fused into one ("norm+quantize").
+
+    `weights` are canonical names; `attributes` are numbers and words that the verb needs.
+    """
+
+    verb: str
+    inputs: tuple[Value, ...]
+    output: Value | None
+    weights: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The verbs that this step does, in order."""
+        return tuple(self.verb.split("+"))
+
+    def __str__(self) -> str:
+        result = f"{self.output!s:>6} = " if self.output else " " * 9
+        shape = f"{self.output.kind}[T, {self.output.width}]" if self.output else ""
+        words = [*map(str, self.inputs), *self.weights, *(f"{k}={v}" for k, v in self.attributes.items())]
+        return f"{result}{self.verb:<24} {shape:<20} {' '.join(words)}".rstrip()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order, from `input` (None: from the batch's token ids) to `output`."""
+
+    steps: tuple[Step, ...]
+    output: Value
+    input: Value | None = None
+
+    def uses(self) -> Counter[int]:
+        """How many steps read each value, by id; the plan's output counts as read once more."""
+        return Counter([value.id for step in self.steps for value in step.inputs] + [self.output.id])
+
+    def producers(self) -> dict[int, Step]:
+        """The step that makes each value, by id."""
+        return {step.output.id: step for step in self.steps if step.output}
+
+    def next_id(self) -> int:
+        """An id that no value of the plan has."""
+        return 1 + max(value.id for step in self.steps for value in _values(step))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+
+def _values(step: Step) -> Iterator[Value]:
+    yield from step.inputs
+    if step.output:
+        yield step.output
+
+
+class Recorder:
+    """The `Ops` that writes down instead of computing: its tensors are values, its weights names with their rows."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """`shapes`: the shape of every canonical name."""
+        self._shapes = shapes
+        self._steps: list[Step] = []
+        self._num_values = 0
+
+    def plan(self, output: Value, input: Value | None = None) -> Plan:
+        """What has been recorded."""
+        return Plan(tuple(self._steps), output, input)
+
+    def value(self, width: int, parent: Value | None = None, column: int = 0) -> Value:
+        """A new value."""
+        self._num_values += 1
+        return Value(self._num_values - 1, width, parent=parent, column=column)
+
+    def _record(self, verb: str, width: int, inputs: tuple[Value, ...], weights: Sequence[str] = (), **more: Any) -> Value:
+        output = self.value(width)
+        self._steps.append(Step(verb, inputs, output, tuple(weights), more))
+        return output
+
+    def weight(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The names themselves."""
+        return tuple(names)
+
+    def embed(self, table: tuple[str, ...]) -> Value:
+        """See Ops."""
+        return self._record("embed", self._shapes[table[0]][1], (), table)
+
+    def norm(self, x: Value, name: str, eps: float) -> Value:
+        """See Ops."""
+        return self._record("norm", x.width, (x,), (name,), eps=eps)
+
+    def linear(self, x: Value, weight: tuple[str, ...]) -> tuple[Value, ...]:
+        """See Ops."""
+        widths = [self._shapes[name][0] for name in weight]
+        y = self._record("linear", sum(widths), (x,), weight)
+        if len(weight) == 1:
+            return (y,)
+        columns = [sum(widths[:i]) for i in range(len(widths))]
+        return tuple(self.value(width, y, column) for width, column in zip(widths, columns, strict=True))
+
+    def rope(self, x: Value) -> Value:
+        """See Ops."""
+        return self._record("rope", x.width, (x,))
+
+    def attend(self, q: Value, k: Value, v: Value, layer: int) -> Value:
+        """See Ops."""
+        return self._record("attend", q.width, (q, k, v), layer=layer)
+
+    def gate(self, gate: Value, up: Value, activation: str) -> Value:
+        """See Ops."""
+        return self._record("gate", gate.width, (gate, up), activation=activation)
+
+    def add(self, x: Value, y: Value) -> Value:
+        """See Ops."""
+        return self._record("add", x.width, (x, y))

@@ -1,0 +1,36 @@
+"""Rotary frequencies, computed in decimal arithmetic so that every machine gets the same bits."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+from math import pi
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
+
+
+def inverse_frequencies(config: ModelConfig) -> NDArray[np.float32]:
+    """theta^(-2j / head_dim) for j < head_dim / 2, scaled as the configuration says: float32 [head_dim / 2]."""
+    with localcontext() as context:
+        context.prec = 25
+        theta = Decimal(config.rope_theta)
+        plain = [float(theta ** (Decimal(-2 * j) / config.head_dim)) for j in range(config.head_dim // 2)]
+    return np.array([_scaled(f, config.rope_scaling) for f in plain], dtype=np.float32)
+
+
+def _scaled(frequency: float, scaling: RopeScaling | None) -> float:
+    """The "llama3" rule of Llama 3.1 (FORMATS 4.2): long wavelengths are stretched, short ones kept, blended between."""
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    wavelength = 2 * pi / frequency
+    if wavelength < scaling.original_max_positions / scaling.high_freq_factor:
+        return frequency
+    if wavelength > scaling.original_max_positions / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (scaling.original_max_positions / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency

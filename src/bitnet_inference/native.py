@@ -1,0 +1,31 @@
+"""The one door to the compiled extension: kernels for the CPU backend, packing for the loader, sampling for the engine."""
+
+from __future__ import annotations
+
+from bitnet_inference._native import (
+    BLOCK_TOKENS,
+    Cache,
+    DenseWeight,
+    Executor,
+    Program,
+    RowSampler,
+    SamplingRule,
+    TernaryWeight,
+    isas,
+    sampling_noise,
+    ternarize,
+)
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "Cache",
+    "DenseWeight",
+    "Executor",
+    "Program",
+    "RowSampler",
+    "SamplingRule",
+    "TernaryWeight",
+    "isas",
+    "sampling_noise",
+    "ternarize",
+]
