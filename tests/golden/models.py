@@ -1,0 +1,176 @@
+"""Tiny checkpoints that Transformers' own classes load, with the magnitudes of real ones (FORMATS 1.2)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.bitnet import pack_weights
+
+VOCAB_SIZE, BOS, EOS, EOT = 384, 376, 377, 383
+PACKED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
+OLD = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}  # as Falcon's and Llama3-8B-1.58's files
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR_ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One checkpoint: `config` goes to the family's configuration class, `quantization` into its config.json.
+
+    `kept`: converted in no layer whose name starts so. `resaved`: written by Transformers' save_pretrained, in shards
+    of that size. `unpacked`: the ternary matrices as floats (5.23 cannot save what it unpacked). `masters_of`: the
+    weights are those of another checkpoint. `old_keys`: config.json as 4.x wrote it.
+    """
+
+    name: str
+    family: str
+    dtype: torch.dtype = torch.bfloat16
+    quantization: dict[str, Any] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    kept: tuple[str, ...] = ("lm_head",)
+    resaved: str = ""
+    unpacked: bool = False
+    masters_of: str = ""
+    old_keys: bool = False
+    template: str = ""
+
+    @property
+    def online(self) -> bool:
+        return bool(self.quantization) and self.quantization.get("quantization_mode") == "online"
+
+    @property
+    def divides(self) -> bool:
+        return self.quantization.get("linear_class", "bitlinear") == "bitlinear"
+
+
+ONLINE = {**PACKED, "quantization_mode": "online"}
+SPECS = (
+    Spec("bitnet-packed", "bitnet", quantization=PACKED, config={"tie_word_embeddings": True}, old_keys=True,
+         template="tokenizer_config"),
+    Spec("bitnet-masters", "bitnet", quantization=ONLINE, config={"tie_word_embeddings": True},
+         masters_of="bitnet-packed"),
+    Spec("bitnet-unpacked", "bitnet", quantization=PACKED, config={"tie_word_embeddings": True}, unpacked=True,
+         masters_of="bitnet-packed"),
+    Spec("bitnet-bitlinear", "bitnet", quantization={**PACKED, "linear_class": "bitlinear"}),
+    Spec("llama-bitlinear", "llama", quantization=OLD, config={"head_dim": 32, "rope_theta": 1000042.0},
+         resaved="64KB", template="jinja"),
+    Spec("llama-autobitlinear", "llama", torch.float16, {**PACKED, "modules_to_not_convert": None}),
+    Spec("llama-masters-f32", "llama", torch.float32, ONLINE, {"tie_word_embeddings": True}),
+    Spec("llama-rms-norm", "llama", quantization={**PACKED, "use_rms_norm": True, "rms_norm_eps": 1e-5}),
+    Spec("llama-rms-norm-bitlinear", "llama", quantization={"quant_method": "bitnet", "use_rms_norm": True}),
+    Spec("llama-ternary-head", "llama", quantization={**OLD, "modules_to_not_convert": []}, kept=()),
+    Spec("llama-partial", "llama", quantization={**OLD, "modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]},
+         kept=("lm_head", "model.layers.1.mlp")),
+    Spec("llama3-bf16", "llama", config={"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}, resaved="1GB"),
+    Spec("llama-f16", "llama", torch.float16, config={"rope_theta": 10000.0}, resaved="1GB", old_keys=True),
+    Spec("llama-f32", "llama", torch.float32,
+         config={"intermediate_size": 96, "rope_parameters": LINEAR_ROPE}, resaved="150KB"),
+)  # fmt: skip
+
+
+def configuration(spec: Spec) -> BitNetConfig | LlamaConfig:
+    """The configuration object, without the quantisation."""
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "dtype": spec.dtype}
+    kind = BitNetConfig if spec.family == "bitnet" else LlamaConfig
+    return kind(**{**sizes, **heads, **ids, **spec.config})
+
+
+def write(spec: Spec, folder: Path, attempt: int) -> None:
+    """Write config.json, generation_config.json and the safetensors files of a checkpoint."""
+    config = configuration(spec)
+    tensors = _masters(spec, config, attempt)
+    if spec.quantization:
+        config.quantization_config = spec.quantization
+        if not spec.online:
+            tensors = _packed(spec, tensors)
+    config.architectures = ["BitNetForCausalLM" if spec.family == "bitnet" else "LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if spec.unpacked:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=spec.dtype)
+        kept = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    elif spec.resaved:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=spec.dtype)
+        (folder / "model.safetensors").unlink()
+        model.save_pretrained(folder, max_shard_size=spec.resaved)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, EOT], "temperature": 0.6}) + "\n")
+    if spec.old_keys:
+        _use_old_keys(folder / "config.json", spec)
+
+
+def _masters(spec: Spec, config: Any, attempt: int) -> dict[str, torch.Tensor]:
+    kind = BitNetForCausalLM if spec.family == "bitnet" else LlamaForCausalLM
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in kind(config).state_dict().items()}
+    if config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    if spec.quantization and spec.quantization.get("use_rms_norm"):
+        projections = [name for name in shapes if _is_converted(spec, name)]
+        shapes |= {name.replace(".weight", ".rms_norm.weight"): shapes[name][1:] for name in projections}
+    seed = zlib.crc32((spec.masters_of or spec.name).encode()) + attempt
+    random = np.random.default_rng(seed)
+    ternary = spec.quantization is not None
+    return {
+        name: torch.from_numpy(_values(random, name, shape, ternary)).to(spec.dtype) for name, shape in shapes.items()
+    }
+
+
+def _values(random: np.random.Generator, name: str, shape: tuple[int, ...], ternary: bool) -> np.ndarray:
+    if len(shape) == 1:
+        middle = 0.1 if ternary and name != "model.norm.weight" else 1.0
+        return (middle * random.lognormal(0, 0.3, shape)).astype(np.float32)
+    if "_proj" not in name:
+        return random.normal(0, 0.4, shape).astype(np.float32)
+    if not ternary:
+        return random.normal(0, 2 * shape[1] ** -0.5, shape).astype(np.float32)
+    values = random.laplace(0, 1.5, shape)
+    values[random.integers(shape[0])] *= 1e-34  # real files have dead rows and columns, which underflow in float16
+    values[:, random.integers(shape[1])] *= 1e-34
+    return values.astype(np.float32)
+
+
+def _packed(spec: Spec, masters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for name, master in masters.items():
+        if not _is_converted(spec, name):
+            tensors[name] = master
+            continue
+        weight = master.float()
+        inverse = 1.0 / weight.abs().mean().clamp_(min=1e-5)  # transformers' WeightQuant
+        tensors[name] = pack_weights((weight * inverse).round().clamp(-1, 1))
+        scale = inverse if spec.divides else 1.0 / inverse
+        tensors[name.replace(".weight", ".weight_scale")] = scale.reshape(1).to(spec.dtype)
+    return tensors
+
+
+def _is_converted(spec: Spec, name: str) -> bool:
+    linear = "_proj.weight" in name or name == "lm_head.weight"
+    return linear and not name.startswith(spec.kept or ("-",))
+
+
+def _use_old_keys(path: Path, spec: Spec) -> None:
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope["rope_theta"], "torch_dtype": config.pop("dtype")}
+    if spec.family == "bitnet":
+        classes = {"AutoConfig": "configuration_bitnet.BitNetConfig"}
+        config["auto_map"] = classes | {"AutoModelForCausalLM": "modeling_bitnet.BitNetForCausalLM"}
+    path.write_text(json.dumps(config, indent=2) + "\n")
