@@ -114,7 +114,9 @@ def _load_weights(checkpoint: Checkpoint, plans: Plans, progress: Progress) -> d
     total, done = sum(num_weights(shapes, names) for names in groups), 0
     weights: dict[tuple[str, ...], Any] = {}
     for names in groups:
-        weights[names] = _pack_ternary(checkpoint, names) if checkpoint.is_ternary(names[0]) else _dense(checkpoint, names)
+        weights[names] = (
+            _pack_ternary(checkpoint, names) if checkpoint.is_ternary(names[0]) else _dense(checkpoint, names)
+        )
         done += num_weights(shapes, names)
         progress(done, total)
     return weights

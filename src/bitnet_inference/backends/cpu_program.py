@@ -33,7 +33,12 @@ def compile_program(
 
 class _Compiler:
     def __init__(
-        self, plan: Plan, config: ModelConfig, weights: Weights, vector: Callable[[str], NDArray[np.float32]], cache: Any
+        self,
+        plan: Plan,
+        config: ModelConfig,
+        weights: Weights,
+        vector: Callable[[str], NDArray[np.float32]],
+        cache: Any,
     ) -> None:
         self.plan, self.config, self.weights, self.vector, self.cache = plan, config, weights, vector, cache
         self.layout = plan_buffers(plan)

@@ -91,7 +91,9 @@ class ReferenceModel:
         self.capabilities = Capabilities(
             BLOCK_TOKENS, 2 * 4 * BLOCK_TOKENS * width, 256, config.max_batch_tokens, available_bytes() // 2
         )
-        self.cache = np.zeros((self.config.num_layers, 2, 0, self.config.num_kv_heads, self.config.head_dim), np.float32)
+        self.cache = np.zeros(
+            (self.config.num_layers, 2, 0, self.config.num_kv_heads, self.config.head_dim), np.float32
+        )
         num_names = sum(1 for _ in expected_shapes(self.config))
         progress(num_names, num_names)  # weights are read when they are used
 

@@ -105,7 +105,9 @@ class Recorder:
         self._num_values += 1
         return Value(self._num_values - 1, width, parent=parent, column=column)
 
-    def _record(self, verb: str, width: int, inputs: tuple[Value, ...], weights: Sequence[str] = (), **more: Any) -> Value:
+    def _record(
+        self, verb: str, width: int, inputs: tuple[Value, ...], weights: Sequence[str] = (), **more: Any
+    ) -> Value:
         output = self.value(width)
         self._steps.append(Step(verb, inputs, output, tuple(weights), more))
         return output
