@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bitnet_inference import ternary
+from bitnet_inference import native, ternary
 
 SHAPES = st.tuples(st.integers(1, 70), st.integers(1, 40))
 CODES = SHAPES.flatmap(lambda shape: hnp.arrays(np.int8, shape, elements=st.integers(-1, 1)))
@@ -107,6 +107,19 @@ def test_ternarize_follows_the_formula(weights):
     differs = codes != np.clip(np.rint(weights * inverse), -1, 1)
     # A mean one ulp off moves only values at the border, where W / m is a half.
     assert np.allclose(np.abs(weights[differs] * inverse), 0.5, rtol=1e-6)
+
+
+@given(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
+def test_ternarize_gives_the_bits_of_the_kernels(weights):
+    codes, scale = ternary.ternarize(weights)
+    native_codes, native_scale = native.ternarize(weights, "float32")
+    assert np.array_equal(codes, native_codes)
+    assert scale == np.float32(native_scale)
+
+
+def test_the_mean_of_many_weights_has_the_bits_of_the_kernels():
+    weights = np.random.default_rng(1).normal(size=(300, 1111)).astype(np.float32)
+    assert ternary.ternarize(weights)[1] == np.float32(native.ternarize(weights, "float32")[1])
 
 
 def test_ternarize_rounds_halves_to_even():

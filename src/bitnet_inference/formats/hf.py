@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import ternary
+from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import rounded, to_float32
@@ -135,12 +135,12 @@ def _tables_differ(tensors: dict[str, Tensor]) -> bool:
 
 def _ternarized(name: str, tensor: Tensor) -> Ternary:
     # transformers' WeightQuant casts +-m to the masters' dtype, and the packed repositories store m in it.
-    try:
-        codes, scale = ternary.ternarize(float_values(tensor))
-    except ValueError as error:
-        raise FormatError(tensor.path, name, f"{error}: download the model again") from error
+    dtype = FLOATS[tensor.dtype]
+    codes, scale = native.ternarize(tensor.array(), dtype)
+    if not math.isfinite(scale):
+        raise FormatError(tensor.path, name, "a master weight is NaN or infinite: download the model again")
     rows, columns = codes.shape
-    return Ternary(codes, "codes", (rows, columns), float(rounded(scale, FLOATS[tensor.dtype])))
+    return Ternary(codes, "codes", (rows, columns), float(rounded(np.float32(scale), dtype)))
 
 
 def _packed(name: str, tensor: Tensor, num_rows: int) -> NDArray[Any]:
