@@ -1,0 +1,186 @@
+"""Runs requests on a model, a step at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from bitnet_inference.engine.batch import build_batch
+from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.request import Finish, Request
+from bitnet_inference.engine.sampler import Pick, Sampler, full_rows
+from bitnet_inference.engine.scheduler import Scheduler, Share
+from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
+from bitnet_inference.model.contract import Capabilities, Model, Output
+
+
+class Engine:
+    """Requests in, tokens out. One thread calls `step`; `submit` and `cancel` may be called from any.
+
+    A request ends exactly once: with the Finish that its sink gets.
+    """
+
+    def __init__(self, model: Model, *, max_num_blocks: int | None = None, max_waiting: int = 1024) -> None:
+        """Reserves the model's cache: as much as it allows, at most `max_num_blocks`; raises OutOfMemory.
+
+        `max_waiting`: so many requests may wait for their turn, one more raises QueueFull.
+        """
+        self._model = model
+        self._limits = model.capabilities
+        num_blocks = _num_blocks(self._limits, model.config.max_positions, max_num_blocks)
+        model.reserve(num_blocks)
+        self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
+        self._sampler = Sampler(model.config.vocab_size)
+        self._scheduler = Scheduler(
+            BlockPool(num_blocks),
+            block_size=self._limits.block_size,
+            max_sequences=self._limits.max_sequences,
+            max_tokens=self._limits.max_tokens,
+            max_waiting=max_waiting,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+        return self._scheduler.has_work
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many cache blocks no request holds."""
+        return self._scheduler.pool.num_free
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises InvalidParams, PromptTooLong or OutOfMemory for one that can never run, QueueFull if too many wait; its
+        sink then hears nothing.
+        """
+        self._check(request)
+        self._sampler.prepare(request)
+        self._scheduler.submit(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request with the next step; nothing happens if it has ended."""
+        self._scheduler.cancel(request)
+
+    def step(self) -> None:
+        """Compute and sample once for every request that is at it. An error ends the requests that it concerns."""
+        shares = self._schedule()
+        if not shares:
+            return
+        with self._answering_for(shares):
+            output = self._forward(shares)
+            picks = self._sample(output, shares)
+            self._deliver(picks)
+
+    def end_all(self, finish: Finish) -> None:
+        """End every request at once. All sinks hear of it, even if our own books are wrong."""
+        requests = self._scheduler.all_requests()
+        for request in requests:
+            self._tell(request, finish)
+        for request in requests:
+            self._scheduler.drop(request)
+
+    def _check(self, request: Request) -> None:
+        vocab_size, max_positions = self._model.config.vocab_size, self._model.config.max_positions
+        highest = int(request.tokens.view.max())
+        if highest >= vocab_size:
+            raise InvalidParams(f"the prompt holds token {highest}: the vocabulary has 0 to {vocab_size - 1}")
+        room = 0 if request.params.max_tokens == 0 else 1  # for the first token of the answer
+        if request.num_prompt + room > max_positions:
+            raise PromptTooLong(request.num_prompt, max_positions - room)
+        if request.num_prompt + room > self.max_context:
+            cure = "shorten it, or give the engine more memory (max_num_blocks)"
+            raise OutOfMemory(f"the cache holds {self.max_context} tokens, the prompt has {request.num_prompt}: {cure}")
+
+    def _schedule(self) -> list[Share]:
+        for request in self._scheduler.drop_cancelled():
+            self._tell(request, Finish("cancelled"))
+        return self._scheduler.schedule()
+
+    def _forward(self, shares: Sequence[Share]) -> Output:
+        return self._model.forward(build_batch(shares, self._limits.block_size))
+
+    def _sample(self, output: Output, shares: Sequence[Share]) -> list[Pick]:
+        wanted, end = [], 0
+        for request, num_tokens in shares:
+            end += num_tokens
+            request.num_computed += num_tokens
+            self._show_prompt_logits(output, request, end)
+            if request.num_pending == 0 and request.finish is None:
+                wanted.append((request, end - 1))
+        for request, _ in wanted:
+            if request.has_enough:  # max_tokens is 0
+                self._end(request, Finish("length"))
+        return self._sampler.pick(output, [pair for pair in wanted if pair[0].finish is None])
+
+    def _show_prompt_logits(self, output: Output, request: Request, end: int) -> None:
+        """Hand over the logits of the prompt tokens just computed, the last of which is row end - 1 of the output."""
+        first, last = request.num_prompt_logits, min(request.num_computed, request.num_prompt)
+        if request.on_prompt_logits is None or first >= last:
+            return
+        rows = [end - request.num_computed + position for position in range(first, last)]
+        try:
+            for start, logits in full_rows(output, rows, self._sampler.vocab_size):
+                request.on_prompt_logits(first + start, logits)
+        except Exception as error:
+            self._end(request, Finish("error", error=error))
+        request.num_prompt_logits = last
+
+    def _deliver(self, picks: Sequence[Pick]) -> None:
+        for pick in picks:
+            pick.request.mark("sampled")
+            finish = self._accept(pick)
+            if finish is not None:
+                self._end(pick.request, finish)
+
+    def _accept(self, pick: Pick) -> Finish | None:
+        """Give the token to its sink; the end of the request, if this is it."""
+        request = pick.request
+        if pick.error is not None:
+            return Finish("error", error=pick.error)
+        if pick.token_id in request.end_ids:
+            return Finish("stop", token_id=pick.token_id)
+        request.tokens.extend((pick.token_id,))
+        try:
+            wants_end = request.sink.token(pick.token_id, pick.logprobs)
+        except Exception as error:
+            return Finish("error", error=error)
+        if wants_end:
+            return Finish("stop")
+        is_full = request.has_enough or len(request.tokens) >= self.max_context
+        return Finish("length") if is_full else None
+
+    @contextmanager
+    def _answering_for(self, shares: Sequence[Share]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            for request, _ in shares:
+                if request.finish is None:
+                    self._end(request, Finish("error", error=error))
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        self._scheduler.drop(request)
+        self._tell(request, finish)
+
+    def _tell(self, request: Request, finish: Finish) -> None:
+        assert request.finish is None, "a request ends once"
+        request.finish = finish
+        try:
+            request.sink.finish(finish, request.usage())
+        except Exception:  # nobody is left to tell
+            logging.getLogger(__name__).exception("the sink of a finished request raised")
+
+
+def _num_blocks(limits: Capabilities, max_positions: int, max_num_blocks: int | None) -> int:
+    """As many as fit into memory, but no more than full sequences in full number could use."""
+    useful = limits.max_sequences * -(-max_positions // limits.block_size)
+    num_blocks = min(limits.available_bytes // limits.block_bytes, useful)
+    if max_num_blocks is not None:
+        num_blocks = min(num_blocks, max_num_blocks)
+    if num_blocks < 1:
+        needed = f"a block takes {limits.block_bytes} bytes, {limits.available_bytes} are available"
+        raise OutOfMemory(f"no room for the KV cache: {needed}: free memory or choose a smaller model")
+    return num_blocks

@@ -1,0 +1,38 @@
+"""A growing list of int32 that batches can copy without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Ints:
+    """int32 values in one array with room to grow."""
+
+    def __init__(self, values: Sequence[int] | NDArray[np.int32] = ()) -> None:
+        self._data = np.array(values, dtype=np.int32)
+        self._length = len(self._data)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def view(self) -> NDArray[np.int32]:
+        """The values, [len]; stale after the next `extend` or `clear`."""
+        return self._data[: self._length]
+
+    def extend(self, values: Sequence[int]) -> None:
+        """Append the values."""
+        length = self._length + len(values)
+        if length > len(self._data):
+            grown = np.empty(max(2 * len(self._data), length, 16), dtype=np.int32)
+            grown[: self._length] = self.view
+            self._data = grown
+        self._data[self._length : length] = values
+        self._length = length
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._length = 0

@@ -1,0 +1,181 @@
+"""What a caller may ask of one generation."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from bitnet_inference.errors import InvalidParams
+
+MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
+MAX_TEMPERATURE = 100.0
+_MAX_TOKENS = (1 << 31) - 1
+
+
+class _Range(NamedTuple):
+    name: str
+    low: float
+    high: float
+    meaning: str
+
+
+_REALS = (
+    _Range("temperature", 0.0, MAX_TEMPERATURE, "0 is greedy, 1 the model's own distribution"),
+    _Range("top_p", 0.0, 1.0, "1 is off"),
+    _Range("min_p", 0.0, 1.0, "0 is off"),
+    _Range("repetition_penalty", 0.01, 100.0, "1 is off"),
+    _Range("presence_penalty", -2.0, 2.0, "0 is off"),
+    _Range("frequency_penalty", -2.0, 2.0, "0 is off"),
+)
+_WHOLES = (
+    _Range("top_k", 0, _MAX_TOKENS, "0 is off"),
+    _Range("min_tokens", 0, _MAX_TOKENS, "0 is off"),
+)
+_OPTIONAL_WHOLES = (
+    _Range("seed", -(1 << 63), (1 << 64) - 1, "None draws one"),
+    _Range("max_tokens", 0, _MAX_TOKENS, "None is up to the end of the context"),
+    _Range("logprobs", 0, MAX_LOGPROBS, "None is off, 0 the chosen token alone"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Raises InvalidParams for what is impossible; nothing is ignored.
+
+    `temperature`: 0 (or below 1e-5) is greedy, else logits are divided by it. At most 100.
+    `top_k`: only the k best tokens; 0 is off.
+    `top_p`: only tokens whose better ones together have at most this probability (Llama's rule); 1 is off.
+    `min_p`: only tokens of at least this part of the best one's probability; 0 is off.
+    `repetition_penalty`: positive logits of tokens in prompt or output are divided by it, negative ones multiplied,
+    as in Transformers; 1 is off.
+    `presence_penalty`, `frequency_penalty`: subtracted from the logits of tokens in the output, once, and once an
+    occurrence, as in OpenAI's API; -2 to 2.
+    `logit_bias`: added to the logits of these token ids; -100 to 100.
+    `seed`: equal seeds give equal text, whatever else runs; taken modulo 2^64. None draws one (see Request.seed).
+    `stop`: strings (or one) that end the text; they are not part of it.
+    `stop_token_ids`: further tokens that end the text like the model's own end tokens; they are not part of it.
+    `max_tokens`: at most so many tokens. The default, 256, is a long answer that still ends where a model never stops
+    by itself; None goes on to the end of the context. 0 computes the prompt alone.
+    `min_tokens`: end tokens and stop_token_ids are banned until so many tokens are out; stop strings are not.
+    `ignore_eos`: the model's end tokens are ordinary tokens; stop_token_ids still end the text.
+    `logprobs`: log-probabilities of the chosen token and of so many best ones (0 to 20), by the model itself: before
+    bias, penalties and temperature. None is off.
+
+    Order, as in Transformers: bias and bans, repetition, frequency and presence penalty, temperature, top-k, top-p
+    (of what top-k left), min-p.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    max_tokens: int | None = 256
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for wanted in _REALS:
+            self._set(wanted.name, _real(wanted, getattr(self, wanted.name)))
+        for wanted in _WHOLES:
+            self._set(wanted.name, _whole(wanted, getattr(self, wanted.name)))
+        for wanted in _OPTIONAL_WHOLES:
+            if getattr(self, wanted.name) is not None:
+                self._set(wanted.name, _whole(wanted, getattr(self, wanted.name)))
+        self._set("stop", _stop(self.stop))
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
+        self._set("logit_bias", _bias(self.logit_bias))
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParams(f"ignore_eos is {self.ignore_eos!r}: give True or False")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParams(f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower min_tokens")
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> SamplingParams:
+        """The parameters under these names; an unknown name raises InvalidParams, which tells the nearest one."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                nearest = difflib.get_close_matches(str(name), known, n=1)
+                cure = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+                raise InvalidParams(f"unknown sampling option {name!r}: {cure}")
+        return cls(**options)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is taken, without noise."""
+        return self.temperature < 1e-5
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the model's logits are changed by bias or penalties (bans for min_tokens aside)."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return bool(self.logit_bias) or penalties != (1.0, 0.0, 0.0)
+
+    def check(self, vocab_size: int) -> None:
+        """Raises InvalidParams for what the vocabulary of a model does not have."""
+        for name, token_ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidParams(f"{name}: token {token_id} does not exist: give ids from 0 to {vocab_size - 1}")
+        if self.logprobs is not None and self.logprobs > vocab_size:
+            raise InvalidParams(f"logprobs is {self.logprobs}: the vocabulary has only {vocab_size} tokens")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _real(wanted: _Range, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidParams(f"{wanted.name} is {value!r}: give a number ({wanted.meaning})")
+    number = float(value)
+    if not wanted.low <= number <= wanted.high:  # NaN too
+        raise InvalidParams(f"{wanted.name} is {number}: give {wanted.low:g} to {wanted.high:g} ({wanted.meaning})")
+    return number
+
+
+def _whole(wanted: _Range, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidParams(f"{wanted.name} is {value!r}: give a whole number ({wanted.meaning})")
+    number = int(value)
+    if not wanted.low <= number <= wanted.high:
+        raise InvalidParams(f"{wanted.name} is {number}: give {wanted.low} to {wanted.high} ({wanted.meaning})")
+    return number
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
+        raise InvalidParams(f"stop is {value!r}: give a string or a list of strings")
+    if "" in strings:
+        raise InvalidParams("stop has an empty string, which would stop at once: leave it out")
+    return tuple(strings)
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(_is_whole(item) for item in value):
+        raise InvalidParams(f"stop_token_ids is {value!r}: give a list of token ids")
+    return tuple(int(item) for item in value)
+
+
+def _bias(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(_is_whole(token_id) for token_id in value):
+        raise InvalidParams(f"logit_bias is {value!r}: give a mapping from token ids (whole numbers) to numbers")
+    wanted = _Range("logit_bias", -100.0, 100.0, "0 is off")
+    return {int(token_id): _real(wanted, bias) for token_id, bias in value.items()}
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,0 +1,161 @@
+"""One generation on its way through the engine, and what its owner hears of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.engine.ints import Ints
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.native import SamplingRule
+
+PromptLogits = Callable[[int, NDArray[np.float32]], None]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probabilities by the model itself, before bias, penalties and temperature.
+
+    `logprob` is the chosen token's; `top` holds (token id, log-probability) of the best tokens, best first, lowest id
+    first among equals. Tokens of logit -infinity are not among the best.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Why a request ended: every request gets exactly one.
+
+    "stop": an end token (`token_id` tells which; it is not delivered as a token) or the sink's own wish (None).
+    "length": max_tokens or the end of the context. "cancelled": by its owner. "error": `error` tells.
+    """
+
+    reason: Literal["stop", "length", "cancelled", "error"]
+    token_id: int | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a request has cost. Output tokens are those that were delivered: an end token is not among them.
+
+    `queued_s`: from submission until its first step; `prompt_s`: from there until its first token was sampled (or until
+    its end); `output_s`: from there until its end. Seconds of a monotonic clock.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    queued_s: float
+    prompt_s: float
+    output_s: float
+
+
+class Sink(Protocol):
+    """Where a request's tokens go. Both are called in the engine's thread and must return soon.
+
+    If one raises, this request ends with that error and its neighbours go on.
+    """
+
+    def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
+        """Take the next token; True ends the request (a stop string was found). End tokens are not delivered."""
+        ...
+
+    def finish(self, finish: Finish, usage: Usage) -> None:
+        """The request has ended: the last call, made exactly once."""
+        ...
+
+
+class Request:
+    """A prompt, its parameters and how far it is.
+
+    `tokens` holds the prompt and the output so far, of which the first `num_computed` are in the cache, in `blocks`.
+    A step lets the second catch up with the first; there is no other state.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int] | NDArray[np.integer],
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        eos_ids: Iterable[int] = (),
+        choice: int = 0,
+        on_prompt_logits: PromptLogits | None = None,
+    ) -> None:
+        """Raises InvalidParams for a prompt that is empty or no list of token ids.
+
+        `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
+        `on_prompt_logits(first_position, logits)` gets the logits [rows, vocab] of every prompt token, in order and
+        each once: a row tells what follows its token. The array is valid during the call only.
+        """
+        self.params, self.sink, self.choice, self.on_prompt_logits = params, sink, choice, on_prompt_logits
+        self.tokens = Ints(_checked_prompt(prompt))
+        self.num_prompt = len(self.tokens)
+        self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.seed = seed % (1 << 64)
+        self.blocks = Ints()
+        self.num_computed = 0
+        self.num_prompt_logits = 0
+        self.rule: SamplingRule | None = None
+        self.finish: Finish | None = None
+        self._times: dict[str, float] = {}
+
+    @property
+    def num_pending(self) -> int:
+        """How many known tokens are not in the cache yet."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        """How many tokens were generated and delivered."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def bans_ends(self) -> bool:
+        """Whether the next token must not be an end token."""
+        return self.num_output < self.params.min_tokens and bool(self.end_ids)
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether max_tokens is reached."""
+        return self.params.max_tokens is not None and self.num_output >= self.params.max_tokens
+
+    def forget(self) -> None:
+        """Start over: nothing of this request is in the cache any more."""
+        self.blocks.clear()
+        self.num_computed = 0
+
+    def mark(self, stage: Literal["submitted", "scheduled", "sampled"]) -> None:
+        """Note when a stage was first reached."""
+        self._times.setdefault(stage, monotonic())
+
+    def usage(self) -> Usage:
+        """What the request has cost until now."""
+        end = monotonic()
+        submitted, scheduled, sampled = (self._times.get(name, end) for name in ("submitted", "scheduled", "sampled"))
+        times = (scheduled - submitted, sampled - scheduled, end - sampled)
+        return Usage(self.num_prompt, self.num_output, *times)
+
+
+def _checked_prompt(prompt: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
+    try:
+        ids = np.asarray(prompt)
+    except ValueError:
+        raise InvalidParams("the prompt is no list of token ids: its items differ in length") from None
+    if ids.size == 0:
+        raise InvalidParams("the prompt is empty: give at least one token")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InvalidParams("the prompt is no list of token ids: give whole numbers")
+    if ids.min() < 0 or ids.max() >= 1 << 31:
+        raise InvalidParams(f"the prompt holds a token id of {ids.min()} to {ids.max()}: no vocabulary has it")
+    return ids.astype(np.int32)

@@ -1,0 +1,106 @@
+"""Chooses the next token of each request from a step's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.engine.request import Request, TokenLogprobs
+from bitnet_inference.errors import EngineError
+from bitnet_inference.model.contract import Output
+from bitnet_inference.native import RowSampler, SamplingRule
+
+MAX_LOGITS_BYTES = 32 << 20  # whole-vocabulary logits that are asked for at once
+
+
+class Pick(NamedTuple):
+    """What was chosen for a request: a token, or the error that ends it."""
+
+    request: Request
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error: Exception | None = None
+
+
+class Sampler:
+    """Greedy requests that need nothing else ask the model for the best token; all others for all logits.
+
+    A token depends on the logits, the request's own tokens and noise keyed by (seed, choice, position of the token),
+    and on nothing else: not on neighbours, chunks or preemption.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._rows = RowSampler(vocab_size)
+
+    def prepare(self, request: Request) -> None:
+        """Translate the request's parameters once; raises InvalidParams for what the vocabulary does not have."""
+        params = request.params
+        params.check(self.vocab_size)
+        bias = params.logit_bias or {}
+        request.rule = SamplingRule(
+            self.vocab_size,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            bias_ids=list(bias.keys()),
+            bias_values=list(bias.values()),
+            end_ids=sorted(token_id for token_id in request.end_ids if 0 <= token_id < self.vocab_size),
+        )
+
+    def pick(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
+        """The next token of each request, whose last known token is that row of the output."""
+        plain = [pair for pair in wanted if _is_plain(pair[0])]
+        others = [pair for pair in wanted if not _is_plain(pair[0])]
+        picks = self._pick_best(output, plain) if plain else []
+        for start, logits in full_rows(output, [row for _, row in others], self.vocab_size):
+            chunk = zip(others[start : start + len(logits)], logits, strict=True)
+            picks += [self._pick_sampled(request, row) for (request, _), row in chunk]
+        return picks
+
+    def _pick_best(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
+        ids, logits = output.top([row for _, row in wanted], 1)
+        picks = []
+        for (request, _), token_id, logit in zip(wanted, ids[:, 0].tolist(), logits[:, 0].tolist(), strict=True):
+            is_sound = abs(logit) < float("inf")
+            picks.append(Pick(request, token_id) if is_sound else _failed(request, "the best logit is not finite"))
+        return picks
+
+    def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
+        tokens = request.tokens.view
+        key = (request.seed, request.choice, len(tokens))
+        token_id = self._rows.sample(logits, request.rule, tokens, request.num_prompt, request.bans_ends, *key)
+        if token_id == -1:
+            return _failed(request, "the model's logits hold NaN or infinity")
+        if token_id == -2:
+            return _failed(request, "min_tokens and logit_bias leave no token to choose from")
+        return Pick(request, token_id, self._score(request, logits, token_id))
+
+    def _score(self, request: Request, logits: NDArray[np.float32], token_id: int) -> TokenLogprobs | None:
+        if request.params.logprobs is None:
+            return None
+        logprob, best = self._rows.score(logits, token_id, request.params.logprobs)
+        return TokenLogprobs(logprob, tuple(best))
+
+
+def full_rows(output: Output, rows: Sequence[int], vocab_size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """The logits of these rows in chunks of bounded size: (index of the first, logits [n, vocab])."""
+    step = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
+    for start in range(0, len(rows), step):
+        yield start, output.full(rows[start : start + step])
+
+
+def _is_plain(request: Request) -> bool:
+    params = request.params
+    return params.is_greedy and params.logprobs is None and not params.edits_logits and not request.bans_ends
+
+
+def _failed(request: Request, why: str) -> Pick:
+    return Pick(request, -1, error=EngineError(f"{why} at position {len(request.tokens)}"))

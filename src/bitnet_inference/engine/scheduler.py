@@ -1,0 +1,148 @@
+"""Who computes how many tokens in the next step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.request import Request
+from bitnet_inference.errors import QueueFull
+
+
+class Share(NamedTuple):
+    """What a request gets of a step: its next `num_tokens` known tokens are computed."""
+
+    request: Request
+    num_tokens: int
+
+
+class Scheduler:
+    """First come, first served, under a budget of tokens a step.
+
+    There is no prefill and no decode phase: a request has tokens known and tokens computed, and each step lets the
+    second catch up with the first as far as the budget goes. Running requests come before waiting ones, earlier before
+    later. A request is admitted when there are blocks for all its known tokens. When a running request needs a block
+    and none is free, the one admitted last gives its blocks back and computes its tokens anew later, at the head of the
+    queue; so the one admitted first always gets on, and none starves.
+    """
+
+    def __init__(
+        self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int, max_waiting: int
+    ) -> None:
+        """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait."""
+        self.pool, self.block_size = pool, block_size
+        self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        # Other threads append here and nothing else; the engine's thread empties them.
+        self._arrivals: deque[Request] = deque()
+        self._cancellations: deque[Request] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is running or waiting."""
+        return bool(self.running or self.waiting or self._arrivals)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests are not running."""
+        return len(self.waiting) + len(self._arrivals)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises QueueFull. May be called from any thread."""
+        if self.num_waiting >= self.max_waiting:
+            raise QueueFull(f"{self.num_waiting} requests are waiting already: try again later")
+        request.mark("submitted")
+        self._arrivals.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Have `drop_cancelled` drop this request. May be called from any thread, at any time."""
+        if request.finish is None:
+            self._cancellations.append(request)
+
+    def drop_cancelled(self) -> Iterator[Request]:
+        """Forget the cancelled requests that have not ended, and give their blocks back."""
+        self._welcome()
+        while self._cancellations:
+            request = self._cancellations.popleft()
+            if request in self.running or request in self.waiting:
+                self.drop(request)
+                yield request
+
+    def schedule(self) -> list[Share]:
+        """The next step's shares; empty only if no request is left."""
+        self._welcome()
+        shares, num_preempted = self._continue_running()
+        if not num_preempted:  # else the blocks just freed would go to a newcomer, or back to their owner
+            budget = self.max_tokens - sum(share.num_tokens for share in shares)
+            shares += self._admit(budget)
+        return shares
+
+    def drop(self, request: Request) -> None:
+        """Forget a request that ends, and give its blocks back."""
+        self._release(request)
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+
+    def all_requests(self) -> list[Request]:
+        """Every request that has not ended, first come first."""
+        self._welcome()
+        return [*self.running, *self.waiting]
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def _welcome(self) -> None:
+        while self._arrivals:
+            self.waiting.append(self._arrivals.popleft())
+
+    def _continue_running(self) -> tuple[list[Share], int]:
+        shares: list[Share] = []
+        budget, num_preempted = self.max_tokens, 0
+        while budget > 0 and len(shares) < len(self.running):
+            request = self.running[len(shares)]
+            num_tokens = min(request.num_pending, budget)
+            num_preempted += self._make_room(request, num_tokens)
+            if len(shares) == len(self.running):  # it was the last itself
+                break
+            shares.append(Share(request, num_tokens))
+            budget -= num_tokens
+        return shares, num_preempted
+
+    def _make_room(self, request: Request, num_tokens: int) -> int:
+        """Blocks for the request's next tokens, at the cost of the requests admitted last; how many those were."""
+        num_preempted = 0
+        missing = self.num_blocks_for(request.num_computed + num_tokens) - len(request.blocks)
+        while missing > self.pool.num_free:
+            num_preempted += 1
+            victim = self.running[-1]
+            self._release(victim)
+            self.waiting.appendleft(victim)
+            self.running.pop()
+            if victim is request:
+                return num_preempted
+        request.blocks.extend(self.pool.allocate(max(missing, 0)))
+        return num_preempted
+
+    def _admit(self, budget: int) -> list[Share]:
+        shares: list[Share] = []
+        while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
+            request = self.waiting[0]
+            num_blocks = self.num_blocks_for(len(request.tokens))
+            if num_blocks > self.pool.num_free:
+                break
+            self.running.append(self.waiting.popleft())
+            request.blocks.extend(self.pool.allocate(num_blocks))
+            request.mark("scheduled")
+            shares.append(Share(request, min(request.num_pending, budget)))
+            budget -= shares[-1].num_tokens
+        return shares
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.blocks.view.tolist())
+        request.forget()

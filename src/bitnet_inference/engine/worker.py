@@ -1,0 +1,70 @@
+"""The thread that steps an engine while there is work, and sleeps otherwise."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.request import Finish, Request
+from bitnet_inference.errors import Stopped
+
+
+class Worker:
+    """Owns the engine's thread. Every method may be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Starts the thread."""
+        self._engine = engine
+        self._wake = threading.Condition()
+        self._is_open = True
+        self._drains = True
+        self._thread = threading.Thread(target=self._run, name="bitnet-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return self._is_open
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises what Engine.submit raises, and Stopped when the engine does not run any more."""
+        with self._wake:
+            if not self._is_open:
+                raise Stopped("the engine has stopped and takes no more requests: load the model again")
+            self._engine.submit(request)
+            self._wake.notify()
+
+    def cancel(self, request: Request) -> None:
+        """End a request soon; nothing happens if it has ended."""
+        self._engine.cancel(request)
+
+    def stop(self, *, drain: bool) -> None:
+        """Take no more requests, finish those that are there (`drain`) or end them with Stopped, and end the thread.
+
+        May be called again, also without `drain` while another call drains. Called from a sink, it does not wait.
+        """
+        with self._wake:
+            self._is_open = False
+            self._drains = self._drains and drain
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        reason = "the engine was stopped"
+        try:
+            while self._wait_for_work():
+                self._engine.step()
+        except BaseException as error:  # a defect of ours: nobody may wait for ever because of it
+            logging.getLogger(__name__).exception("the engine's thread failed")
+            reason = f"the engine failed: {error!r}"
+        with self._wake:
+            self._is_open = False
+        self._engine.end_all(Finish("error", error=Stopped(reason)))
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when the thread shall end."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._engine.has_work or not self._is_open)
+            return self._engine.has_work and (self._is_open or self._drains)
