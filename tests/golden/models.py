@@ -17,6 +17,7 @@ from transformers.integrations.bitnet import pack_weights
 VOCAB_SIZE, BOS, EOS, EOT = 384, 376, 377, 383
 PACKED = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
 OLD = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}  # as Falcon's and Llama3-8B-1.58's files
+PARTLY = ("lm_head", "model.layers.1.mlp", "layers.0.self_attn.k_proj")  # a name, a start, an end
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -74,8 +75,8 @@ SPECS = (
     Spec("llama-rms-norm", "llama", quantization={**PACKED, "use_rms_norm": True, "rms_norm_eps": 1e-5}),
     Spec("llama-rms-norm-bitlinear", "llama", quantization={"quant_method": "bitnet", "use_rms_norm": True}),
     Spec("llama-ternary-head", "llama", quantization={**OLD, "modules_to_not_convert": []}, kept=()),
-    Spec("llama-partial", "llama", quantization={**OLD, "modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]},
-         kept=("lm_head", "model.layers.1.mlp")),
+    Spec("llama-partial", "llama", quantization={**OLD, "modules_to_not_convert": list(PARTLY)},
+         kept=(*PARTLY[:2], "model.layers.0.self_attn.k_proj")),
     Spec("llama3-bf16", "llama", config={"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}, resaved="1GB"),
     Spec("llama-f16", "llama", torch.float16, config={"rope_theta": 10000.0}, resaved="1GB", old_keys=True),
     Spec("llama-f32", "llama", torch.float32,
