@@ -1,0 +1,1 @@
+"""Words: tokenizer, chat templates, incremental detokenising."""

@@ -1,0 +1,132 @@
+"""The text files beside a model: tokenizer.json, its configuration, chat templates, the generation configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError, NotFound
+
+MAX_TOKENIZER_BYTES = 256 << 20
+MAX_CONFIG_BYTES = 32 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles:
+    """What the text files of a model folder say.
+
+    `named` maps "bos_token" and its like to the token's text. `add_bos` and `add_eos` are None where the configuration
+    leaves it to tokenizer.json. `templates` maps names to Jinja sources ("default" is the one for chats).
+    `generation` is generation_config.json, empty where there is none.
+    """
+
+    path: Path
+    tokenizer_json: bytes
+    named: dict[str, str]
+    add_bos: bool | None
+    add_eos: bool | None
+    templates: dict[str, str]
+    generation: dict[str, Any]
+
+
+def read_text_files(path: str | Path) -> TextFiles:
+    """Read the text files of a model folder. Raises NotFound and FormatError."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise NotFound(f"{folder}: no such folder")
+    config_file = folder / "tokenizer_config.json"
+    config = _read_json(config_file)
+    named = _named_tokens(config_file, config)
+    if "added_tokens_decoder" not in config:  # written by older versions, and then it has the last word
+        map_file = folder / "special_tokens_map.json"
+        named |= _named_tokens(map_file, _read_json(map_file))
+    explicit = "add_bos_token" in config or "add_eos_token" in config
+    return TextFiles(
+        path=folder,
+        tokenizer_json=_read_tokenizer(folder / "tokenizer.json"),
+        named=named,
+        add_bos=bool(config.get("add_bos_token")) if explicit else None,
+        add_eos=bool(config.get("add_eos_token")) if explicit else None,
+        templates=_config_templates(config_file, config) | _template_files(folder),
+        generation=_read_json(folder / "generation_config.json"),
+    )
+
+
+def _read_bytes(path: Path, max_bytes: int) -> bytes:
+    try:
+        if (size := path.stat().st_size) > max_bytes:
+            raise FormatError(path, "", f"{size} bytes, at most {max_bytes} are read: this is no such file")
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(path, "", f"cannot be read: {error.strerror}") from None
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    if not path.is_file():
+        cure = "copy it from the model's repository, or write it with Transformers' save_pretrained"
+        raise FormatError(path, "", f"the file is missing: {cure}")
+    return _read_bytes(path, MAX_TOKENIZER_BYTES)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing, for all of these files are optional."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise FormatError(path, place, f"broken JSON ({error.msg}): download the file again") from None
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise FormatError(path, "", f"broken JSON ({error}): download the file again") from None
+    if not isinstance(value, dict):
+        raise FormatError(path, "", "must be a JSON object")
+    return value
+
+
+def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """A named token is written as its text, or as an object with its text under "content"."""
+    named = {}
+    for name in NAMED_TOKENS:
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is None and token is None:
+            continue
+        if not isinstance(text, str):
+            raise FormatError(path, name, 'must be a string, or an object with a string under "content"')
+        named[name] = text
+    return named
+
+
+def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The template of tokenizer_config.json: one string, or a list of named ones."""
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    entries = [{"name": "default", "template": value}] if isinstance(value, str) else value
+    try:
+        templates = {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, KeyError):
+        raise FormatError(path, "chat_template", "must be a string or a list of {name, template}") from None
+    for name, source in templates.items():
+        if not isinstance(name, str) or not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+            raise FormatError(path, "chat_template", f"template {name!r} must be a string of at most 1 MiB")
+    return templates
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """The templates that Transformers 5 keeps in files of their own; they go before those of the configuration."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    templates = {}
+    for name, file in files.items():
+        if file.is_file():
+            try:
+                templates[name] = _read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise FormatError(file, f"byte {error.start}", "is not UTF-8: download the file again") from None
+    return templates

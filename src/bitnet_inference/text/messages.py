@@ -1,0 +1,109 @@
+"""The messages of a conversation: what they may look like, and how special tokens in them lose their power."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bitnet_inference.errors import InvalidParams
+
+Message = Mapping[str, Any]
+MESSAGE_KEYS = ("role", "content", "name")
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """The messages as templates get them: strings only, keys without a value left out. Raises InvalidParams.
+
+    The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidParams('messages must be a list of {"role": ..., "content": ...}')
+    if not messages:
+        raise InvalidParams("messages are empty: give at least one")
+    return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _check_message(place: str, message: Message) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise InvalidParams(f'{place} must be an object {{"role": ..., "content": ...}}')
+    given = {key: value for key, value in message.items() if value is not None}
+    if unknown := [key for key in given if key not in MESSAGE_KEYS]:
+        raise InvalidParams(f"{place} has the unknown key {unknown[0]!r}: known are {', '.join(MESSAGE_KEYS)}")
+    for key in ("role", "content"):
+        if key not in given:
+            raise InvalidParams(f"{place} has no {key!r}")
+    checked = given | {"content": _text(f"{place}.content", given["content"])}
+    for key, value in checked.items():
+        if not isinstance(value, str) or (key == "role" and not value):
+            raise InvalidParams(f"{place}.{key} must be a string that is not empty")
+    return {key: str(value) for key, value in checked.items()}
+
+
+def _text(place: str, content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParams(f"{place} must be a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or set(part) != {"type", "text"} or part["type"] != "text":
+            raise InvalidParams(f'{place}[{index}] must be {{"type": "text", "text": ...}}: only text is supported')
+        if not isinstance(part["text"], str):
+            raise InvalidParams(f"{place}[{index}].text must be a string")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def check_plain(name: str, value: Any) -> Any:
+    """A copy of a value that is nothing but JSON, so that a template reaches no methods. Raises InvalidParams."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParams(f"{name} must be plain JSON values: {error}") from None
+
+
+class Marks:
+    """Private characters around every special token that stands in a user's text.
+
+    A rendered conversation is cut at them (`split`), and what stood between two is encoded as plain text.
+    """
+
+    def __init__(self, inputs: Any, special: Iterable[str]) -> None:
+        words = sorted((token for token in special if token), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, words)) or "(?!)")
+        everything = "".join(_strings(inputs))
+        self.needed = self._special.search(everything) is not None
+        unused = (char for char in map(chr, _PRIVATE_USE) if char not in everything)
+        self._start, self._end = next(unused), next(unused)
+        alternatives = f"{self._start}({self._special.pattern}){self._end}|[{self._start}{self._end}]"
+        self._marks = re.compile(alternatives)
+
+    def mark(self, value: Any) -> Any:
+        """A copy of a plain value with marks in all of its strings."""
+        if isinstance(value, str):
+            return self._special.sub(lambda found: f"{self._start}{found.group()}{self._end}", value)
+        if isinstance(value, Mapping):
+            return {key: self.mark(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.mark(item) for item in value]
+        return value
+
+    def split(self, text: str) -> list[tuple[str, bool]]:
+        """The pieces of a rendered text, without marks; True for those that are plain text."""
+        pieces = self._marks.split(text)
+        return [(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _strings(item)

@@ -1,0 +1,209 @@
+"""Text to tokens and back: the one door to the `tokenizers` library."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+
+from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
+from bitnet_inference.text.folder import TextFiles, read_text_files
+from bitnet_inference.text.pieces import Decoding, read_decoding
+
+# What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
+END_OF_TURN = (
+    "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>",
+    "<end_of_turn>", "<|end_of_turn|>", "</s>",
+)  # fmt: skip
+MAX_VOCAB_SIZE = 1 << 24
+
+Result = TypeVar("Result")
+
+
+class Tokenizer:
+    """The tokenizer of a model.
+
+    `vocab_size` is one more than the highest id. `bos_id` is None where the model knows no beginning of text.
+    `eos_ids` are all tokens that end an answer: the named one, the generation configuration's, the ends of turns.
+    `special` maps the text of special tokens to their ids; `named` maps "bos_token" and its like to their text.
+    `templates` are the chat templates by name, `generation` is the generation configuration.
+    """
+
+    def __init__(self, files: TextFiles) -> None:
+        self.path = files.path
+        self.named: Mapping[str, str] = files.named
+        self.templates: Mapping[str, str] = files.templates
+        self.generation: Mapping[str, Any] = files.generation
+        self._file = files.path / "tokenizer.json"
+        self._rust = self._at_the_door(lambda: _load(files))
+        self._read_vocabulary()
+        self.bos_id = self._named_id("bos_token")
+        self.eos_ids = self._read_eos_ids()
+        self.decoding = self._read_decoding()
+        self._prefix, self._suffix = self._read_affixes(files)
+        self._pieces: dict[int, bytes | str | None] = {}
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a model folder. Raises NotFound, FormatError and Unsupported."""
+        return cls(read_text_files(path))
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """The ids of a text.
+
+        `add_special_tokens` adds what the model wants around a text, as a rule the BOS in front; a text that begins
+        with it already (then `parse_special` is on) gets no second one. Without `parse_special`, special tokens
+        written in the text are plain text. Raises InvalidParams for what is no text.
+        """
+        if not isinstance(text, str):
+            raise InvalidParams(f"a text to encode must be a string, not {type(text).__name__}")
+        ids = self._encode(self._rust, text)
+        if not parse_special and not self.special_ids.isdisjoint(ids):
+            ids = self._encode(self._plain, text)
+            if not self.special_ids.isdisjoint(ids):
+                raise InvalidParams("the text spells a special token that this tokenizer cannot write as plain text")
+        if not add_special_tokens:
+            return ids
+        prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
+        return prefix + ids + self._suffix
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a rendered conversation: special tokens count, a BOS goes in front if none is there, no EOS."""
+        ids = self.encode(text, add_special_tokens=False, parse_special=True)
+        return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """As encode_prompt, for a text in pieces; True with a piece that is plain text, special tokens and all."""
+        ids: list[int] = []
+        # A line break in front keeps SentencePiece from adding a space, as it does at the beginning of every text.
+        newline = self.encode("\n", add_special_tokens=False)
+        for text, plain in pieces:
+            lead = newline if ids else []
+            piece = self.encode("\n" + text if lead else text, add_special_tokens=False, parse_special=not plain)
+            if piece[: len(lead)] != lead:
+                lead, piece = [], self.encode(text, add_special_tokens=False, parse_special=not plain)
+            ids += piece[len(lead) :]
+        return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids; what is no UTF-8 becomes U+FFFD. Raises InvalidParams for an id outside the vocabulary."""
+        checked = [self._checked(token_id) for token_id in ids]
+        return self._at_the_door(lambda: self._rust.decode(checked, skip_special_tokens=skip_special_tokens))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None where the id is a gap. Raises InvalidParams."""
+        return self._rust.id_to_token(self._checked(token_id))
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None where it has no such token."""
+        return self._rust.token_to_id(token)
+
+    def piece(self, token_id: int, skip_special_tokens: bool = True, opening: bool = False) -> bytes | str | None:
+        """What one token adds to a text (see pieces.py); None for a skipped token and for an unknown id."""
+        if skip_special_tokens and token_id in self.special_ids:
+            return None
+        if opening:
+            return self._piece(token_id, opening=True)
+        if token_id not in self._pieces:
+            self._pieces[token_id] = self._piece(token_id, opening=False)
+        return self._pieces[token_id]
+
+    def _piece(self, token_id: int, opening: bool) -> bytes | str | None:
+        token = self._rust.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return None if token is None else self.decoding.piece(token, opening)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """A twin for which special tokens are plain text; a twin and not a switch, because threads share us."""
+        twin = tokenizers.Tokenizer.from_str(self._rust.to_str())
+        twin.encode_special_tokens = True
+        return twin
+
+    def _encode(self, rust: tokenizers.Tokenizer, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidParams(f"the text has half a surrogate pair at character {error.start}") from None
+        return self._at_the_door(lambda: rust.encode(text, add_special_tokens=False).ids)
+
+    def _checked(self, token_id: int) -> int:
+        try:
+            number = operator.index(token_id)
+        except TypeError:
+            raise InvalidParams(f"a token id must be a whole number, not {token_id!r}") from None
+        if not 0 <= number < self.vocab_size:
+            raise InvalidParams(f"token id {number} is outside the vocabulary of {self.vocab_size} tokens")
+        return number
+
+    def _at_the_door(self, work: Callable[[], Result]) -> Result:
+        """Run the library; it raises bare exceptions, and panics that are no Exception at all."""
+        try:
+            return work()
+        except (BitNetError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            place = re.search(r" at (line \d+ column \d+)$", why)
+            where = place.group(1) if place else ""
+            why = why[: place.start()] if place else why
+            raise FormatError(self._file, where, f"broken tokenizer ({why}): download the file again") from None
+
+    def _read_vocabulary(self) -> None:
+        highest = max(self._rust.get_vocab().values(), default=-1)
+        if not 0 <= highest < MAX_VOCAB_SIZE:
+            raise FormatError(self._file, "model.vocab", f"the highest id is {highest}: download the file again")
+        self.vocab_size = highest + 1
+        added = self._rust.get_added_tokens_decoder()
+        self.special = {token.content: token_id for token_id, token in added.items() if token.special}
+        self.special_ids = frozenset(self.special.values())
+
+    def _named_id(self, name: str) -> int | None:
+        return self._rust.token_to_id(self.named[name]) if name in self.named else None
+
+    def _read_eos_ids(self) -> tuple[int, ...]:
+        listed = self.generation.get("eos_token_id")
+        ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in ids):
+            file = self.path / "generation_config.json"
+            raise FormatError(file, "eos_token_id", f"must be an id or a list of ids, not {listed!r}")
+        added = self._rust.get_added_tokens_decoder()
+        turns = [token_id for token_id, token in added.items() if token.content in END_OF_TURN]
+        return tuple(sorted({*ids, *turns, *([named] if (named := self._named_id("eos_token")) is not None else [])}))
+
+    def _read_decoding(self) -> Decoding:
+        decoder = self._rust.decoder
+        try:
+            return read_decoding(None if decoder is None else decoder.__getstate__())
+        except Unsupported as error:
+            raise Unsupported(f"{self._file}: {error}") from None
+
+    def _read_affixes(self, files: TextFiles) -> tuple[list[int], list[int]]:
+        """What goes around a text; the configuration's word goes before tokenizer.json's, as in Transformers 5."""
+        if files.add_bos is not None:
+            bos = self.bos_id if files.add_bos else None
+            eos = self._named_id("eos_token") if files.add_eos else None
+            return [] if bos is None else [bos], [] if eos is None else [eos]
+        probes = [self._encode(self._rust, text) for text in ("a", "0", " ")]
+        bare = next((ids for ids in probes if ids), [])
+        text = ("a", "0", " ")[probes.index(bare)]
+        whole = self._at_the_door(lambda: self._rust.encode(text, add_special_tokens=True).ids)
+        length = len(bare)
+        for start in range(len(whole) - length, -1, -1):
+            if whole[start : start + length] == bare:
+                return whole[:start], whole[start + length :]
+        raise FormatError(self._file, "post_processor", "changes the text's own tokens: this is not supported")
+
+
+def _load(files: TextFiles) -> tokenizers.Tokenizer:
+    rust = tokenizers.Tokenizer.from_buffer(files.tokenizer_json)
+    rust.no_truncation()
+    rust.no_padding()
+    named = [token for token in files.named.values() if rust.token_to_id(token) is not None]
+    # What the configuration names is special, even where tokenizer.json forgot to say so.
+    rust.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in named])
+    return rust

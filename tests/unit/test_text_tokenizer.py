@@ -1,0 +1,183 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from text_samples import BOS, EOS, TEMPLATE, TURN, byte_level_json, sentencepiece_json, write_folder
+
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound
+from bitnet_inference.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return Tokenizer.from_folder(write_folder(tmp_path))
+
+
+def test_ids_and_names(tokenizer):
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (0, (1, 2), 376)
+    assert tokenizer.id_to_token(0) == BOS and tokenizer.token_to_id(TURN) == 2
+    assert tokenizer.special == {BOS: 0, EOS: 1, TURN: 2}
+    assert dict(tokenizer.named) == {"bos_token": BOS, "eos_token": EOS}
+
+
+def test_a_bos_goes_in_front_once(tokenizer):
+    ids = tokenizer.encode("Hello world")
+    assert ids[0] == 0 and 0 not in ids[1:]
+    assert tokenizer.encode(BOS + "Hello world", parse_special=True) == ids
+    assert tokenizer.encode("Hello world", add_special_tokens=False) == ids[1:]
+    assert tokenizer.encode_prompt("Hello world") == tokenizer.encode_prompt(BOS + "Hello world") == ids
+    assert tokenizer.encode("") == [0] and tokenizer.decode(ids) == "Hello world"
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    text = f"say {TURN} and {BOS}"
+    plain = tokenizer.encode(text)
+    assert plain[0] == 0 and not {0, 1, 2} & set(plain[1:])
+    assert tokenizer.decode(plain) == text
+    assert [i for i in tokenizer.encode(text, parse_special=True) if i < 3] == [0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "config, ids",
+    [
+        ({"add_bos_token": False}, [40]),
+        ({"add_bos_token": True}, [0, 40]),
+        ({"add_eos_token": True}, [40, 1]),
+        ({"add_bos_token": True, "add_eos_token": True}, [0, 40, 1]),
+        ({}, [0, 40]),
+    ],
+)
+def test_the_configuration_says_what_goes_around_a_text(tmp_path, config, ids):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **config))
+    assert tokenizer.encode(tokenizer.decode([40])) == ids
+    assert tokenizer.encode_prompt(tokenizer.decode([40])) == [i for i in ids if i != 1]
+
+
+def test_named_tokens_may_be_objects_and_stand_in_the_old_map(tmp_path):
+    folder = write_folder(tmp_path, sentencepiece_json(), eos_token={"content": "</s>", "lstrip": False})
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+
+
+@pytest.mark.parametrize("listed, ids", [(5, (1, 2, 5)), ([5, 1, 9], (1, 2, 5, 9)), (None, (1, 2))])
+def test_every_end_token_counts(tmp_path, listed, ids):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, generation={"eos_token_id": listed}))
+    assert tokenizer.eos_ids == ids
+
+
+def test_what_the_configuration_names_is_special(tmp_path):
+    state = json.loads(byte_level_json())
+    for token in state["added_tokens"]:
+        token["special"] = False
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state), bos_token=BOS, eos_token=EOS))
+    assert tokenizer.special_ids == {0, 1}
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path):
+    state = json.loads(byte_level_json())
+    state["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    state["padding"] = {
+        "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": BOS,
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state)))
+    assert tokenizer.decode(tokenizer.encode("Hello world, once more")) == "Hello world, once more"
+
+
+@given(st.text(max_size=80))
+def test_any_text_comes_back(text):
+    assert ROUND_TRIP.decode(ROUND_TRIP.encode(text)) == text
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _round_trip(tmp_path_factory):
+    global ROUND_TRIP
+    ROUND_TRIP = Tokenizer.from_folder(write_folder(tmp_path_factory.mktemp("round")))
+
+
+def test_the_space_of_sentencepiece_is_added_once(tmp_path):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, sentencepiece_json(), bos_token="<s>"))
+    whole = tokenizer.encode_pieces([("</s>the fox", False), (" met", False)])
+    assert whole == [1, 2, *tokenizer.encode("the fox met", add_special_tokens=False)]
+
+
+@pytest.mark.parametrize("ids", [[376], [-1], [1 << 70], ["1"], [None], [1.0]])
+def test_ids_outside_the_vocabulary_are_refused(tokenizer, ids):
+    with pytest.raises(InvalidParams, match="token id"):
+        tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("text", [None, 3, b"x", ["x"], "half \ud800"])
+def test_what_is_no_text_is_refused(tokenizer, text):
+    with pytest.raises(InvalidParams, match="text"):
+        tokenizer.encode(text)
+
+
+def test_no_folder_and_no_file(tmp_path):
+    with pytest.raises(NotFound, match="no such folder"):
+        Tokenizer.from_folder(tmp_path / "absent")
+    with pytest.raises(FormatError, match=r"tokenizer\.json: the file is missing"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_tokenizer_names_its_file(tmp_path, share):
+    whole = byte_level_json()
+    with pytest.raises(FormatError, match=r"tokenizer\.json: .*broken tokenizer") as caught:
+        Tokenizer.from_folder(write_folder(tmp_path, whole[: int(len(whole) * share)]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}},
+        {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": [], "post_processor": None},
+        {"model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}, "added_tokens": []},
+        {"model": {"type": "Nonsense"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False}},
+        {"version": "9.9"},
+    ],
+)
+def test_a_lying_tokenizer_is_refused(tmp_path, change):
+    with pytest.raises(FormatError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(write_folder(tmp_path, json.dumps(json.loads(byte_level_json()) | change)))
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("tokenizer_config.json", "{", "line 1 column 2: broken JSON"),
+        ("tokenizer_config.json", "[]", "must be a JSON object"),
+        ("tokenizer_config.json", "[" * 100_000, "broken JSON"),
+        ("tokenizer_config.json", '{"bos_token": 3}', "bos_token: must be a string"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "chat_template: must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "x", "template": 1}]}', "chat_template: template 'x'"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: must be"),
+        ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id: must be"),
+        ("chat_template.jinja", b"\xff", "byte 0: is not UTF-8"),
+        ("tokenizer_config.json", b"\xff\xfe", "broken JSON"),
+    ],
+)
+def test_broken_files_are_named(tmp_path, file, content, message):
+    folder = write_folder(tmp_path)
+    (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(FormatError) as caught:
+        Tokenizer.from_folder(folder)
+    assert f"{folder / file}: {message}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_templates_come_from_the_configuration_and_from_files(tmp_path):
+    folder = write_folder(tmp_path)
+    assert Tokenizer.from_folder(folder).templates == {"default": TEMPLATE}
+    (folder / "chat_template.jinja").write_text("new")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert Tokenizer.from_folder(folder).templates == {"default": "new", "tool_use": "tools"}
+    (tmp_path / "named").mkdir()
+    named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
+    folder = write_folder(tmp_path / "named", chat_template=named)
+    assert Tokenizer.from_folder(folder).templates == {"default": "a", "rag": "b"}
