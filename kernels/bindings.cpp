@@ -14,7 +14,6 @@
 namespace nb = nanobind;
 using namespace bitnet;
 
-
 namespace {
 
 template <class T>
@@ -227,7 +226,7 @@ NB_MODULE(_native, m) {
                 require(dtype == "float32" || dtype == "bfloat16", "a cache is float32 or bfloat16");
                 require(head_dim > 0 && head_dim % 2 == 0 && num_kv_heads > 0 && num_layers > 0,
                         "the cache's shape is impossible");
-                new (self) Cache({dtype_of(dtype), num_kv_heads, head_dim}, num_layers);
+                new (self) Cache(cache_layout(dtype_of(dtype), num_kv_heads, head_dim), num_layers);
             },
             nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
         .def_prop_ro("block_bytes", &Cache::block_bytes)

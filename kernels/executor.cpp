@@ -51,6 +51,14 @@ void check(const Batch& b, const Program& program) {
 
 }  // namespace
 
+CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
+    const int64_t item = dtype == Dtype::f32 ? 4 : 2;
+    const int padded_dim = (head_dim + 15) / 16 * 16;
+    const int64_t key_bytes = kBlockTokens * item * head_dim, value_bytes = kBlockTokens * item * padded_dim;
+    const int64_t head_bytes = key_bytes + value_bytes;
+    return {dtype, num_kv_heads, head_dim, padded_dim, key_bytes, head_bytes, head_bytes * num_kv_heads};
+}
+
 void Cache::reserve(int64_t num_blocks) {
     require(num_blocks > 0 && num_blocks < (int64_t(1) << 31) / kBlockTokens,
             "the number of cache blocks is impossible");
@@ -61,7 +69,7 @@ void Cache::reserve(int64_t num_blocks) {
 
 void Cache::copy(int64_t from, int64_t to) {
     require(from >= 0 && to >= 0 && from < num_blocks_ && to < num_blocks_, "a block lies outside the cache");
-    const int64_t bytes = layout_.block_bytes();
+    const int64_t bytes = layout_.block_bytes;
     for (int64_t i = 0; i < num_layers_ && from != to; i++)
         std::memcpy(layer(i) + to * bytes, layer(i) + from * bytes, size_t(bytes));
 }

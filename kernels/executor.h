@@ -42,8 +42,8 @@ class Cache {
     const CacheLayout& layout() const { return layout_; }
     int64_t num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return num_blocks_; }
-    int64_t block_bytes() const { return layout_.block_bytes() * num_layers_; }
-    uint8_t* layer(int64_t index) const { return memory_.data() + index * num_blocks_ * layout_.block_bytes(); }
+    int64_t block_bytes() const { return layout_.block_bytes * num_layers_; }
+    uint8_t* layer(int64_t index) const { return memory_.data() + index * num_blocks_ * layout_.block_bytes; }
 
   private:
     CacheLayout layout_;

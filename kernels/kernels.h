@@ -5,6 +5,9 @@
 #pragma once
 #include <cstdint>
 
+// What the inner loops are made of: gcc must not decide against inlining it.
+#define BITNET_INLINE inline __attribute__((always_inline))
+
 namespace bitnet {
 
 enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
@@ -54,17 +57,15 @@ struct DenseTask {
     int64_t residual_stride;
 };
 
+// All sizes in bytes. Plain fields: an inline function here would be linked once for all objects, with the instructions
+// of whichever was compiled for the newest machine.
 struct CacheLayout {
     Dtype dtype;  // bf16 or f32
-    int num_kv_heads;
-    int head_dim;
-    int padded_dim() const { return (head_dim + 15) / 16 * 16; }
-    int64_t item() const { return dtype == Dtype::f32 ? 4 : 2; }
-    int64_t key_bytes() const { return int64_t(kBlockTokens) * head_dim * item(); }
-    int64_t value_bytes() const { return int64_t(kBlockTokens) * padded_dim() * item(); }
-    int64_t head_bytes() const { return key_bytes() + value_bytes(); }
-    int64_t block_bytes() const { return head_bytes() * num_kv_heads; }
+    int num_kv_heads, head_dim;
+    int padded_dim;  // head_dim rounded up to 16
+    int64_t key_bytes, head_bytes, block_bytes;
 };
+CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim);
 
 // One token and one key-value head, with the query heads that share it.
 struct AttendTask {
@@ -77,10 +78,8 @@ struct AttendTask {
     const float* q;  // [num_heads, head_dim]
     float* out;      // [num_heads, head_dim]
     float scale;
-    float* scratch;  // attend_scratch() floats
+    float* scratch;  // 8 * padded_dim + 4 * kBlockTokens floats
 };
-
-inline int64_t attend_scratch(int padded_dim) { return 2 * 4 * int64_t(padded_dim) + 4 * kBlockTokens; }
 
 struct Kernels {
     const char* name;

@@ -4,78 +4,80 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace {
 
 struct Lanes {
     __m256 a, b;
 };
 
-inline Lanes set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-inline __m256 widen_bf16(const uint16_t* p) {
+BITNET_INLINE Lanes set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+BITNET_INLINE Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+BITNET_INLINE __m256 widen_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
-inline Lanes load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
-inline Lanes load_f16(const uint16_t* p) {
+BITNET_INLINE Lanes load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+BITNET_INLINE Lanes load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-inline void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
+BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
     __m256i x = _mm256_loadu_si256((const __m256i*)p), y = _mm256_loadu_si256((const __m256i*)(p + 16));
     __m256i mask = _mm256_set1_epi32(int(0xffff0000));
     low = {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
     high = {_mm256_castsi256_ps(_mm256_and_si256(x, mask)), _mm256_castsi256_ps(_mm256_and_si256(y, mask))};
 }
-inline void store(float* p, const Lanes& x) {
+BITNET_INLINE void store(float* p, const Lanes& x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
 }
-inline Lanes add(const Lanes& x, const Lanes& y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-inline Lanes sub(const Lanes& x, const Lanes& y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-inline Lanes mul(const Lanes& x, const Lanes& y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-inline Lanes div(const Lanes& x, const Lanes& y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
+BITNET_INLINE Lanes add(const Lanes& x, const Lanes& y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+BITNET_INLINE Lanes sub(const Lanes& x, const Lanes& y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+BITNET_INLINE Lanes mul(const Lanes& x, const Lanes& y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+BITNET_INLINE Lanes div(const Lanes& x, const Lanes& y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+BITNET_INLINE Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
-inline Lanes max(const Lanes& x, const Lanes& y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-inline Lanes min(const Lanes& x, const Lanes& y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-inline Lanes abs(const Lanes& x) {
+BITNET_INLINE Lanes max(const Lanes& x, const Lanes& y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+BITNET_INLINE Lanes min(const Lanes& x, const Lanes& y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+BITNET_INLINE Lanes abs(const Lanes& x) {
     __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
 }
-inline __m256 lanes_before(int n) {
+BITNET_INLINE __m256 lanes_before(int n) {
     __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane));
 }
-inline Lanes first(int n, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
     return {_mm256_blendv_ps(y.a, x.a, lanes_before(n)), _mm256_blendv_ps(y.b, x.b, lanes_before(n - 8))};
 }
-inline Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return {_mm256_blendv_ps(x.a, y.a, _mm256_cmp_ps(test.a, bound.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(x.b, y.b, _mm256_cmp_ps(test.b, bound.b, _CMP_LT_OQ))};
 }
-inline Lanes round(const Lanes& x) {
+BITNET_INLINE Lanes round(const Lanes& x) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
 }
-inline __m256 power_of_two(__m256 n) {
+BITNET_INLINE __m256 power_of_two(__m256 n) {
     __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
 }
-inline Lanes power_of_two(const Lanes& n) { return {power_of_two(n.a), power_of_two(n.b)}; }
-inline void store_int8(int8_t* p, const Lanes& x) {
+BITNET_INLINE Lanes power_of_two(const Lanes& n) { return {power_of_two(n.a), power_of_two(n.b)}; }
+BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
     words = _mm256_permute4x64_epi64(words, 0xd8);  // packs works within 128-bit halves
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128((__m128i*)p, bytes);
 }
-inline float reduce_add(const Lanes& x) {
+BITNET_INLINE float reduce_add(const Lanes& x) {
     __m256 s = _mm256_add_ps(x.a, x.b);
     __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
     t = _mm_add_ps(t, _mm_movehl_ps(t, t));
     return _mm_cvtss_f32(_mm_add_ss(t, _mm_shuffle_ps(t, t, 1)));
 }
-inline float reduce_max(const Lanes& x) {
+BITNET_INLINE float reduce_max(const Lanes& x) {
     __m256 s = _mm256_max_ps(x.a, x.b);
     __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
     t = _mm_max_ps(t, _mm_movehl_ps(t, t));

@@ -4,56 +4,60 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace {
 
 struct Lanes {
     __m512 v;
 };
 
-inline Lanes set1(float x) { return {_mm512_set1_ps(x)}; }
-inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
-inline Lanes load_bf16(const uint16_t* p) {
+BITNET_INLINE Lanes set1(float x) { return {_mm512_set1_ps(x)}; }
+BITNET_INLINE Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+BITNET_INLINE Lanes load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
-inline Lanes load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
-inline void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
+BITNET_INLINE Lanes load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
     __m512i x = _mm512_loadu_si512(p);
     low.v = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
     high.v = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
 }
-inline void store(float* p, const Lanes& x) { _mm512_storeu_ps(p, x.v); }
-inline Lanes add(const Lanes& x, const Lanes& y) { return {_mm512_add_ps(x.v, y.v)}; }
-inline Lanes sub(const Lanes& x, const Lanes& y) { return {_mm512_sub_ps(x.v, y.v)}; }
-inline Lanes mul(const Lanes& x, const Lanes& y) { return {_mm512_mul_ps(x.v, y.v)}; }
-inline Lanes div(const Lanes& x, const Lanes& y) { return {_mm512_div_ps(x.v, y.v)}; }
-inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
-inline Lanes max(const Lanes& x, const Lanes& y) { return {_mm512_max_ps(x.v, y.v)}; }
-inline Lanes min(const Lanes& x, const Lanes& y) { return {_mm512_min_ps(x.v, y.v)}; }
-inline Lanes abs(const Lanes& x) { return {_mm512_abs_ps(x.v)}; }
-inline Lanes first(int n, const Lanes& x, const Lanes& y) {
+BITNET_INLINE void store(float* p, const Lanes& x) { _mm512_storeu_ps(p, x.v); }
+BITNET_INLINE Lanes add(const Lanes& x, const Lanes& y) { return {_mm512_add_ps(x.v, y.v)}; }
+BITNET_INLINE Lanes sub(const Lanes& x, const Lanes& y) { return {_mm512_sub_ps(x.v, y.v)}; }
+BITNET_INLINE Lanes mul(const Lanes& x, const Lanes& y) { return {_mm512_mul_ps(x.v, y.v)}; }
+BITNET_INLINE Lanes div(const Lanes& x, const Lanes& y) { return {_mm512_div_ps(x.v, y.v)}; }
+BITNET_INLINE Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+BITNET_INLINE Lanes max(const Lanes& x, const Lanes& y) { return {_mm512_max_ps(x.v, y.v)}; }
+BITNET_INLINE Lanes min(const Lanes& x, const Lanes& y) { return {_mm512_min_ps(x.v, y.v)}; }
+BITNET_INLINE Lanes abs(const Lanes& x) { return {_mm512_abs_ps(x.v)}; }
+BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
     return {_mm512_mask_blend_ps(n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1, y.v, x.v)};
 }
-inline Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(test.v, bound.v, _CMP_LT_OQ), x.v, y.v)};
 }
-inline Lanes round(const Lanes& x) {
+BITNET_INLINE Lanes round(const Lanes& x) {
     return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-inline Lanes power_of_two(const Lanes& n) {
+BITNET_INLINE Lanes power_of_two(const Lanes& n) {
     __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
 }
-inline void store_int8(int8_t* p, const Lanes& x) {
+BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
-inline __m256 upper(__m512 x) { return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(x), 1)); }
-inline float reduce_add(const Lanes& x) {
+BITNET_INLINE __m256 upper(__m512 x) {
+    return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(x), 1));
+}
+BITNET_INLINE float reduce_add(const Lanes& x) {
     __m256 s = _mm256_add_ps(_mm512_castps512_ps256(x.v), upper(x.v));
     __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
     t = _mm_add_ps(t, _mm_movehl_ps(t, t));
     return _mm_cvtss_f32(_mm_add_ss(t, _mm_shuffle_ps(t, t, 1)));
 }
-inline float reduce_max(const Lanes& x) {
+BITNET_INLINE float reduce_max(const Lanes& x) {
     __m256 s = _mm256_max_ps(_mm512_castps512_ps256(x.v), upper(x.v));
     __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
     t = _mm_max_ps(t, _mm_movehl_ps(t, t));

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels.h"
+
 namespace {
 
 struct Lanes {
@@ -11,25 +13,25 @@ struct Lanes {
 };
 
 template <class F>
-inline Lanes each(F f) {
+BITNET_INLINE Lanes each(F f) {
     Lanes r;
     for (int i = 0; i < 16; i++) r.v[i] = f(i);
     return r;
 }
 
-inline float bits_to_float(uint32_t bits) {
+BITNET_INLINE float bits_to_float(uint32_t bits) {
     float f;
     std::memcpy(&f, &bits, 4);
     return f;
 }
 
-inline uint32_t float_to_bits(float f) {
+BITNET_INLINE uint32_t float_to_bits(float f) {
     uint32_t bits;
     std::memcpy(&bits, &f, 4);
     return bits;
 }
 
-inline float half_to_float(uint16_t h) {
+BITNET_INLINE float half_to_float(uint16_t h) {
     uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
     if (exponent == 31) return bits_to_float(sign | 0x7f800000 | (mantissa ? 0x400000 : 0) | mantissa << 13);
     if (exponent == 0) {
@@ -39,79 +41,79 @@ inline float half_to_float(uint16_t h) {
     return bits_to_float(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-inline Lanes set1(float x) {
+BITNET_INLINE Lanes set1(float x) {
     return each([&](int) { return x; });
 }
-inline Lanes load(const float* p) {
+BITNET_INLINE Lanes load(const float* p) {
     return each([&](int i) { return p[i]; });
 }
-inline Lanes load_bf16(const uint16_t* p) {
+BITNET_INLINE Lanes load_bf16(const uint16_t* p) {
     return each([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); });
 }
-inline Lanes load_f16(const uint16_t* p) {
+BITNET_INLINE Lanes load_f16(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
 }
 // 16 lanes x 2 interleaved bfloat16: element 2l is lane l of `low`, element 2l + 1 of `high`.
-inline void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
+BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
     low = each([&](int i) { return bits_to_float(uint32_t(p[2 * i]) << 16); });
     high = each([&](int i) { return bits_to_float(uint32_t(p[2 * i + 1]) << 16); });
 }
-inline void store(float* p, const Lanes& x) { std::memcpy(p, x.v, sizeof x.v); }
-inline Lanes add(const Lanes& x, const Lanes& y) {
+BITNET_INLINE void store(float* p, const Lanes& x) { std::memcpy(p, x.v, sizeof x.v); }
+BITNET_INLINE Lanes add(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] + y.v[i]; });
 }
-inline Lanes sub(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes sub(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] - y.v[i]; });
 }
-inline Lanes mul(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes mul(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] * y.v[i]; });
 }
-inline Lanes div(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes div(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] / y.v[i]; });
 }
-inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
+BITNET_INLINE Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
     return each([&](int i) { return std::fma(x.v[i], y.v[i], z.v[i]); });
 }
 // Where an operand is not a number the second is returned, as x86 does.
-inline Lanes max(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes max(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] > y.v[i] ? x.v[i] : y.v[i]; });
 }
-inline Lanes min(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes min(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] < y.v[i] ? x.v[i] : y.v[i]; });
 }
-inline Lanes abs(const Lanes& x) {
+BITNET_INLINE Lanes abs(const Lanes& x) {
     return each([&](int i) { return std::fabs(x.v[i]); });
 }
 // The first n lanes of x, then those of y.
-inline Lanes first(int n, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
     return each([&](int i) { return i < n ? x.v[i] : y.v[i]; });
 }
 // Lanes of y where test < bound, else of x.
-inline Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return each([&](int i) { return test.v[i] < bound.v[i] ? y.v[i] : x.v[i]; });
 }
 // Round half to even; |x| < 2^22.
-inline Lanes round(const Lanes& x) {
+BITNET_INLINE Lanes round(const Lanes& x) {
     return each([&](int i) { return std::nearbyintf(x.v[i]); });
 }
 // 2^n for whole n in [-126, 127].
-inline Lanes power_of_two(const Lanes& n) {
+BITNET_INLINE Lanes power_of_two(const Lanes& n) {
     return each([&](int i) { return bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23); });
 }
-inline void store_int8(int8_t* p, const Lanes& x) {
+BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     for (int i = 0; i < 16; i++) {
         float r = std::nearbyintf(x.v[i]);
         p[i] = int8_t(r > 127.0f ? 127 : r >= -128.0f ? int(r) : -128);
     }
 }
 // Pairs at distance 8, then 4, 2 and 1.
-inline float reduce_add(const Lanes& x) {
+BITNET_INLINE float reduce_add(const Lanes& x) {
     float s[8];
     for (int i = 0; i < 8; i++) s[i] = x.v[i] + x.v[i + 8];
     for (int i = 0; i < 4; i++) s[i] = s[i] + s[i + 4];
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
-inline float reduce_max(const Lanes& x) {
+BITNET_INLINE float reduce_max(const Lanes& x) {
     float s[8];
     for (int i = 0; i < 8; i++) s[i] = x.v[i] > x.v[i + 8] ? x.v[i] : x.v[i + 8];
     for (int i = 0; i < 4; i++) s[i] = s[i] > s[i + 4] ? s[i] : s[i + 4];

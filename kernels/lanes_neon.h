@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace {
 
 struct Lanes {
@@ -11,86 +13,86 @@ struct Lanes {
 };
 
 template <class F>
-inline Lanes each(F f) {
+BITNET_INLINE Lanes each(F f) {
     return {{f(0), f(1), f(2), f(3)}};
 }
 
-inline float32x4_t widen_bf16(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
+BITNET_INLINE float32x4_t widen_bf16(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
 
-inline Lanes set1(float x) {
+BITNET_INLINE Lanes set1(float x) {
     return each([&](int) { return vdupq_n_f32(x); });
 }
-inline Lanes load(const float* p) {
+BITNET_INLINE Lanes load(const float* p) {
     return each([&](int i) { return vld1q_f32(p + 4 * i); });
 }
-inline Lanes load_bf16(const uint16_t* p) {
+BITNET_INLINE Lanes load_bf16(const uint16_t* p) {
     return each([&](int i) { return widen_bf16(vld1_u16(p + 4 * i)); });
 }
-inline Lanes load_f16(const uint16_t* p) {
+BITNET_INLINE Lanes load_f16(const uint16_t* p) {
     return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
 }
-inline void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
+BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
     for (int i = 0; i < 4; i++) {
         uint32x4_t x = vreinterpretq_u32_u16(vld1q_u16(p + 8 * i));
         low.v[i] = vreinterpretq_f32_u32(vshlq_n_u32(x, 16));
         high.v[i] = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000)));
     }
 }
-inline void store(float* p, const Lanes& x) {
+BITNET_INLINE void store(float* p, const Lanes& x) {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.v[i]);
 }
-inline Lanes add(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes add(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vaddq_f32(x.v[i], y.v[i]); });
 }
-inline Lanes sub(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes sub(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vsubq_f32(x.v[i], y.v[i]); });
 }
-inline Lanes mul(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes mul(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vmulq_f32(x.v[i], y.v[i]); });
 }
-inline Lanes div(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes div(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vdivq_f32(x.v[i], y.v[i]); });
 }
-inline Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
+BITNET_INLINE Lanes fma(const Lanes& x, const Lanes& y, const Lanes& z) {
     return each([&](int i) { return vfmaq_f32(z.v[i], x.v[i], y.v[i]); });
 }
-inline Lanes max(const Lanes& x, const Lanes& y) {  // vmaxq differs where an operand is not a number
+BITNET_INLINE Lanes max(const Lanes& x, const Lanes& y) {  // vmaxq differs where an operand is not a number
     return each([&](int i) { return vbslq_f32(vcgtq_f32(x.v[i], y.v[i]), x.v[i], y.v[i]); });
 }
-inline Lanes min(const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes min(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vbslq_f32(vcltq_f32(x.v[i], y.v[i]), x.v[i], y.v[i]); });
 }
-inline Lanes abs(const Lanes& x) {
+BITNET_INLINE Lanes abs(const Lanes& x) {
     return each([&](int i) { return vabsq_f32(x.v[i]); });
 }
-inline Lanes first(int n, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
     static const int32_t count[4] = {0, 1, 2, 3};
     int32x4_t lane = vld1q_s32(count);
     return each([&](int i) { return vbslq_f32(vcltq_s32(lane, vdupq_n_s32(n - 4 * i)), x.v[i], y.v[i]); });
 }
-inline Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
+BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vbslq_f32(vcltq_f32(test.v[i], bound.v[i]), y.v[i], x.v[i]); });
 }
-inline Lanes round(const Lanes& x) {
+BITNET_INLINE Lanes round(const Lanes& x) {
     return each([&](int i) { return vrndnq_f32(x.v[i]); });
 }
-inline Lanes power_of_two(const Lanes& n) {
+BITNET_INLINE Lanes power_of_two(const Lanes& n) {
     return each([&](int i) {
         int32x4_t e = vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127));
         return vreinterpretq_f32_s32(vshlq_n_s32(e, 23));
     });
 }
-inline void store_int8(int8_t* p, const Lanes& x) {
+BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     int16x8_t a = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.v[0])), vqmovn_s32(vcvtnq_s32_f32(x.v[1])));
     int16x8_t b = vcombine_s16(vqmovn_s32(vcvtnq_s32_f32(x.v[2])), vqmovn_s32(vcvtnq_s32_f32(x.v[3])));
     vst1q_s8(p, vcombine_s8(vqmovn_s16(a), vqmovn_s16(b)));
 }
-inline float reduce_add(const Lanes& x) {
+BITNET_INLINE float reduce_add(const Lanes& x) {
     float32x4_t s = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
     float32x2_t t = vadd_f32(vget_low_f32(s), vget_high_f32(s));
     return vget_lane_f32(t, 0) + vget_lane_f32(t, 1);
 }
-inline float reduce_max(const Lanes& x) {
+BITNET_INLINE float reduce_max(const Lanes& x) {
     float s[16];
     store(s, x);
     for (int step = 8; step; step /= 2)

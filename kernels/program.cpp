@@ -155,7 +155,7 @@ struct RopeWriteStep final : Step {
             c.kernels.rope(c.at(q, t), int(q.width / dim), dim, cosine, sine);
             c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, cosine, sine);
             const int32_t slot = c.batch->slots[t];
-            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_bytes();
+            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_bytes;
             c.kernels.cache_write(layout, block, slot % kBlockTokens, c.at(k, t), c.at(v, t));
         }
     }
@@ -168,7 +168,7 @@ struct AttendStep final : Step {
     float scale;
     AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s) : cache(ca), layer(l), q(q_), out(o), scale(s) {}
     int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
-    int64_t scratch_floats() const override { return attend_scratch(cache->layout().padded_dim()); }
+    int64_t scratch_floats() const override { return 8 * cache->layout().padded_dim + 4 * kBlockTokens; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const CacheLayout& layout = cache->layout();
         const int heads = int(q.width / layout.head_dim / layout.num_kv_heads);

@@ -55,7 +55,7 @@ constexpr int32_t kNothingLeft = -2;  // instead of a token: every token is bann
 
 // Samples and scores rows of one vocabulary; keeps its scratch memory between calls, so use one per thread.
 class RowSampler {
-   public:
+  public:
     explicit RowSampler(size_t vocab_size);
 
     size_t vocab_size() const { return vocab_size_; }
@@ -70,7 +70,7 @@ class RowSampler {
     // The n best tokens, best first; fewer if the others are -infinity.
     std::vector<Candidate> best(const float* logits, size_t n);
 
-   private:
+  private:
     bool scan(const float* logits);
     size_t block_length(size_t block) const;
     uint64_t weigh(const float* logits, size_t block, const Cut& cut);

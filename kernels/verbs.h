@@ -16,7 +16,7 @@ namespace {
 using namespace bitnet;
 
 // exp for lanes up to 88.37; 0 below -87.33. Cephes' expf: n = round(x / ln 2), a polynomial in x - n ln 2, times 2^n.
-inline Lanes exp(const Lanes& x) {
+BITNET_INLINE Lanes exp(const Lanes& x) {
     const Lanes lowest = set1(-87.33654475f);
     Lanes y = min(set1(88.3762626647949f), max(lowest, x));
     Lanes n = round(mul(y, set1(1.44269504088896341f)));
@@ -32,14 +32,14 @@ inline Lanes exp(const Lanes& x) {
     return below(x, lowest, mul(p, power_of_two(n)), set1(0.0f));
 }
 
-inline Lanes activate(Activation kind, const Lanes& x) {
+BITNET_INLINE Lanes activate(Activation kind, const Lanes& x) {
     if (kind == Activation::silu) return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x))));
     Lanes r = max(x, set1(0.0f));  // relu2
     return mul(r, r);
 }
 
 // 16 elements from p, of which n exist; the others are 0.
-inline Lanes load_first(const float* p, int n) {
+BITNET_INLINE Lanes load_first(const float* p, int n) {
     if (n >= 16) return load(p);
     float tail[16] = {};
     std::memcpy(tail, p, size_t(n) * 4);
@@ -100,14 +100,14 @@ void row(const RowTask& t) {
 // ---- dense products -------------------------------------------------------------------------------------------------
 
 template <Dtype D>
-inline Lanes load_weight(const void* row, int64_t k) {
+BITNET_INLINE Lanes load_weight(const void* row, int64_t k) {
     if constexpr (D == Dtype::f32) return load((const float*)row + k);
     if constexpr (D == Dtype::f16) return load_f16((const uint16_t*)row + k);
     return load_bf16((const uint16_t*)row + k);
 }
 
 template <Dtype D>
-inline Lanes load_weight_tail(const void* row, int64_t k, int n) {
+BITNET_INLINE Lanes load_weight_tail(const void* row, int64_t k, int n) {
     constexpr int item = D == Dtype::f32 ? 4 : 2;
     alignas(64) uint8_t tail[64] = {};
     std::memcpy(tail, (const uint8_t*)row + k * item, size_t(n) * item);
@@ -122,23 +122,36 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
     const float* x = t.x + first_token * t.x_stride;
     const int64_t row_bytes = int64_t(t.columns) * item;
     Lanes sums[R][T];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int i = 0; i < T; i++) sums[r][i] = set1(0.0f);
     int k = 0;
     for (; k + 16 <= t.columns; k += 16) {
         Lanes xs[T];
+#pragma GCC unroll 8
         for (int i = 0; i < T; i++) xs[i] = load(x + i * t.x_stride + k);
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             Lanes v = load_weight<D>(w + r * row_bytes, k);
+#pragma GCC unroll 8
             for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
         }
     }
-    if (int n = t.columns - k)
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < T; i++)
-                sums[r][i] = fma(load_weight_tail<D>(w + r * row_bytes, k, n), load_first(x + i * t.x_stride + k, n),
-                                 sums[r][i]);
+    if (const int n = t.columns - k; n > 0) {
+        Lanes xs[T];
+#pragma GCC unroll 8
+        for (int i = 0; i < T; i++) xs[i] = load_first(x + i * t.x_stride + k, n);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            Lanes v = load_weight_tail<D>(w + r * row_bytes, k, n);
+#pragma GCC unroll 8
+            for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
+        }
+    }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int i = 0; i < T; i++) {
             float y = reduce_add(sums[r][i]);
             if (t.residual) y = t.residual[(first_token + i) * t.residual_stride + first_row + r] + y;
@@ -242,11 +255,11 @@ struct Tile<Dtype::f32> {
 
 template <Dtype D>
 void cache_write_of(const CacheLayout& c, uint8_t* block, int offset, const float* k, const float* v) {
-    const int pairs = c.head_dim / 2, value_tiles = c.padded_dim() / 16;
-    for (int h = 0; h < c.num_kv_heads; h++, block += c.head_bytes(), k += c.head_dim, v += c.head_dim) {
+    const int pairs = c.head_dim / 2, value_tiles = c.padded_dim / 16;
+    for (int h = 0; h < c.num_kv_heads; h++, block += c.head_bytes, k += c.head_dim, v += c.head_dim) {
         uint8_t* keys = block + int64_t(offset / 16) * pairs * Tile<D>::bytes;
         for (int d = 0; d < c.head_dim; d++) Tile<D>::put(keys + d / 2 * Tile<D>::bytes, offset % 16, d % 2, k[d]);
-        uint8_t* values = block + c.key_bytes() + int64_t(offset / 2) * value_tiles * Tile<D>::bytes;
+        uint8_t* values = block + c.key_bytes + int64_t(offset / 2) * value_tiles * Tile<D>::bytes;
         for (int d = 0; d < c.head_dim; d++) Tile<D>::put(values + d / 16 * Tile<D>::bytes, d % 16, offset % 2, v[d]);
     }
 }
@@ -273,20 +286,26 @@ inline float exp_scalar(float x) {
 
 // The scores of up to 32 positions for G heads; those from `count` on are -inf. Returns nothing: weights[g][32].
 template <Dtype D, int G>
-inline void score_block(const AttendTask& t, const uint8_t* keys, const float* q, int count, float (*scores)[32]) {
+BITNET_INLINE void score_block(const AttendTask& t, const uint8_t* keys, const float* q, int count,
+                               float (*scores)[32]) {
     const int pairs = t.layout.head_dim / 2;
     Lanes sums[G][2];
+#pragma GCC unroll 4
     for (int g = 0; g < G; g++) sums[g][0] = sums[g][1] = set1(0.0f);
     for (int p = 0; p < pairs; p++)
+#pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             Lanes low, high;
             Tile<D>::get(keys + (int64_t(i) * pairs + p) * Tile<D>::bytes, low, high);
+#pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 const float* qg = q + g * t.layout.head_dim + 2 * p;
                 sums[g][i] = fma(set1(qg[1]), high, fma(set1(qg[0]), low, sums[g][i]));
             }
         }
+#pragma GCC unroll 4
     for (int g = 0; g < G; g++)
+#pragma GCC unroll 2
         for (int i = 0; i < 2; i++)
             store(scores[g] + 16 * i, first(count - 16 * i, mul(sums[g][i], set1(t.scale)), set1(-INFINITY)));
 }
@@ -308,19 +327,23 @@ inline float weigh_block(float* scores, Softmax& state) {
 }
 
 template <Dtype D, int G>
-inline void add_values(const AttendTask& t, const uint8_t* values, int count, const float (*weights)[32],
-                       const float* corrections, float* sums) {
-    const int tiles = t.layout.padded_dim() / 16;
+BITNET_INLINE void add_values(const AttendTask& t, const uint8_t* values, int count, const float (*weights)[32],
+                              const float* corrections, float* sums) {
+    const int tiles = t.layout.padded_dim / 16;
     for (int d = 0; d < tiles; d++) {
         Lanes s[G];
+#pragma GCC unroll 4
         for (int g = 0; g < G; g++) s[g] = mul(load(sums + (g * tiles + d) * 16), set1(corrections[g]));
         for (int j = 0; j < count; j += 2) {
             Lanes low, high;
             Tile<D>::get(values + (int64_t(j / 2) * tiles + d) * Tile<D>::bytes, low, high);
+#pragma GCC unroll 4
             for (int g = 0; g < G; g++) s[g] = fma(set1(weights[g][j]), low, s[g]);
             if (j + 1 < count)
+#pragma GCC unroll 4
                 for (int g = 0; g < G; g++) s[g] = fma(set1(weights[g][j + 1]), high, s[g]);
         }
+#pragma GCC unroll 4
         for (int g = 0; g < G; g++) store(sums + (g * tiles + d) * 16, s[g]);
     }
 }
@@ -329,15 +352,15 @@ template <Dtype D, int G>
 void attend_segment(const AttendTask& t, int begin, int end, const float* q, Softmax* states, float* sums) {
     float (*scores)[32] = (float (*)[32])(t.scratch);
     for (int g = 0; g < G; g++) states[g] = {-INFINITY, 0.0f};
-    std::memset(sums, 0, size_t(G) * t.layout.padded_dim() * 4);
+    std::memset(sums, 0, size_t(G) * t.layout.padded_dim * 4);
     for (int p = begin; p < end; p += kBlockTokens) {
         const int count = end - p < kBlockTokens ? end - p : kBlockTokens;
-        const uint8_t* block = t.cache + t.blocks[p / kBlockTokens] * t.layout.block_bytes();
-        block += t.kv_head * t.layout.head_bytes();
+        const uint8_t* block = t.cache + t.blocks[p / kBlockTokens] * t.layout.block_bytes;
+        block += t.kv_head * t.layout.head_bytes;
         score_block<D, G>(t, block, q, count, scores);
         float corrections[G];
         for (int g = 0; g < G; g++) corrections[g] = weigh_block(scores[g], states[g]);
-        add_values<D, G>(t, block + t.layout.key_bytes(), count, scores, corrections, sums);
+        add_values<D, G>(t, block + t.layout.key_bytes, count, scores, corrections, sums);
     }
 }
 
@@ -351,7 +374,7 @@ inline void merge_segment(int padded_dim, Softmax& into, float* sums, const Soft
 
 template <Dtype D, int G>
 void attend_heads(const AttendTask& t, const float* q, float* out) {
-    const int padded = t.layout.padded_dim(), dim = t.layout.head_dim;
+    const int padded = t.layout.padded_dim, dim = t.layout.head_dim;
     Softmax states[G], more[G];
     float* sums = t.scratch + 4 * kBlockTokens;
     float* more_sums = sums + G * padded;

@@ -1,4 +1,4 @@
-"""The one door to the compiled extension: kernels for the CPU backend, packing for the loader, sampling for the engine."""
+"""The one door to the compiled extension: kernels for the backend, packing for the loader, sampling for the engine."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_instruction_sets_and_threads(
 def test_chunks_of_the_prompt(folder: Path, ids: np.ndarray, expected: np.ndarray, cuts: tuple[int, ...]) -> None:
     model = load(folder, native.isas()[0], 2)
     bounds = [0, *cuts, NUM_TOKENS]
-    chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise(bounds)]
     assert np.concatenate(chunks).tobytes() == expected.tobytes()
 
 

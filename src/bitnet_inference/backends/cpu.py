@@ -97,11 +97,8 @@ class CpuOutput:
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of each row, best first, lowest id first among equals."""
         logits = self.full(rows)
-        if k == 1:
-            ids = np.argmax(logits, axis=1)[:, None]
-        else:
-            ids = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return ids.astype(np.int32), np.take_along_axis(logits, ids, axis=1)
+        best = np.argmax(logits, axis=1)[:, None] if k == 1 else np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""

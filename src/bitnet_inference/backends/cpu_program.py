@@ -46,7 +46,8 @@ class _Compiler:
 
     def emit(self, step: Step) -> None:
         if step.parts[0] in ("gate", "norm", "quantize"):
-            return self._rows_step(step)
+            self._rows_step(step)
+            return
         {
             "embed": self._embed,
             "ternary": self._product,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,20 +40,22 @@ def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float) -> Floats:
     """FORMATS 0: int8 activations a token, exact integer sums, y = sum * (m / s_x)."""
     quantised, scales = ternary.quantize_rows(x)
     sums = quantised.astype(np.int64) @ codes.T.astype(np.int64)
-    return sums.astype(np.float32) * (np.float32(scale) * (np.float32(1) / scales))[:, None]
+    factors: Floats = np.float32(scale) * np.reciprocal(scales)
+    return np.multiply(sums.astype(np.float32), factors[:, None], dtype=np.float32)
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """x * rsqrt(mean(x^2) + eps) * weight, by row."""
     squares = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
-    return x * (np.float32(1) / np.sqrt(squares + np.float32(eps))) * weight
+    roots: Floats = np.reciprocal(np.sqrt(squares + np.float32(eps)))
+    return np.multiply(x * roots, weight, dtype=np.float32)
 
 
 def gated(gate: Floats, up: Floats, activation: str) -> Floats:
     """activation(gate) * up."""
     if activation == "relu2":
         return np.square(np.maximum(gate, 0)) * up
-    return gate / (np.float32(1) + np.exp(-gate)) * up
+    return np.multiply(gate / (np.float32(1) + np.exp(-gate)), up, dtype=np.float32)
 
 
 def rotated(x: Floats, cosine: Floats, sine: Floats) -> Floats:
@@ -69,7 +72,7 @@ def attention(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32]) -> 
     scores[:, np.arange(len(k))[None, :] > positions[:, None]] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("htp,phd->thd", weights, v)
+    return np.asarray(np.einsum("htp,phd->thd", weights, v), np.float32)
 
 
 def to_bfloat16(x: Floats) -> Floats:
@@ -167,11 +170,10 @@ class ReferenceOps:
         keys, values = self.model.cache[layer]
         keys[self.batch.slots] = self.model.round(k).reshape(heads)
         values[self.batch.slots] = self.model.round(v).reshape(heads)
-        starts = self.batch.starts
         return np.concatenate(
             [
                 self._attend_sequence(q[begin:end], keys, values, self.batch.block_tables[s], slice(begin, end))
-                for s, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True))
+                for s, (begin, end) in enumerate(pairwise(self.batch.starts))
                 if end > begin
             ]
         )

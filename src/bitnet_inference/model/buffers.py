@@ -25,7 +25,7 @@ def num_floats(value: Value) -> int:
 
 
 def plan_buffers(plan: Plan) -> Layout:
-    """First fit over lifetimes; a residual that ends in a product is overwritten by it. Input and output stay outside."""
+    """First fit over lifetimes; a product overwrites a residual that ends in it. Input and output stay outside."""
     last_use = {value.root.id: i for i, step in enumerate(plan.steps) for value in (*step.inputs, *_outputs(step))}
     outside = {value.id for value in (plan.input, plan.output) if value}
     offsets: dict[int, int] = {}

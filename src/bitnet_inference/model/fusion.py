@@ -15,7 +15,7 @@ ROW_VERBS = ("gate", "norm", "quantize")
 
 
 def fuse(plan: Plan, is_ternary: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> Plan:
-    """All passes in order. `is_ternary` says which canonical names are ternary matrices, `shapes` how large they are."""
+    """All passes in order. `is_ternary` says which names are ternary matrices, `shapes` how large each is."""
     plan = lower_linear(plan, is_ternary, shapes)
     plan = fuse_rows(plan)
     plan = fuse_residual(plan)

@@ -21,7 +21,7 @@ def inverse_frequencies(config: ModelConfig) -> NDArray[np.float32]:
 
 
 def _scaled(frequency: float, scaling: RopeScaling | None) -> float:
-    """The "llama3" rule of Llama 3.1 (FORMATS 4.2): long wavelengths are stretched, short ones kept, blended between."""
+    """The "llama3" rule, as in Llama 3.1: long wavelengths are stretched, short ones kept, those between blended."""
     if scaling is None:
         return frequency
     if scaling.kind == "linear":

@@ -1,0 +1,130 @@
+"""The recorded plan, what the passes make of it, and where its buffers lie."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
+from bitnet_inference.model.buffers import num_floats, plan_buffers
+from bitnet_inference.model.fusion import fuse
+from bitnet_inference.model.loader import record
+from bitnet_inference.model.plan import Plan, Value
+
+CONFIG = ModelConfig(
+    family="bitnet",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=128,
+    activation="relu2",
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_embeddings=True,
+    sub_norms=True,
+)
+LLAMA = dataclasses.replace(CONFIG, sub_norms=False, activation="silu", tie_embeddings=False)
+NORMED = dataclasses.replace(LLAMA, linear_norm=True)
+DENSE = ("embed", "head")
+
+
+def fused(config: ModelConfig, dense: tuple[str, ...] = DENSE) -> Plan:
+    body = record(config).body
+    return fuse(body, lambda name: not name.endswith(dense), dict(expected_shapes(config)), config.head_dim)
+
+
+def verbs(plan: Plan, layer: int = 0) -> list[str]:
+    per_layer = (len(plan.steps) - 2) // CONFIG.num_layers
+    return [step.verb for step in plan.steps[2 + layer * per_layer :][:per_layer]]
+
+
+def test_a_layer_of_bitnet_is_ten_steps() -> None:
+    expected = [
+        "norm+quantize", "ternary", "rope+write", "attend", "norm+quantize", "ternary+add",
+        "norm+quantize", "ternary", "gate+norm+quantize", "ternary+add",
+    ]  # fmt: skip
+    plan = fused(CONFIG)
+    assert [step.verb for step in plan.steps[:2]] == ["rotations", "embed"]
+    assert verbs(plan) == verbs(plan, 1) == expected
+
+
+def test_without_sub_norms_the_rows_are_quantised_as_they_are() -> None:
+    assert verbs(fused(LLAMA))[4] == "quantize"
+    assert verbs(fused(LLAMA))[8] == "gate+quantize"
+
+
+def test_a_norm_for_each_projection_is_quantised_for_each() -> None:
+    names = verbs(fused(NORMED))
+    assert names[:7] == ["norm", *["norm+quantize", "ternary"] * 3]
+
+
+def test_a_dense_model_has_no_codes() -> None:
+    plan = fuse(record(LLAMA).body, lambda name: False, dict(expected_shapes(LLAMA)), LLAMA.head_dim)
+    assert verbs(plan) == ["norm", "dense", "rope+write", "attend", "dense+add", "norm", "dense", "gate", "dense+add"]
+
+
+def test_a_stack_of_both_kinds_becomes_a_product_for_each_run() -> None:
+    plan = fused(CONFIG, ("embed", ".k"))
+    q, k, v = (step for step in plan.steps if step.weights and step.weights[0].startswith("layers.0.") and
+               step.weights[0][-1] in "qkv")  # fmt: skip
+    assert [step.verb for step in (q, k, v)] == ["ternary", "dense", "ternary"]
+    assert [(step.output.column, step.output.width) for step in (q, k, v) if step.output] == [
+        (0, 64),
+        (64, 32),
+        (96, 32),
+    ]
+    assert q.inputs == v.inputs != k.inputs
+
+
+def test_scores_and_hidden_states_have_plans_of_their_own() -> None:
+    plans = record(CONFIG)
+    assert [step.verb for step in plans.head.steps] == ["norm", "linear"]
+    assert [step.verb for step in plans.norm.steps] == ["norm"]
+    assert plans.head.input and plans.head.output.width == CONFIG.vocab_size
+
+
+def test_a_plan_reads_as_a_list() -> None:
+    line = next(line for line in str(fused(CONFIG)).splitlines() if "layers.0.q" in line)
+    assert line.split()[1:5] == ["=", "ternary", "float32[T,", "128]"]
+
+
+def lifetimes(plan: Plan) -> dict[int, tuple[int, int, int]]:
+    """First write, last use and size of every value in the arena, by the id of its root."""
+    spans: dict[int, tuple[int, int, int]] = {}
+    for i, step in enumerate(plan.steps):
+        values: list[Value] = [*step.inputs, *([step.output] if step.output else [])]
+        for root in (value.root for value in values):
+            first = spans.get(root.id, (i, i, 0))[0]
+            spans[root.id] = first, i, num_floats(root)
+    return spans
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA, NORMED])
+@given(dense=st.sets(st.sampled_from([".q", ".k", ".v", ".o", ".gate", ".up", ".down"])))
+def test_values_that_live_together_lie_apart(config: ModelConfig, dense: set[str]) -> None:
+    plan = fused(config, (*DENSE, *dense))
+    layout = plan_buffers(plan)
+    spans = lifetimes(plan)
+    placed = {id: (*spans[id], offset) for id, offset in layout.offsets.items()}
+    residuals = {(step.inputs[1].root.id, step.output.root.id) for step in plan.steps
+                 if step.verb.endswith("+add") and step.output}  # fmt: skip
+    for a, (first_a, last_a, size_a, at_a) in placed.items():
+        assert at_a % 16 == 0 and at_a + size_a <= layout.num_floats
+        for b, (first_b, last_b, size_b, at_b) in placed.items():
+            together = a < b and first_a <= last_b and first_b <= last_a
+            handed_over = ((a, b) in residuals and last_a == first_b) or ((b, a) in residuals and last_b == first_a)
+            if together and not handed_over:
+                assert at_a + size_a <= at_b or at_b + size_b <= at_a, (a, b)
+    assert plan.output.id not in layout.offsets
+
+
+def test_buffers_are_used_again() -> None:
+    two, many = plan_buffers(fused(CONFIG)), plan_buffers(fused(dataclasses.replace(CONFIG, num_layers=12)))
+    assert two.num_floats == many.num_floats
