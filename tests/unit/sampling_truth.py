@@ -1,0 +1,97 @@
+"""Sampling in plain NumPy and Python: what kernels/sampling.cpp must compute, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+WEIGHT_OF_BEST = 1 << 40
+_POLYNOMIAL = (1.5403530393381608e-04, 1.3333558146428443e-03, 9.6181291076284769e-03, 5.5504108664821576e-02)
+_POLYNOMIAL += (2.4022650695910072e-01, 6.9314718055994529e-01, 1.0)
+
+
+def exp_of_minus(d: NDArray[np.float32]) -> NDArray[np.float32]:
+    """exp(-d) for d >= 0, every operation rounded to float32."""
+    y = np.minimum(d, np.float32(64)) * np.float32(1.44269504)
+    whole = (y + np.float32(12582912)) - np.float32(12582912)
+    p = np.full_like(y, _POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        p = p * (whole - y) + np.float32(coefficient)
+    return np.ldexp(p, -whole.astype(np.int32))
+
+
+def weights(logits: NDArray[np.float32], temperature: float) -> list[int]:
+    """round(2^40 * exp((logit - best) / temperature)), halves to even."""
+    scale = np.float32(1.0 / temperature)
+    relative = exp_of_minus((logits.max() - logits) * scale)
+    return np.rint(relative.astype(np.float64) * WEIGHT_OF_BEST).astype(np.int64).tolist()
+
+
+def noise(seed: int, choice: int, position: int) -> int:
+    """64 bits of Philox4x32-10."""
+    c = [position & 0xFFFFFFFF, position >> 32, choice & 0xFFFFFFFF, choice >> 32]
+    k = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        left, right = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [right >> 32 ^ c[1] ^ k[0], right & 0xFFFFFFFF, left >> 32 ^ c[3] ^ k[1], left & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c[1] << 32 | c[0]
+
+
+def edited(
+    logits: NDArray[np.float32],
+    tokens: Sequence[int],
+    num_prompt: int,
+    *,
+    bias: Mapping[int, float],
+    banned: Sequence[int],
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> NDArray[np.float32]:
+    """The logits after bias, bans and penalties."""
+    x = logits.copy()
+    for token, value in bias.items():
+        x[token] += np.float32(value)
+    x[list(banned)] = -np.inf
+    for token in set(tokens):
+        x[token] = x[token] * np.float32(repetition) if x[token] < 0 else x[token] / np.float32(repetition)
+        count = list(tokens[num_prompt:]).count(token)
+        if count:
+            x[token] = x[token] - np.float32(frequency) * np.float32(count)
+            x[token] = x[token] - np.float32(presence)
+    return x
+
+
+def kept(logits: NDArray[np.float32], *, temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The ids that the filters leave, best first."""
+    mass = weights(logits, temperature)
+    order = [i for i in np.argsort(-logits, kind="stable").tolist() if logits[i] > -np.inf]
+    order = order[: top_k or None]
+    if top_p < 1:
+        allowed, before, end = int(top_p * float(sum(mass[i] for i in order))), 0, 0
+        while end < len(order) and before <= allowed:
+            before, end = before + mass[order[end]], end + 1
+        order = order[:end]
+    if min_p > 0.5 / WEIGHT_OF_BEST:
+        bar = np.float32(float(logits.max()) + float(np.log(min_p)) * temperature)
+        order = [i for i in order if logits[i] >= bar]
+    return order
+
+
+def sample(
+    logits: NDArray[np.float32], *, temperature: float, bits: int, top_k: int, top_p: float, min_p: float
+) -> int:
+    """The token that these 64 random bits choose."""
+    if temperature < 1e-5:
+        return int(np.argmax(logits))
+    ids = sorted(kept(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    mass = weights(logits, temperature)
+    target = bits * sum(mass[i] for i in ids) >> 64
+    for i in ids:
+        if target < mass[i]:
+            return i
+        target -= mass[i]
+    raise AssertionError("the weights do not add up")

@@ -1,0 +1,421 @@
+"""The engine, step by step, on a scripted model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sampling_truth as truth
+from conftest import Listener, ScriptedModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.request import Request
+from bitnet_inference.errors import EngineError, InvalidParams, OutOfMemory, PromptTooLong, QueueFull
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
+
+
+def run(engine, max_steps=10000):
+    while engine.has_work:
+        max_steps -= 1
+        assert max_steps, "the engine does not come to an end"
+        engine.step()
+
+
+def generate(model, prompt, params=GREEDY, **options):
+    engine, listener = Engine(model), options.pop("listener", None) or Listener()
+    request = Request(prompt, params, listener, **options)
+    engine.submit(request)
+    run(engine)
+    assert engine.num_free_blocks == engine._scheduler.pool.num_blocks
+    return listener
+
+
+def greedy_text(model, prompt, num_tokens):
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(np.argmax(model.logits_after(tokens))))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_text_is_the_models_own():
+    model = ScriptedModel()
+    listener = generate(model, [1, 2, 3])
+    assert listener.token_ids == greedy_text(model, [1, 2, 3], 10)
+    assert listener.reason == "length"
+    assert model.full_rows == [], "greedy requests need no whole vocabulary"
+    assert model.num_forwards == 10
+    assert (listener.usage.num_prompt_tokens, listener.usage.num_output_tokens) == (3, 10)
+
+
+def test_a_seeded_sample_is_what_the_plain_truth_draws():
+    model = ScriptedModel()
+    listener = generate(
+        model, [4, 5], SamplingParams(temperature=0.8, top_k=9, top_p=0.9, seed=-1, max_tokens=6), choice=2
+    )
+    tokens = [4, 5]
+    for _ in range(6):
+        bits = truth.noise((1 << 64) - 1, 2, len(tokens))
+        logits = model.logits_after(tokens)
+        tokens.append(truth.sample(logits, bits=bits, temperature=0.8, top_k=9, top_p=0.9, min_p=0.0))
+    assert listener.token_ids == tokens[2:]
+
+
+def test_without_a_seed_one_is_drawn_and_told():
+    model, params = ScriptedModel(vocab_size=1000), SamplingParams(max_tokens=20)
+    first, second = (Request([1], params, Listener()) for _ in range(2))
+    assert first.seed != second.seed
+    engine = Engine(model)
+    engine.submit(first)
+    run(engine)
+    again = generate(model, [1], SamplingParams(max_tokens=20, seed=first.seed))
+    assert again.token_ids == first.sink.token_ids
+
+
+@pytest.mark.parametrize("use", ["eos", "stop_token_ids"])
+def test_an_end_token_stops_and_is_not_delivered(use):
+    model = ScriptedModel()
+    text = greedy_text(model, [7], 10)
+    end = text[4]
+    ends_at = text.index(end)
+    if use == "eos":
+        listener = generate(model, [7], eos_ids=[end])
+    else:
+        listener = generate(model, [7], SamplingParams(temperature=0.0, stop_token_ids=[end], max_tokens=10))
+    assert listener.token_ids == text[:ends_at]
+    assert listener.reason == "stop" and listener.finishes[0].token_id == end
+    assert listener.usage.num_output_tokens == ends_at
+
+
+def test_ignore_eos_makes_the_models_end_an_ordinary_token():
+    model = ScriptedModel()
+    text = greedy_text(model, [7], 10)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=10)
+    assert generate(model, [7], params, eos_ids=[text[4]]).token_ids == text
+    both = SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=[text[4]], max_tokens=10)
+    assert generate(model, [7], both, eos_ids=[text[4]]).reason == "stop"
+
+
+def test_min_tokens_bans_the_ends_until_then():
+    model = ScriptedModel(vocab_size=3)
+    params = SamplingParams(temperature=0.0, min_tokens=5, max_tokens=50)
+    listener = generate(model, [0], params, eos_ids=[1, 2])
+    assert listener.token_ids[:5] == [0] * 5
+    assert listener.reason == "stop"
+
+
+def test_min_tokens_that_leave_nothing_end_with_an_error():
+    model = ScriptedModel(vocab_size=3)
+    listener = generate(model, [0], SamplingParams(min_tokens=2), eos_ids=[0, 1, 2])
+    assert listener.reason == "error" and listener.token_ids == []
+    assert "no token" in str(listener.finishes[0].error)
+
+
+def test_a_sink_that_has_enough_ends_its_request():
+    listener = generate(ScriptedModel(), [1], listener=Listener(stop_at=3))
+    assert listener.reason == "stop" and listener.finishes[0].token_id is None
+    assert len(listener.token_ids) == 3
+
+
+def test_max_tokens_zero_computes_the_prompt_alone():
+    model = ScriptedModel()
+    listener = generate(model, [1, 2], SamplingParams(max_tokens=0))
+    assert (listener.reason, listener.token_ids, model.num_tokens) == ("length", [], 2)
+
+
+def test_the_end_of_the_context_ends_the_text():
+    model = ScriptedModel(max_positions=12)
+    listener = generate(model, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=None))
+    assert listener.token_ids == greedy_text(model, [1, 2, 3], 9)
+    assert listener.reason == "length"
+
+
+def test_a_small_cache_is_a_short_context():
+    model = ScriptedModel(num_blocks=2, block_size=4)
+    listener = generate(model, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=None))
+    assert (listener.reason, len(listener.token_ids)) == ("length", 5)
+
+
+def test_penalties_and_bias_see_the_right_history():
+    model = ScriptedModel()
+    params = SamplingParams(
+        temperature=0.0,
+        repetition_penalty=1.5,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias={3: 1.0},
+        max_tokens=12,
+    )
+    tokens = [5, 5, 6]
+    for _ in range(12):
+        logits = truth.edited(
+            model.logits_after(tokens),
+            tokens,
+            3,
+            bias={3: 1.0},
+            banned=[],
+            repetition=1.5,
+            presence=0.3,
+            frequency=0.2,
+        )
+        tokens.append(int(np.argmax(logits)))
+    assert generate(model, [5, 5, 6], params).token_ids == tokens[3:]
+
+
+def test_logprobs_are_the_models_own():
+    model = ScriptedModel()
+    params = SamplingParams(temperature=0.2, logprobs=2, logit_bias={0: 100.0}, seed=1, max_tokens=2)
+    listener = generate(model, [9], params)
+    assert listener.token_ids == [0, 0]
+    for history, entry in zip(([9], [9, 0]), listener.logprobs, strict=True):
+        logits = model.logits_after(history).astype(np.float64)
+        exact = logits - np.log(np.exp(logits).sum())
+        assert entry.logprob == pytest.approx(exact[0], abs=1e-6)
+        assert [i for i, _ in entry.top] == np.argsort(-logits, kind="stable")[:2].tolist()
+        assert [x for _, x in entry.top] == pytest.approx(np.sort(exact)[::-1][:2], abs=1e-6)
+    chosen_alone = generate(model, [9], SamplingParams(temperature=0.0, logprobs=0, max_tokens=1))
+    assert chosen_alone.logprobs[0].top == ()
+    assert generate(model, [9]).logprobs == [None] * 10
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3, 64])
+def test_prompt_logits_come_in_order_and_once(max_tokens):
+    model, heard = ScriptedModel(max_tokens=max_tokens), []
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    generate(model, prompt, SamplingParams(max_tokens=0), on_prompt_logits=lambda at, x: heard.append((at, x.copy())))
+    assert [at for at, _ in heard] == list(range(0, 8, max_tokens))
+    assert np.concatenate([x for _, x in heard]).tolist() == [
+        model.logits_after(prompt[: i + 1]).tolist() for i in range(8)
+    ]
+
+
+def test_the_whole_context_can_be_scored_but_not_continued():
+    model, heard = ScriptedModel(max_positions=8), []
+    whole = SamplingParams(max_tokens=0)
+    generate(model, [1] * 8, whole, on_prompt_logits=lambda at, x: heard.append(x.shape))
+    assert heard == [(8, 23)]
+    with pytest.raises(PromptTooLong, match="8 tokens, at most 7"):
+        generate(model, [1] * 8)
+    with pytest.raises(PromptTooLong, match="9 tokens, at most 8"):
+        generate(model, [1] * 9, whole)
+
+
+def test_a_failing_callback_ends_its_request_alone():
+    def fall_over(position, logits):
+        raise RuntimeError("no")
+
+    engine, listeners = Engine(ScriptedModel()), [Listener(), Listener()]
+    engine.submit(Request([1, 2], GREEDY, listeners[0], on_prompt_logits=fall_over))
+    engine.submit(Request([1, 2], GREEDY, listeners[1]))
+    run(engine)
+    assert [listener.reason for listener in listeners] == ["error", "length"]
+
+
+@pytest.mark.parametrize("prompt", [[], [[1]], [1.5], "text", [1, [2]], [-1], [1 << 40], [10**30], [True, False], None])
+def test_no_list_of_token_ids(prompt):
+    with pytest.raises(InvalidParams):
+        Request(prompt, GREEDY, Listener())
+
+
+def test_what_can_never_run_is_refused_at_once():
+    model = ScriptedModel(num_blocks=3, block_size=4)
+    with pytest.raises(InvalidParams, match="token 23: the vocabulary has 0 to 22"):
+        generate(model, [23])
+    with pytest.raises(InvalidParams, match="stop_token_ids"):
+        generate(model, [1], SamplingParams(stop_token_ids=[23]))
+    with pytest.raises(OutOfMemory, match="max_num_blocks"):
+        generate(model, [1] * 12)
+    assert generate(model, [1] * 11).reason == "length"
+
+
+def test_a_full_queue_says_so():
+    engine = Engine(ScriptedModel(), max_waiting=2)
+    for _ in range(2):
+        engine.submit(Request([1], GREEDY, Listener()))
+    with pytest.raises(QueueFull, match="2 requests"):
+        engine.submit(Request([1], GREEDY, Listener()))
+    run(engine)
+    engine.submit(Request([1], GREEDY, Listener()))
+
+
+def test_no_room_for_a_single_block():
+    with pytest.raises(OutOfMemory, match="KV cache"):
+        Engine(ScriptedModel(num_blocks=0))
+
+
+def test_the_cache_is_as_large_as_useful():
+    assert Engine(ScriptedModel(num_blocks=10**6)).num_free_blocks == 8 * 16
+    assert Engine(ScriptedModel(num_blocks=10)).num_free_blocks == 10
+    assert Engine(ScriptedModel(num_blocks=10), max_num_blocks=4).num_free_blocks == 4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_tokens=10), SamplingParams(temperature=0.0, logprobs=1)])
+def test_broken_logits_end_only_their_request(params, value):
+    def break_logits(history, logits):
+        if history[0] == 2 and len(history) == 4:
+            logits[:] = value
+
+    model = ScriptedModel()
+    model.change_logits = break_logits
+    engine, broken, sound = Engine(model), Listener(), Listener()
+    engine.submit(Request([2], params, broken))
+    engine.submit(Request([1], GREEDY, sound))
+    run(engine)
+    assert (broken.reason, sound.reason) == ("error", "length")
+    assert isinstance(broken.finishes[0].error, EngineError)
+    assert len(broken.token_ids) == 3
+    assert sound.token_ids == greedy_text(model, [1], 10)
+
+
+def test_a_raising_sink_ends_only_its_request():
+    engine, bad, good = Engine(ScriptedModel()), Listener(fail_at=2), Listener()
+    for listener in (bad, good):
+        engine.submit(Request([1], GREEDY, listener))
+    run(engine)
+    assert (bad.reason, good.reason) == ("error", "length")
+    assert str(bad.finishes[0].error) == "the listener fell over"
+
+
+def test_a_sink_that_raises_at_the_end_harms_nobody(caplog):
+    class Grumbler(Listener):
+        def finish(self, finish, usage):
+            super().finish(finish, usage)
+            raise RuntimeError("I was not done")
+
+    engine, bad, good = Engine(ScriptedModel()), Grumbler(), Listener()
+    for listener in (bad, good):
+        engine.submit(Request([1], GREEDY, listener))
+    run(engine)
+    assert (bad.reason, good.reason) == ("length", "length")
+    assert "I was not done" in caplog.text
+
+
+def test_a_failing_forward_ends_the_requests_of_its_step_and_no_more():
+    model = ScriptedModel(max_sequences=2)
+    engine, listeners = Engine(model), [Listener() for _ in range(3)]
+    for listener in listeners:
+        engine.submit(Request([1], GREEDY, listener))
+
+    def fail(batch):
+        if model.num_forwards == 3:
+            model.num_forwards += 1
+            raise MemoryError("no more")
+
+    model.before_forward = fail
+    run(engine)
+    assert [listener.reason for listener in listeners] == ["error", "error", "length"]
+    assert listeners[2].token_ids == greedy_text(model, [1], 10)
+    assert engine.num_free_blocks == engine._scheduler.pool.num_blocks
+
+
+def test_cancelling():
+    model = ScriptedModel(max_sequences=1)
+    engine, listeners = Engine(model), [Listener() for _ in range(3)]
+    requests = [Request([1], GREEDY, listener) for listener in listeners]
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    engine.cancel(requests[0])  # running
+    engine.cancel(requests[2])  # waiting
+    engine.cancel(requests[2])
+    engine.step()
+    assert [len(listener.token_ids) for listener in listeners] == [1, 1, 0]
+    run(engine)
+    engine.cancel(requests[1])  # has ended
+    engine.cancel(Request([1], GREEDY, Listener()))  # was never submitted
+    engine.step()
+    assert [listener.reason for listener in listeners] == ["cancelled", "length", "cancelled"]
+    assert not engine.has_work
+
+
+def test_a_long_prompt_does_not_stall_running_requests():
+    model = ScriptedModel(max_tokens=8, max_positions=256)
+    engine, runner, newcomer = Engine(model), Listener(), Listener()
+    engine.submit(Request([1], SamplingParams(temperature=0.0, max_tokens=40), runner))
+    engine.step()
+    engine.submit(Request([2] * 100, GREEDY, newcomer))
+    for num_tokens in range(2, 16):
+        engine.step()
+        assert len(runner.token_ids) == num_tokens, "a token in every step"
+    run(engine)
+    assert newcomer.token_ids == greedy_text(model, [2] * 100, 10)
+
+
+PROMPTS = st.lists(st.integers(0, 22), min_size=1, max_size=20)
+JOBS = st.tuples(
+    PROMPTS,
+    st.integers(0, 25),  # max_tokens
+    st.sampled_from([0.0, 1.0]),  # temperature
+    st.integers(0, 3),  # seed
+    st.integers(0, 12),  # submitted before this step
+    st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled so many steps later
+    st.booleans(),  # wants prompt logits
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs=st.lists(JOBS, min_size=1, max_size=9),
+    num_blocks=st.integers(6, 40),
+    max_sequences=st.integers(1, 5),
+    max_tokens=st.integers(1, 30),
+    block_size=st.sampled_from([1, 4, 7]),
+)
+def test_the_same_text_as_alone(jobs, num_blocks, max_sequences, max_tokens, block_size):
+    """Random arrivals and cancels, few blocks, small budgets: no leak, one end each, the text of a request alone."""
+    num_blocks = max(num_blocks, -(-24 // block_size))
+    limits = {"num_blocks": num_blocks, "block_size": block_size}
+    model = ScriptedModel(max_sequences=max_sequences, max_tokens=max_tokens, **limits)
+    engine = Engine(model, max_waiting=100)
+    pool = engine._scheduler.pool
+    runs, step = [], 0
+    for prompt, length, temperature, seed, start, cancel_after, scores in jobs:
+        heard: list[tuple[int, list[float]]] = []
+
+        def hear(position, logits, heard=heard):
+            heard += [(position + row, values.tolist()) for row, values in enumerate(logits)]
+
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=length)
+        callback = hear if scores else None
+        request = Request(prompt, params, Listener(), eos_ids=[0], on_prompt_logits=callback)
+        cancel_at = None if cancel_after is None else start + cancel_after
+        runs.append((request, start, cancel_at, heard))
+    while step <= 30 or engine.has_work:
+        for request, start, cancel_at, _ in runs:
+            if start == step:
+                engine.submit(request)
+            if cancel_at == step:
+                engine.cancel(request)
+        engine.step()
+        held = [block for request, *_ in runs for block in request.blocks.view.tolist()]
+        assert len(held) == len(set(held)) == pool.num_blocks - pool.num_free
+        step += 1
+        assert step < 5000
+    assert pool.num_free == pool.num_blocks
+    for request, _, cancel_at, heard in runs:
+        listener = request.sink
+        assert listener.reason in (("stop", "length") if cancel_at is None else ("stop", "length", "cancelled"))
+        alone = generate(
+            ScriptedModel(**limits), request.tokens.view[: request.num_prompt], request.params, eos_ids=[0]
+        )
+        assert listener.token_ids == alone.token_ids[: len(listener.token_ids)]
+        if listener.reason != "cancelled":
+            assert (listener.token_ids, listener.reason) == (alone.token_ids, alone.reason)
+        if request.on_prompt_logits and listener.reason != "cancelled":
+            prompt = request.tokens.view[: request.num_prompt].tolist()
+            expected = [(i, model.logits_after(prompt[: i + 1]).tolist()) for i in range(len(prompt))]
+            assert heard == expected
+
+
+def test_preemption_happens_and_nobody_notices():
+    model = ScriptedModel(num_blocks=8, block_size=4, max_sequences=4)
+    engine, listeners = Engine(model), [Listener() for _ in range(4)]
+    for first, listener in enumerate(listeners):
+        engine.submit(Request([first] * 4, SamplingParams(temperature=0.0, max_tokens=20), listener))
+    run(engine)
+    for first, listener in enumerate(listeners):
+        assert listener.token_ids == greedy_text(model, [first] * 4, 20)
+    assert model.num_tokens > 4 * 23, "tokens were computed again"

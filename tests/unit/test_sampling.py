@@ -1,0 +1,250 @@
+"""The native sampler against its plain truth, and against what mathematics says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import sampling_truth as truth
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bitnet_inference.native import RowSampler, SamplingRule, sampling_noise
+
+NO_TOKENS = np.zeros(0, dtype=np.int32)
+OFF = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "bias_ids": [],
+    "bias_values": [],
+    "end_ids": [],
+}
+
+
+def random_logits(seed: int, vocab_size: int, spread: float, coarse: bool = False) -> NDArray[np.float32]:
+    logits = np.random.default_rng(seed).normal(0, spread, vocab_size).astype(np.float32)
+    return np.round(logits) if coarse else logits
+
+
+def native_sample(logits, *, seed=0, choice=0, position=0, tokens=NO_TOKENS, num_prompt=0, ban_ends=False, **options):
+    rule = SamplingRule(len(logits), **{**OFF, **options})
+    return RowSampler(len(logits)).sample(logits, rule, tokens, num_prompt, ban_ends, seed, choice, position)
+
+
+def kept_ids(logits, num_draws=400, **options):
+    return {native_sample(logits, position=i, **options) for i in range(num_draws)}
+
+
+@pytest.mark.parametrize(
+    ("seed", "choice", "position", "words"),
+    [
+        (0, 0, 0, 0xE169C58D_6627E8D5),
+        ((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1, 0x41C83B0E_408F276D),
+        (0x299F31D0_A4093822, 0x03707344_13198A2E, 0x85A308D3_243F6A88, 0x94FDCCEB_D16CFE09),
+    ],
+)
+def test_noise_is_philox(seed, choice, position, words):
+    """The known answers of Random123 1.09 (kat_vectors, philox4x32 10)."""
+    assert sampling_noise(seed, choice, position) == truth.noise(seed, choice, position) == words
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([1, 2, 63, 64, 65, 200, 1000]),
+    spread=st.sampled_from([0.0, 0.1, 1.0, 5.0, 40.0]),
+    coarse=st.booleans(),
+    temperature=st.sampled_from([0.0, 1e-4, 0.3, 1.0, 2.5, 100.0]),
+    top_k=st.sampled_from([0, 1, 2, 7, 64, 5000]),
+    top_p=st.sampled_from([0.0, 0.3, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-300, 0.01, 0.5, 1.0]),
+    repetition=st.sampled_from([1.0, 1.3, 0.7]),
+    presence=st.sampled_from([0.0, 0.6, -2.0]),
+    frequency=st.sampled_from([0.0, 0.4]),
+)
+def test_equal_to_the_plain_truth(
+    seed, vocab_size, spread, coarse, temperature, top_k, top_p, min_p, repetition, presence, frequency
+):
+    random = np.random.default_rng(seed)
+    logits = random_logits(seed, vocab_size, spread, coarse)
+    tokens = random.integers(0, vocab_size, 12).astype(np.int32)
+    bias = {int(i): float(v) for i, v in zip(random.integers(0, vocab_size, 3), random.normal(0, 2, 3), strict=True)}
+    banned = [] if vocab_size == 1 else [int(tokens[0])]
+    x = truth.edited(
+        logits, tokens, 5, bias=bias, banned=banned, repetition=repetition, presence=presence, frequency=frequency
+    )
+    filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    before = logits.copy()
+    for position in range(4):
+        expected = truth.sample(x, bits=truth.noise(seed, 1, position), **filters)
+        penalties = {
+            "repetition_penalty": repetition,
+            "presence_penalty": presence,
+            "frequency_penalty": frequency,
+            "bias_ids": list(bias),
+            "bias_values": list(bias.values()),
+        }
+        where = {"seed": seed, "choice": 1, "position": position, "tokens": tokens, "num_prompt": 5}
+        token = native_sample(logits, **where, ban_ends=True, end_ids=banned, **filters, **penalties)
+        assert token == expected
+    assert (logits == before).all(), "the row must come back as it was"
+
+
+def test_equal_to_the_plain_truth_on_a_large_vocabulary():
+    logits = random_logits(5, 128256, 3.0)
+    for position, options in enumerate(
+        [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.5}]
+    ):
+        filters = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
+        expected = truth.sample(logits, bits=truth.noise(7, 0, position), **filters)
+        assert native_sample(logits, seed=7, position=position, **filters) == expected
+
+
+def test_frequencies_are_the_softmax():
+    logits = random_logits(1, 9, 1.5)
+    num_draws, temperature = 20000, 0.7
+    rule, sampler = SamplingRule(9, **{**OFF, "temperature": temperature}), RowSampler(9)
+    draws = [sampler.sample(logits, rule, NO_TOKENS, 0, False, 3, 0, i) for i in range(num_draws)]
+    scaled = logits.astype(np.float64) / temperature
+    expected = np.exp(scaled) / np.exp(scaled).sum() * num_draws
+    chi_squared = ((np.bincount(draws, minlength=9) - expected) ** 2 / expected).sum()
+    assert chi_squared < 26.1  # 8 degrees of freedom, p = 0.001; the seed is fixed
+
+
+def test_weights_are_exponentials():
+    d = np.linspace(0, 30, 100001).astype(np.float32)
+    relative = truth.exp_of_minus(d) / np.exp(-d.astype(np.float64))
+    assert abs(relative - 1).max() < 2e-6
+    assert abs(relative[d < 1] - 1).max() < 3e-7
+    assert truth.weights(np.array([2.0, -np.inf, 2.0, -40.0], dtype=np.float32), 1.0) == [1 << 40, 0, 1 << 40, 0]
+
+
+def test_greedy_takes_the_lowest_id_among_equals():
+    assert native_sample(np.array([1, 3, 2, 3], dtype=np.float32), temperature=0.0) == 1
+
+
+def test_filters_break_ties_by_the_lowest_id():
+    logits = np.array([0, 1, 1, 1, 1], dtype=np.float32)
+    assert kept_ids(logits, top_k=2) == {1, 2}
+    assert kept_ids(logits, top_p=0.4) == {1, 2}
+    assert kept_ids(logits, min_p=0.9) == {1, 2, 3, 4}
+
+
+def test_top_k_and_top_p_and_min_p_keep_what_they_say():
+    logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], dtype=np.float32))
+    assert kept_ids(logits) == {0, 1, 2, 3}
+    assert kept_ids(logits, top_k=3) == {1, 2, 3}
+    assert kept_ids(logits, top_p=0.65) == {1, 3}
+    assert kept_ids(logits, top_p=0.0) == {1}
+    assert kept_ids(logits, min_p=0.6) == {1, 3}
+    assert kept_ids(logits, top_k=3, top_p=0.75) == {1, 3}, "top-p counts what top-k left: 0.3 + 0.4 of 0.9"
+
+
+def test_repetition_penalty_counts_prompt_and_output():
+    logits = np.array([1.0, 0.9, -1.0, -1.1], dtype=np.float32)
+    prompt = {"temperature": 0.0, "tokens": np.array([0, 2], dtype=np.int32), "num_prompt": 2}
+    assert native_sample(logits, **prompt) == 0
+    assert native_sample(logits, **prompt, repetition_penalty=1.2) == 1, "positive logits are divided"
+    low = {"bias_ids": [0, 1], "bias_values": [-100.0, -100.0]}
+    assert native_sample(logits, **prompt, **low) == 2
+    assert native_sample(logits, **prompt, **low, repetition_penalty=1.2) == 3, "negative logits are multiplied"
+    assert native_sample(logits, **{**prompt, "num_prompt": 0}, repetition_penalty=1.2) == 1
+
+
+def test_presence_and_frequency_penalties_count_the_output_alone():
+    logits = np.array([1.0, 0.9, 0.8], dtype=np.float32)
+    tokens = np.array([0, 0, 1, 0], dtype=np.int32)
+
+    def best(num_prompt, **penalties):
+        return native_sample(logits, temperature=0.0, tokens=tokens, num_prompt=num_prompt, **penalties)
+
+    assert best(4, presence_penalty=2.0, frequency_penalty=2.0) == 0
+    assert best(3, presence_penalty=0.15) == 1
+    assert best(0, presence_penalty=0.15) == 0, "0.85, 0.75 and 0.8: once, however often it occurs"
+    assert best(0, frequency_penalty=0.04) == 0, "0.88 and 0.86"
+    assert best(0, frequency_penalty=0.06) == 1, "0.82 and 0.84"
+    assert best(0, frequency_penalty=0.15) == 2, "0.55, 0.75 and 0.8"
+
+
+def test_ends_are_banned_only_on_request():
+    logits = np.array([0.0, 5.0], dtype=np.float32)
+    assert native_sample(logits, temperature=0.0, end_ids=[1]) == 1
+    assert native_sample(logits, temperature=0.0, end_ids=[1], ban_ends=True) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab_size", [3, 64, 100, 1000])
+def test_rows_without_a_token(vocab_size, temperature):
+    for bad in (np.nan, np.inf):
+        for place in (0, vocab_size // 2, vocab_size - 1):
+            logits = random_logits(0, vocab_size, 1.0)
+            logits[place] = bad
+            assert native_sample(logits, temperature=temperature) == -1
+    nothing = np.full(vocab_size, -np.inf, dtype=np.float32)
+    assert native_sample(nothing, temperature=temperature) == -2
+    assert native_sample(nothing, temperature=temperature, top_k=2, top_p=0.5, min_p=0.1) == -2
+
+
+def test_minus_infinity_is_never_chosen():
+    logits = np.array([-np.inf, 0.0, -np.inf, 0.0], dtype=np.float32)
+    assert kept_ids(logits, temperature=100.0) == {1, 3}
+    assert kept_ids(logits, temperature=100.0, min_p=1e-6, top_k=3) == {1, 3}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1000), vocab_size=st.sampled_from([1, 5, 64, 777]), spread=st.sampled_from([0.0, 1.0, 20.0]))
+def test_log_probabilities(seed, vocab_size, spread):
+    logits = random_logits(seed, vocab_size, spread)
+    wide = logits.astype(np.float64) - logits.max()
+    exact = wide - math.log(np.exp(wide).sum())
+    chosen, best = RowSampler(vocab_size).score(logits, vocab_size - 1, 3)
+    order = sorted(range(vocab_size), key=lambda i: (-logits[i], i))[:3]
+    assert [token_id for token_id, _ in best] == order
+    assert chosen == pytest.approx(exact[-1], abs=1e-6)
+    assert [logprob for _, logprob in best] == pytest.approx(exact[order], abs=1e-6)
+    rows = np.stack([logits, logits[::-1]])
+    both = RowSampler(vocab_size).log_probabilities(rows, np.array([vocab_size - 1, 0], dtype=np.int32))
+    assert both == [chosen, chosen], "sums of weights do not depend on their order"
+
+
+def test_log_probabilities_of_a_broken_row_are_nan():
+    logits = np.array([0.0, np.nan], dtype=np.float32)
+    chosen, best = RowSampler(2).score(logits, 0, 2)
+    assert math.isnan(chosen) and best == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: native_sample(np.zeros(4, np.float32), tokens=np.array([4], np.int32)),
+        lambda: native_sample(np.zeros(4, np.float32), tokens=np.array([-1], np.int32)),
+        lambda: native_sample(np.zeros(4, np.float32), num_prompt=1),
+        lambda: native_sample(np.zeros(4, np.float32), bias_ids=[4], bias_values=[1.0]),
+        lambda: native_sample(np.zeros(4, np.float32), bias_ids=[1], bias_values=[]),
+        lambda: native_sample(np.zeros(4, np.float32), end_ids=[9]),
+        lambda: native_sample(np.zeros(4, np.float32), temperature=math.nan),
+        lambda: native_sample(np.zeros(4, np.float32), top_p=1.1),
+        lambda: native_sample(np.zeros(4, np.float32), repetition_penalty=0.0),
+        lambda: RowSampler(0),
+        lambda: RowSampler(3).score(np.zeros(4, np.float32), 0, 1),
+        lambda: RowSampler(4).score(np.zeros(4, np.float32), 4, 1),
+        lambda: RowSampler(4).log_probabilities(np.zeros((2, 4), np.float32), np.zeros(1, np.int32)),
+        lambda: RowSampler(5).sample(np.zeros(5, np.float32), SamplingRule(4, **OFF), NO_TOKENS, 0, False, 0, 0, 0),
+    ],
+)
+def test_what_does_not_fit_is_refused(call):
+    with pytest.raises(ValueError, match=r"\w"):
+        call()
+
+
+def test_other_dtypes_and_strides_are_refused():
+    for logits in (np.zeros(4), np.zeros(8, np.float32)[::2], np.zeros((2, 2), np.float32)):
+        with pytest.raises(TypeError):
+            RowSampler(4).sample(logits, SamplingRule(4, **OFF), NO_TOKENS, 0, False, 0, 0, 0)

@@ -1,0 +1,136 @@
+"""Blocks and shares, without a model."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Listener
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.ints import Ints
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.scheduler import Scheduler
+
+
+def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16):
+    limits = {"max_sequences": max_sequences, "max_tokens": max_tokens, "max_waiting": 100}
+    return Scheduler(BlockPool(num_blocks), block_size=block_size, **limits)
+
+
+def request(num_prompt):
+    return Request([1] * num_prompt, SamplingParams(), Listener())
+
+
+def step(scheduler):
+    """What a step gives to whom; everything given is computed, and who has caught up gets a new token."""
+    shares = scheduler.schedule()
+    for share in shares:
+        share.request.num_computed += share.num_tokens
+        if share.request.num_pending == 0:
+            share.request.tokens.extend([1])
+    return [(share.request, share.num_tokens) for share in shares]
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("asr"), st.integers(0, 11)), max_size=60))
+def test_blocks_are_counted(num_blocks, actions):
+    pool, references = BlockPool(num_blocks), [0] * num_blocks
+    for action, number in actions:
+        held = [block for block, count in enumerate(references) if count]
+        if action == "a" and number <= pool.num_free:
+            blocks = pool.allocate(number)
+            assert len(set(blocks)) == number and not set(blocks) & set(held)
+            for block in blocks:
+                references[block] = 1
+        elif held and action != "a":
+            block = held[number % len(held)]
+            (pool.share if action == "s" else pool.release)([block])
+            references[block] += 1 if action == "s" else -1
+        assert pool.num_free == references.count(0)
+
+
+def test_blocks_are_not_freed_twice_nor_invented():
+    pool = BlockPool(2)
+    blocks = pool.allocate(2)
+    pool.release(blocks)
+    for action in (lambda: pool.release(blocks[:1]), lambda: pool.share(blocks[:1]), lambda: pool.allocate(3)):
+        with pytest.raises(AssertionError):
+            action()
+
+
+def test_blocks_come_in_the_order_in_which_they_were_freed():
+    pool = BlockPool(4)
+    assert pool.allocate(3) == [0, 1, 2]
+    pool.release([2, 0])
+    assert pool.allocate(3) == [3, 2, 0]
+
+
+@given(st.lists(st.lists(st.integers(-5, 5), max_size=40), max_size=5), st.lists(st.integers(-5, 5)))
+def test_ints_grow(parts, start):
+    ints, expected = Ints(start), list(start)
+    for part in parts:
+        ints.extend(part)
+        expected += part
+        assert ints.view.tolist() == expected and len(ints) == len(expected)
+    ints.clear()
+    assert len(ints) == 0 and ints.view.tolist() == []
+
+
+def test_long_prompts_come_in_chunks_after_the_running_ones():
+    queue, short, long = scheduler(max_tokens=16), request(3), request(40)
+    queue.submit(short)
+    assert step(queue) == [(short, 3)]
+    queue.submit(long)
+    assert step(queue) == [(short, 1), (long, 15)]
+    assert step(queue) == [(short, 1), (long, 15)]
+    assert step(queue) == [(short, 1), (long, 10)]
+    assert step(queue) == [(short, 1), (long, 1)]
+
+
+def test_first_come_first_served():
+    queue, requests = scheduler(max_tokens=10, max_sequences=2), [request(6) for _ in range(3)]
+    for each in requests:
+        queue.submit(each)
+    assert step(queue) == [(requests[0], 6), (requests[1], 4)]
+    assert step(queue) == [(requests[0], 1), (requests[1], 2)]
+    queue.drop(requests[0])
+    assert step(queue) == [(requests[1], 1), (requests[2], 6)]
+
+
+def test_admission_waits_for_blocks_and_nobody_overtakes():
+    queue, requests = scheduler(num_blocks=3), [request(8), request(8), request(1)]
+    for each in requests:
+        queue.submit(each)
+    assert step(queue) == [(requests[0], 8)]
+    assert queue.num_waiting == 2
+    queue.drop(requests[0])
+    assert step(queue) == [(requests[1], 8), (requests[2], 1)]
+
+
+def test_the_last_admitted_gives_way_and_comes_back_first():
+    queue, requests = scheduler(num_blocks=3), [request(4), request(4), request(4)]
+    for each in requests:
+        queue.submit(each)
+    newcomer = request(1)
+    queue.submit(newcomer)
+    assert step(queue) == [(each, 4) for each in requests]
+    assert step(queue) == [(requests[0], 1)]
+    assert list(queue.waiting) == [requests[1], requests[2], newcomer]
+    assert queue.pool.num_free == 1
+    assert step(queue) == [(requests[0], 1)], "the newcomer would fit, but does not overtake"
+    queue.drop(requests[0])
+    assert step(queue) == [(requests[1], 5)], "computed anew, with the token it had got; two blocks of three"
+
+
+def test_dropping_gives_all_blocks_back():
+    queue, requests = scheduler(num_blocks=10), [request(9), request(9)]
+    for each in requests:
+        queue.submit(each)
+    step(queue)
+    assert queue.pool.num_free == 4
+    queue.cancel(requests[0])
+    assert list(queue.drop_cancelled()) == [requests[0]]
+    assert queue.pool.num_free == 7
+    queue.drop(requests[1])
+    assert queue.pool.num_free == 10 and not queue.has_work
