@@ -101,7 +101,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const Context context{*kernels_,  num_tokens, reinterpret_cast<float*>(arena_.data()), input, output, batch,
                           sequences_, scratch_};
     pool_.run([&](int thread) {
-        const FloatMode mode;
+        [[maybe_unused]] const FloatMode mode;
         for (const auto& step : program.steps()) {
             phases_.begin(step->units(context));
             int64_t first, last;
