@@ -63,8 +63,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if any(not isinstance(stop, str) or not stop for stop in stops):
-            raise InvalidParams("a stop string must be a string that is not empty")
+        if "" in stops:
+            raise InvalidParams("a stop string is empty: leave it out")
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._borders = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)

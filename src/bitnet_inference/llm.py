@@ -1,0 +1,303 @@
+"""LLM: a model, its words and an engine, wired together. The only place that knows all three."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypedDict, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.backends import load_model
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.request import PromptLogits, Request
+from bitnet_inference.engine.worker import Worker
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound, QueueFull
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.model.contract import Model
+from bitnet_inference.native import RowSampler
+from bitnet_inference.stream import Generation, Mailbox, Stream
+from bitnet_inference.text.chat import Chat
+from bitnet_inference.text.detokenize import Detokenizer
+from bitnet_inference.text.messages import Message
+from bitnet_inference.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+Progress = Callable[[int, int], None]
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a chat template may be given besides the messages; see Chat.render."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    template: str | None
+    variables: Mapping[str, Any] | None
+
+
+class LLM:
+    """A loaded model. All methods may be called from several threads at once; requests share the engine's steps.
+
+    `tokenizer` encodes and decodes; `config` is the model's configuration; `max_context` is how many tokens, prompt
+    and answer together, fit; `default_params` are what the model's generation_config.json recommends.
+    Close it, or use it in a `with` block, to give memory and threads back.
+    """
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, *, max_cache_tokens: int | None = None) -> None:
+        """For models that are loaded already; see `load`. Raises OutOfMemory."""
+        block_size = model.capabilities.block_size
+        max_blocks = None if max_cache_tokens is None else max(1, math.ceil(max_cache_tokens / block_size))
+        engine = Engine(model, max_num_blocks=max_blocks)
+        self.tokenizer = tokenizer
+        self.config = model.config
+        self.max_context = engine.max_context
+        self.default_params = _defaults_of(tokenizer)
+        self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
+        self._chat = Chat(tokenizer)
+        self._worker = Worker(engine)
+        self._close = weakref.finalize(self, _close, self._worker, model)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = "default",
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        cache_dtype: str = "bfloat16",
+        max_cache_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> LLM:
+        """Load a model: "default" for the one that comes with the package, or a path.
+
+        `device`, `threads`, `cache_dtype`: see EngineConfig. `max_cache_tokens`: the KV cache holds at most so many
+        tokens, of all requests together; None takes what is free. `progress(done, total)` is called while weights are
+        read. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        """
+        _check_count("max_cache_tokens", max_cache_tokens)
+        config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype)
+        path = find_model(model)
+        checkpoint = open_checkpoint(path)
+        tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
+        return cls(load_model(checkpoint, config, progress), tokenizer, max_cache_tokens=max_cache_tokens)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
+        self, prompts: str | Sequence[int], params: Params = None
+    ) -> Generation: ...
+    @overload
+    def generate(self, prompts: Sequence[str] | Sequence[Sequence[int]], params: Params = None) -> list[Generation]: ...
+    def generate(self, prompts: Any, params: Params = None) -> Generation | list[Generation]:
+        """Continue a prompt (a string or a list of token ids), or many (a list of either; the result is a list too).
+
+        Without `params`, `default_params` are used; a list of params has one entry a prompt. Raises RequestErrors for
+        bad prompts and parameters, and EngineErrors; then, and on Ctrl-C, all of these requests are cancelled.
+        """
+        one = is_one_prompt(prompts)
+        encoded = [self._encode(prompt) for prompt in ([prompts] if one else prompts)]
+        outputs = self._generate(encoded, params)
+        return outputs[0] if one else outputs
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: Params = None, **options: Unpack[ChatOptions]
+    ) -> Generation: ...
+    @overload
+    def chat(
+        self, messages: Sequence[Sequence[Message]], params: Params = None, **options: Unpack[ChatOptions]
+    ) -> list[Generation]: ...
+    def chat(self, messages: Any, params: Params = None, **options: Unpack[ChatOptions]) -> Any:
+        """Answer a conversation, a list of {"role": ..., "content": ...}, or many (a list of such lists).
+
+        Otherwise as `generate`. Raises Unsupported for a model without a chat template.
+        """
+        many = isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], list | tuple)
+        encoded = [self._chat.encode(talk, **options) for talk in (messages if many else [messages])]
+        outputs = self._generate(encoded, params, opening=True)
+        return outputs if many else outputs[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Continue one prompt, piece by piece. What is wrong with the request is raised at once."""
+        if not is_one_prompt(prompt):
+            raise InvalidParams("stream takes one prompt: open a stream for each")
+        return self._stream(self._encode(prompt), self._params(params, 1)[0])
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> Stream:
+        """Answer one conversation, piece by piece."""
+        return self._stream(self._chat.encode(messages, **options), self._params(params, 1)[0], opening=True)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """The logits at every position, [len(token_ids), vocab]: row i tells what follows token i."""
+        rows: list[NDArray[np.float32]] = []
+        self._see_logits(token_ids, lambda first, logits: rows.append(logits.copy()))
+        return np.concatenate(rows)
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The natural log-probability of every token after those before it; the first token has 0.0."""
+        ids = [int(token_id) for token_id in token_ids]
+        sampler, scores = RowSampler(self.config.vocab_size), [0.0]
+
+        def see(first: int, logits: NDArray[np.float32]) -> None:
+            for row, token_id in zip(logits, ids[first + 1 : first + 1 + len(logits)], strict=False):
+                scores.append(sampler.score(row, token_id, 0)[0])
+
+        self._see_logits(ids, see)
+        return scores
+
+    def close(self) -> None:
+        """End all requests and give memory and threads back. Further requests raise Stopped."""
+        self._close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidParams("the prompt is empty: give some text")
+            return self.tokenizer.encode(prompt)
+        return list(prompt)
+
+    def _params(self, params: Params, count: int) -> list[SamplingParams]:
+        given: Any = [params] * count if params is None or isinstance(params, SamplingParams) else params
+        if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams | None) for p in given):
+            raise InvalidParams("params must be SamplingParams, or a list of them with one entry a prompt")
+        if len(given) != count:
+            raise InvalidParams(f"{len(given)} params for {count} prompts: give one for each, or one for all")
+        return [self.default_params if each is None else each for each in given]
+
+    def _generate(self, prompts: list[list[int]], params: Params, opening: bool = False) -> list[Generation]:
+        chosen = self._params(params, len(prompts))
+        streams: list[Stream] = []
+        unread: deque[Stream] = deque()
+        with _cancelling(streams):
+            for prompt, each in zip(prompts, chosen, strict=True):
+                streams.append(self._stream_when_free(prompt, each, opening, unread))
+                unread.append(streams[-1])
+            return [stream.read() for stream in streams]
+
+    def _stream_when_free(
+        self, prompt: list[int], params: SamplingParams, opening: bool, unread: deque[Stream]
+    ) -> Stream:
+        """Open a stream; while the engine's queue is full, wait for those that are under way."""
+        while True:
+            try:
+                return self._stream(prompt, params, opening)
+            except QueueFull:
+                if not unread:
+                    raise
+                unread.popleft().read()
+
+    def _stream(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        opening: bool = False,
+        on_prompt_logits: PromptLogits | None = None,
+    ) -> Stream:
+        mailbox = Mailbox(Detokenizer(self.tokenizer, params.stop, opening=opening))
+        request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, on_prompt_logits=on_prompt_logits)
+        self._worker.submit(request)
+        return Stream(mailbox, request, self._cancel, params.logprobs is not None)
+
+    def _cancel(self, request: Request) -> None:
+        # Streams hold this method, and so the LLM: it is not closed while one of them is read.
+        self._worker.cancel(request)
+
+    def _see_logits(self, token_ids: Sequence[int], see: PromptLogits) -> None:
+        self._stream(token_ids, SamplingParams(max_tokens=0), on_prompt_logits=see).read()
+
+
+def _close(worker: Worker, model: Model) -> None:
+    worker.stop(drain=False)
+    model.close()
+
+
+@contextmanager
+def _cancelling(streams: Sequence[Stream]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:  # Ctrl-C too
+        for stream in streams:
+            stream.cancel()
+        raise
+
+
+def is_one_prompt(prompts: object) -> bool:
+    """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else."""
+    if isinstance(prompts, str):
+        return True
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+        _refuse_prompts(f"a prompt must be a string or a list of token ids, not {type(prompts).__name__}")
+    if not prompts:
+        _refuse_prompts("there is no prompt: the list is empty")
+    kinds = {_prompt_kind(kind) for kind in set(map(type, prompts))}
+    if len(kinds) > 1 or "nothing" in kinds:
+        _refuse_prompts("a list must hold token ids only, or prompts only")
+    return kinds == {"id"}
+
+
+def _prompt_kind(kind: type) -> str:
+    if issubclass(kind, int | np.integer) and kind is not bool:
+        return "id"
+    return "prompt" if issubclass(kind, str | np.ndarray | list | tuple) else "nothing"
+
+
+def _refuse_prompts(why: str) -> NoReturn:
+    raise InvalidParams(f'{why}: give "text", [token ids], or a list of either')
+
+
+def find_model(model: str | Path) -> Path:
+    """The path of a model: "default", or a path that exists. Raises NotFound."""
+    if model == "default":
+        return Path(__file__).parent / "default_model"
+    path = Path(model)
+    if not path.exists():
+        raise NotFound(
+            f"{model}: there is no such file or folder: give the path of a model (for a model on the Hugging Face Hub, "
+            'download it first: hf download NAME --local-dir FOLDER), or "default"'
+        )
+    return path
+
+
+def default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """What a generation_config.json recommends; greedy unless it says do_sample, or a temperature and not do_sample.
+
+    Raises InvalidParams for impossible values.
+    """
+    samples = generation.get("do_sample", "temperature" in generation)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
+    options = {name: generation[name] for name in names if generation.get(name) is not None}
+    if not samples:
+        options["temperature"] = 0.0
+    if generation.get("max_new_tokens") is not None:
+        options["max_tokens"] = generation["max_new_tokens"]
+    return SamplingParams.from_mapping(options)
+
+
+def _defaults_of(tokenizer: Tokenizer) -> SamplingParams:
+    try:
+        return default_params(tokenizer.generation)
+    except InvalidParams as error:
+        raise FormatError(tokenizer.path / "generation_config.json", "", str(error)) from None
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InvalidParams(f"{name} is {value!r}: give a whole number of at least 1")

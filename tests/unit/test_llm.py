@@ -1,0 +1,369 @@
+import asyncio
+import gc
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import ScriptedModel
+from text_samples import BOS, TURN, sentencepiece_json, write_folder
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import (
+    EngineError,
+    FormatError,
+    InvalidParams,
+    NotFound,
+    PromptTooLong,
+    Stopped,
+    Unsupported,
+)
+from bitnet_inference.llm import LLM, default_params, find_model
+from bitnet_inference.text.tokenizer import Tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def scripted_llm(folder, **limits):
+    tokenizer = Tokenizer.from_folder(folder)
+    limits = {"vocab_size": tokenizer.vocab_size, "max_positions": 256, "num_blocks": 500} | limits
+    model = ScriptedModel(**limits)
+    return LLM(model, tokenizer), model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path)
+
+
+@pytest.fixture
+def llm(folder):
+    loaded, loaded.model = scripted_llm(folder)
+    with loaded:
+        yield loaded
+
+
+def says(llm, text, end=TURN):
+    """From now on the model answers every prompt with this text (and again), then ends."""
+    script = [*llm.tokenizer.encode(text, add_special_tokens=False), llm.tokenizer.special[end]]
+    starts = {}
+
+    def change(history, logits):
+        start = starts.setdefault(history[0], len(history))
+        logits[:] = 0
+        logits[script[(len(history) - start) % len(script)]] = 50
+
+    llm.model.change_logits = change
+
+
+class TestGenerate:
+    def test_one_for_one_and_a_list_for_a_list(self, llm):
+        one = llm.generate("The fox", GREEDY)
+        ids = llm.tokenizer.encode("The fox")
+        assert llm.generate(ids, GREEDY).token_ids == one.token_ids
+        assert llm.generate(np.array(ids), GREEDY).token_ids == one.token_ids
+        for many in (["The fox"], [ids], (ids,), [tuple(ids)], ["The fox", ids]):
+            assert [output.token_ids for output in llm.generate(many, GREEDY)] == [one.token_ids] * len(many)
+
+    def test_what_comes_back(self, llm):
+        says(llm, "Grüße 🦊!")
+        output = llm.generate("The fox", GREEDY)
+        assert (output.text, output.finish_reason, output.stopped_by) == ("Grüße 🦊!", "stop", 2)
+        assert output.text == llm.tokenizer.decode(output.token_ids)
+        assert output.logprobs is None
+        assert output.usage.num_prompt_tokens == len(llm.tokenizer.encode("The fox"))
+        assert output.usage.num_output_tokens == len(output.token_ids)
+
+    def test_logprobs_have_one_entry_a_token(self, llm):
+        output = llm.generate("The fox", SamplingParams(temperature=0.0, max_tokens=5, logprobs=2))
+        assert len(output.logprobs) == len(output.token_ids) == 5
+        assert [entry.top[0] for entry in output.logprobs] == [
+            (token, entry.logprob) for entry, token in zip(output.logprobs, output.token_ids, strict=True)
+        ]
+
+    def test_stop_strings_end_the_text(self, llm):
+        says(llm, "one two three")
+        output = llm.generate("The fox", SamplingParams(temperature=0.0, stop=["o t", "three"]))
+        assert (output.text, output.finish_reason, output.stopped_by) == ("one tw", "stop", "o t")
+
+    def test_a_half_stop_string_is_text(self, llm):
+        says(llm, "one two")
+        output = llm.generate("The fox", SamplingParams(temperature=0.0, stop="two!"))
+        assert output.text == "one two" and output.finish_reason == "stop"
+
+    def test_every_end_token_ends(self, llm, folder):
+        assert llm.eos_ids == (1, 2)
+        for name in ("<|end_of_text|>", TURN):
+            says(llm, "x", end=name)
+            assert llm.generate("The fox", GREEDY).text == "x"
+        ignoring = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=4)
+        assert len(llm.generate("The fox", ignoring).token_ids) == 4
+
+    def test_params_one_for_all_or_one_for_each(self, llm):
+        counts = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (1, 3)]
+        assert [len(output.token_ids) for output in llm.generate(["a", "b"], counts)] == [1, 3]
+        for wrong in (counts[:1], [*counts, GREEDY], "xx", [1, 2], {"temperature": 0}):
+            with pytest.raises(InvalidParams, match="params"):
+                llm.generate(["a", "b"], wrong)
+
+    def test_more_prompts_than_the_engine_queues(self, llm):
+        outputs = llm.generate(["The fox"] * 1200, SamplingParams(temperature=0.0, max_tokens=1))
+        assert len(outputs) == 1200 and len({output.text for output in outputs}) == 1
+
+    @pytest.mark.parametrize("prompts", [[], (), None, 3, b"x", [None], ["a", 1], [1, "a"], [True], {"a": 1}, [b"x"]])
+    def test_what_is_no_prompt_is_refused(self, llm, prompts):
+        with pytest.raises(InvalidParams, match=r"prompt"):
+            llm.generate(prompts, GREEDY)
+
+    @pytest.mark.parametrize("prompts", ["", ["a", ""], [[]], [[1], []], [-1], [1 << 40], [376], [[1, "a"]], [[1.5]]])
+    def test_empty_and_impossible_prompts_are_refused(self, llm, prompts):
+        with pytest.raises(InvalidParams):
+            llm.generate(prompts, GREEDY)
+
+    def test_a_prompt_longer_than_the_context(self, llm):
+        with pytest.raises(PromptTooLong, match="300 tokens, at most 255 fit"):
+            llm.generate([5] * 300, GREEDY)
+
+    def test_an_error_ends_its_neighbours(self, llm):
+        def fail(history, logits):
+            if history[-1] == 7:
+                logits[:] = np.nan
+
+        llm.model.change_logits = fail
+        with pytest.raises(EngineError):
+            llm.generate([[5], [7], [6]], SamplingParams(max_tokens=None, ignore_eos=True))
+        wait_until_idle(llm)
+
+    def test_ctrl_c_cancels(self, llm, monkeypatch):
+        says(llm, "a b c " * 20)
+        monkeypatch.setattr("bitnet_inference.stream.Stream.read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["The", "fox"], SamplingParams(max_tokens=None, ignore_eos=True))
+        monkeypatch.undo()
+        wait_until_idle(llm)
+
+    def test_spaces_of_a_continuation_stay(self, tmp_path):
+        config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages[0].content }}"}
+        loaded, model = scripted_llm(write_folder(tmp_path, sentencepiece_json(), **config))
+        loaded.model = model
+        with loaded:
+            says(loaded, "the fox", end="</s>")
+            assert loaded.generate("so", GREEDY).text == " the fox"
+            assert loaded.chat(HI, GREEDY).text == "the fox"
+
+
+def interrupted(stream):
+    raise KeyboardInterrupt
+
+
+def wait_until_idle(llm):
+    deadline = time.monotonic() + 10
+    while llm._worker._engine.has_work and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not llm._worker._engine.has_work
+
+
+class TestChat:
+    def test_the_template_is_applied(self, llm):
+        says(llm, "Hello.")
+        output = llm.chat(HI, GREEDY)
+        assert output.text == "Hello."
+        ids = llm.tokenizer.encode(BOS + f"User: Hi{TURN}Assistant: ", parse_special=True)
+        assert output.usage.num_prompt_tokens == len(ids)
+        assert llm.generate(ids, GREEDY).token_ids == output.token_ids
+
+    def test_many(self, llm):
+        says(llm, "Hello.")
+        assert [output.text for output in llm.chat([HI, HI], GREEDY)] == ["Hello.", "Hello."]
+        assert "".join(piece.text for piece in llm.stream_chat(HI, GREEDY)) == "Hello."
+
+    def test_bad_messages(self, llm):
+        for messages in ([], "Hi", [[]], [{"role": "user"}], [HI, []]):
+            with pytest.raises(InvalidParams):
+                llm.chat(messages, GREEDY)
+        with pytest.raises(TypeError):
+            llm.chat(HI, GREEDY, temperature=1)
+
+    def test_no_template(self, tmp_path):
+        loaded, _ = scripted_llm(write_folder(tmp_path, chat_template=None))
+        with loaded, pytest.raises(Unsupported, match="no chat template"):
+            loaded.chat(HI)
+
+
+class TestStream:
+    def test_pieces_join_to_the_text(self, llm):
+        says(llm, "Grüße 🦊 zwei")
+        stream = llm.stream("The fox", SamplingParams(temperature=0.0, max_tokens=40, logprobs=0, stop="zwei!"))
+        assert stream.output is None and stream.finish_reason is None and stream.usage is None
+        pieces = list(stream)
+        assert all(piece.text and "\ufffd" not in piece.text for piece in pieces)
+        assert "".join(piece.text for piece in pieces) == stream.output.text == "Grüße 🦊 zwei"
+        assert [token for piece in pieces for token in piece.token_ids] == stream.output.token_ids
+        assert all(len(piece.logprobs) == len(piece.token_ids) for piece in pieces)
+        assert stream.finish_reason == "stop" and stream.usage.num_output_tokens == len(stream.output.token_ids)
+        assert list(stream) == [] and stream.read() is stream.output
+
+    def test_async(self, llm):
+        says(llm, "Grüße 🦊")
+
+        async def read():
+            streams = [llm.stream("The fox", GREEDY) for _ in range(3)]
+            return await asyncio.gather(*(join(stream) for stream in streams))
+
+        async def join(stream):
+            return "".join([piece.text async for piece in stream])
+
+        assert asyncio.run(read()) == ["Grüße 🦊"] * 3
+
+    def test_cancelled_output_can_be_read(self, llm):
+        stream = llm.stream("The fox", SamplingParams(max_tokens=None, ignore_eos=True))
+        next(iter(stream))
+        stream.cancel()
+        assert stream.read().finish_reason in ("cancelled", "length")
+
+    @pytest.mark.parametrize("leave", ["break", "with", "drop", "async", "task"])
+    def test_who_leaves_cancels(self, llm, leave):
+        slowly(llm)
+        stream = llm.stream("The fox", SamplingParams(max_tokens=None, ignore_eos=True))
+        request = stream._request
+        if leave == "break":
+            for _ in stream:
+                break
+        elif leave == "with":
+            with stream:
+                pass
+        elif leave == "drop":
+            del stream
+            gc.collect()
+        else:
+            asyncio.run(abandon(stream, cancels=leave == "task"))
+        wait_until_idle(llm)
+        assert request.finish.reason == "cancelled"
+
+    def test_errors_are_raised_in_the_reader(self, llm):
+        def fail(history, logits):
+            logits[:] = np.nan
+
+        llm.model.change_logits = fail
+        stream = llm.stream("The fox", GREEDY)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="not finite"):
+                stream.read()
+        assert stream.output is None
+
+    def test_one_prompt_only(self, llm):
+        with pytest.raises(InvalidParams, match="one prompt"):
+            llm.stream(["a", "b"])
+
+    def test_readers_in_threads(self, llm):
+        says(llm, "abc")
+        texts = []
+        threads = [threading.Thread(target=lambda: texts.append(llm.stream("x", GREEDY).read().text)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert texts == ["abc"] * 8
+
+    def test_a_closed_loop_does_not_disturb_the_engine(self, llm):
+        slowly(llm)
+        stream = llm.stream("The fox", SamplingParams(max_tokens=20, ignore_eos=True))
+
+        async def first():
+            return await stream._mailbox.take_async()
+
+        asyncio.run(first())
+        assert stream.read().finish_reason == "length"
+
+
+def slowly(llm):
+    llm.model.before_forward = lambda batch: time.sleep(0.002)
+
+
+async def abandon(stream, cancels):
+    async def read():
+        async for _ in stream:
+            if not cancels:
+                break
+
+    task = asyncio.ensure_future(read())
+    await asyncio.sleep(0.02)
+    if cancels:
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class TestNumbers:
+    def test_logits_of_every_position(self, llm):
+        ids = llm.tokenizer.encode("The brave fox met a small owl near the river, and the owl said hello")
+        logits = llm.logits(ids)
+        assert logits.shape == (len(ids), 376) and logits.dtype == np.float32
+        for position in range(len(ids)):
+            assert (logits[position] == llm.model.logits_after(ids[: position + 1])).all()
+
+    def test_scores_are_log_probabilities(self, llm):
+        ids = llm.tokenizer.encode("The brave fox")
+        logits = llm.logits(ids).astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        expected = [0.0, *(logprobs[i, token] for i, token in enumerate(ids[1:]))]
+        assert np.allclose(llm.score(ids), expected, atol=1e-5)
+        assert llm.score(ids[:1]) == [0.0]
+        with pytest.raises(InvalidParams):
+            llm.score([])
+
+
+class TestLife:
+    def test_a_closed_llm_says_so(self, folder):
+        llm, _ = scripted_llm(folder)
+        stream = llm.stream("The fox", SamplingParams(max_tokens=None, ignore_eos=True))
+        llm.close()
+        llm.close()
+        with pytest.raises(Stopped):
+            llm.generate("x")
+        try:
+            assert stream.read().finish_reason == "length"  # it may have been quick enough
+        except Stopped:
+            pass
+
+    def test_a_lost_llm_gives_its_thread_back(self, folder):
+        llm, model = scripted_llm(folder)
+        thread = llm._worker._thread
+        assert llm.generate("x", GREEDY).token_ids
+        del llm
+        gc.collect()
+        assert not thread.is_alive() and len(model._cache) == 0
+
+    def test_a_stream_keeps_its_llm(self, folder):
+        stream = scripted_llm(folder)[0].stream("The fox", GREEDY)
+        gc.collect()
+        assert stream.read().finish_reason in ("length", "stop")
+
+    def test_unknown_models(self, tmp_path):
+        with pytest.raises(NotFound, match="hf download"):
+            LLM.load("microsoft/bitnet-b1.58-2B-4T")
+        assert (find_model("default") / "tokenizer.json").exists()
+        with pytest.raises(InvalidParams, match="max_cache_tokens"):
+            LLM.load(max_cache_tokens=0)
+        with pytest.raises(InvalidParams, match="device"):
+            LLM.load(device="tpu")
+
+    def test_bad_recommendations_name_their_file(self, tmp_path):
+        folder = write_folder(tmp_path, generation={"do_sample": True, "temperature": -1})
+        with pytest.raises(FormatError, match=r"generation_config\.json: temperature is -1"):
+            scripted_llm(folder)
+
+
+@pytest.mark.parametrize(
+    "generation, expected",
+    [
+        ({}, SamplingParams(temperature=0.0)),
+        ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0.0)),
+        ({"temperature": 0.6}, SamplingParams(temperature=0.6)),
+        ({"do_sample": True, "top_p": 0.9, "top_k": None}, SamplingParams(top_p=0.9)),
+        ({"max_new_tokens": 7, "eos_token_id": 3}, SamplingParams(temperature=0.0, max_tokens=7)),
+    ],
+)
+def test_recommended_params(generation, expected):
+    assert default_params(json.loads(json.dumps(generation))) == expected
