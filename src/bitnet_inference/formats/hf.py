@@ -118,8 +118,10 @@ class HuggingFaceCheckpoint:
             return "dense weights (no quantization_config), used as they are"
         if self._quantization.online:
             return "master weights, ternarised at load by their mean magnitude"
-        meant = "divides (bitlinear)" if self._quantization.divides else "multiplies (autobitlinear)"
-        return f"ternary weights; weight_scale {meant}"
+        meant = "divides (bitlinear" if self._quantization.divides else "multiplies (autobitlinear"
+        section = self._fields.section("quantization_config")
+        default = "" if section is not None and "linear_class" in section else ", transformers' default"
+        return f"ternary weights; weight_scale {meant}{default})"
 
 
 def _tables_differ(tensors: dict[str, Tensor]) -> bool:

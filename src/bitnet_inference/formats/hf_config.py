@@ -101,11 +101,15 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     num_kv_heads = fields.size("num_key_value_heads", _MAX_HEADS, num_heads)
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"does not divide num_attention_heads, {num_heads}: correct one")
-    if "head_dim" not in fields and hidden % num_heads:
+    if "head_dim" in fields:
+        source, head_dim = "head_dim", fields.size("head_dim", _MAX_HEAD_DIM)
+    elif hidden % num_heads:
         raise fields.wrong("hidden_size", f"is no multiple of num_attention_heads, {num_heads}: add head_dim")
-    head_dim = fields.size("head_dim", _MAX_HEAD_DIM, hidden // num_heads)
+    else:
+        source, head_dim = "hidden_size", hidden // num_heads
     if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
-        raise fields.wrong("head_dim", f"makes heads of {head_dim} features, which do not fall into pairs: correct it")
+        why = f"makes heads of {head_dim} features, not an even number up to {_MAX_HEAD_DIM}: correct it"
+        raise fields.wrong(source, why)
     return num_heads, num_kv_heads, head_dim
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     what is no model at all or breaks its format.
     """
     path = Path(path)
-    kind = _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
+    kind = _kind_of_folder(path) if os.path.isdir(path) else _kind_of_file(path)
     if kind not in _READERS:
         raise Unsupported(f"{path}: {kind} is not supported: use {', '.join(_READERS)}")
     return _READERS[kind](path)
@@ -35,7 +36,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _kind_of_folder(path: Path) -> str:
     for name, kind in _FOLDERS:
-        if (path / name).exists():
+        if os.path.exists(path / name):
             return kind
     if any(path.glob("*.safetensors")):
         raise FormatError(path, "config.json", "is missing beside the weights: download it too")
