@@ -53,10 +53,10 @@ def test_greedy_text_is_the_models_own():
 def test_a_seeded_sample_is_what_the_plain_truth_draws():
     model = ScriptedModel()
     listener = generate(
-        model, [4, 5], SamplingParams(temperature=0.8, top_k=9, top_p=0.9, seed=-1, max_tokens=6), choice=2
+        model, [4, 5], SamplingParams(temperature=0.8, top_k=9, top_p=0.9, seed=-1, max_tokens=20), choice=2
     )
     tokens = [4, 5]
-    for _ in range(6):
+    for _ in range(20):
         bits = truth.noise((1 << 64) - 1, 2, len(tokens))
         logits = model.logits_after(tokens)
         tokens.append(truth.sample(logits, bits=bits, temperature=0.8, top_k=9, top_p=0.9, min_p=0.0))
@@ -101,9 +101,11 @@ def test_ignore_eos_makes_the_models_end_an_ordinary_token():
 def test_min_tokens_bans_the_ends_until_then():
     model = ScriptedModel(vocab_size=3)
     params = SamplingParams(temperature=0.0, min_tokens=5, max_tokens=50)
-    listener = generate(model, [0], params, eos_ids=[1, 2])
-    assert listener.token_ids[:5] == [0] * 5
-    assert listener.reason == "stop"
+    prompt = [0]
+    assert np.argmax(model.logits_after(prompt + [0] * 5)) == 1, "the model would end here at once"
+    listener = generate(model, prompt, params, eos_ids=[1, 2])
+    assert listener.token_ids == [0] * 5
+    assert listener.reason == "stop" and listener.finishes[0].token_id == 1
 
 
 def test_min_tokens_that_leave_nothing_end_with_an_error():
@@ -138,30 +140,19 @@ def test_a_small_cache_is_a_short_context():
     assert (listener.reason, len(listener.token_ids)) == ("length", 5)
 
 
-def test_penalties_and_bias_see_the_right_history():
-    model = ScriptedModel()
-    params = SamplingParams(
-        temperature=0.0,
-        repetition_penalty=1.5,
-        presence_penalty=0.3,
-        frequency_penalty=0.2,
-        logit_bias={3: 1.0},
-        max_tokens=12,
-    )
-    tokens = [5, 5, 6]
-    for _ in range(12):
-        logits = truth.edited(
-            model.logits_after(tokens),
-            tokens,
-            3,
-            bias={3: 1.0},
-            banned=[],
-            repetition=1.5,
-            presence=0.3,
-            frequency=0.2,
-        )
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_penalties_and_bias_see_the_right_history(penalty):
+    model = ScriptedModel(vocab_size=5)
+    values = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, penalty: 1.7}
+    params = SamplingParams(temperature=0.0, logit_bias={3: 1.0}, max_tokens=40, **values)
+    names = {name.removesuffix("_penalty"): value for name, value in values.items()}
+    prompt = [2, 2, 4]
+    tokens = list(prompt)
+    for _ in range(40):
+        logits = truth.edited(model.logits_after(tokens), tokens, 3, bias={3: 1.0}, banned=[], **names)
         tokens.append(int(np.argmax(logits)))
-    assert generate(model, [5, 5, 6], params).token_ids == tokens[3:]
+    assert generate(model, prompt, params).token_ids == tokens[3:]
+    assert greedy_text(model, prompt, 40) != tokens[3:]
 
 
 def test_logprobs_are_the_models_own():

@@ -74,11 +74,9 @@ class Scheduler:
     def schedule(self) -> list[Share]:
         """The next step's shares; empty only if no request is left."""
         self._welcome()
-        shares, num_preempted = self._continue_running()
-        if not num_preempted:  # else the blocks just freed would go to a newcomer, or back to their owner
-            budget = self.max_tokens - sum(share.num_tokens for share in shares)
-            shares += self._admit(budget)
-        return shares
+        shares = self._continue_running()
+        budget = self.max_tokens - sum(share.num_tokens for share in shares)
+        return shares + self._admit(budget)
 
     def drop(self, request: Request) -> None:
         """Forget a request that ends, and give its blocks back."""
@@ -101,33 +99,30 @@ class Scheduler:
         while self._arrivals:
             self.waiting.append(self._arrivals.popleft())
 
-    def _continue_running(self) -> tuple[list[Share], int]:
+    def _continue_running(self) -> list[Share]:
         shares: list[Share] = []
-        budget, num_preempted = self.max_tokens, 0
+        budget = self.max_tokens
         while budget > 0 and len(shares) < len(self.running):
             request = self.running[len(shares)]
             num_tokens = min(request.num_pending, budget)
-            num_preempted += self._make_room(request, num_tokens)
+            self._make_room(request, num_tokens)
             if len(shares) == len(self.running):  # it was the last itself
                 break
             shares.append(Share(request, num_tokens))
             budget -= num_tokens
-        return shares, num_preempted
+        return shares
 
-    def _make_room(self, request: Request, num_tokens: int) -> int:
-        """Blocks for the request's next tokens, at the cost of the requests admitted last; how many those were."""
-        num_preempted = 0
+    def _make_room(self, request: Request, num_tokens: int) -> None:
+        """Get blocks for the request's next tokens, at the cost of the requests admitted last, maybe its own."""
         missing = self.num_blocks_for(request.num_computed + num_tokens) - len(request.blocks)
         while missing > self.pool.num_free:
-            num_preempted += 1
             victim = self.running[-1]
             self._release(victim)
             self.waiting.appendleft(victim)
             self.running.pop()
             if victim is request:
-                return num_preempted
+                return
         request.blocks.extend(self.pool.allocate(max(missing, 0)))
-        return num_preempted
 
     def _admit(self, budget: int) -> list[Share]:
         shares: list[Share] = []
