@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.engine.request import Finish, TokenLogprobs, Usage
+from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
 from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.model.contract import Batch, Capabilities
@@ -33,21 +36,7 @@ class ScriptedModel:
         max_tokens: int = 64,
         eos_ids: tuple[int, ...] = (),
     ) -> None:
-        self.config = ModelConfig(
-            family="scripted",
-            vocab_size=vocab_size,
-            hidden_size=1,
-            intermediate_size=1,
-            num_layers=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=1,
-            max_positions=max_positions,
-            activation="silu",
-            norm_eps=1e-5,
-            rope_theta=10000.0,
-            eos_ids=eos_ids,
-        )
+        self.config = _config(vocab_size, max_positions, eos_ids)
         self.capabilities = Capabilities(
             block_size=block_size,
             block_bytes=1,
@@ -174,3 +163,47 @@ class Listener:
     def finish(self, finish: Finish, usage: Usage) -> None:
         self.finishes.append(finish)
         self.usage = usage
+
+
+def run(engine: Engine, max_steps: int = 10000) -> None:
+    """Step until no request is left."""
+    while engine.has_work:
+        max_steps -= 1
+        assert max_steps, "the engine does not come to an end"
+        engine.step()
+
+
+def generate(model: ScriptedModel, prompt: Any, params: SamplingParams, **options: Any) -> Listener:
+    """What a request hears that has an engine of its own; `listener` and Request's own options may be given."""
+    engine, listener = Engine(model), options.pop("listener", None) or Listener()
+    num_blocks = engine.num_free_blocks
+    engine.submit(Request(prompt, params, listener, **options))
+    run(engine)
+    assert engine.num_free_blocks == num_blocks
+    return listener
+
+
+def greedy_text(model: ScriptedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The most likely continuation, computed without an engine."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(np.argmax(model.logits_after(tokens))))
+    return tokens[len(prompt) :]
+
+
+def _config(vocab_size: int, max_positions: int, eos_ids: tuple[int, ...]) -> ModelConfig:
+    return ModelConfig(
+        family="scripted",
+        vocab_size=vocab_size,
+        hidden_size=1,
+        intermediate_size=1,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        max_positions=max_positions,
+        activation="silu",
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        eos_ids=eos_ids,
+    )

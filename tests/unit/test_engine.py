@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sampling_truth as truth
-from conftest import Listener, ScriptedModel
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from conftest import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
@@ -17,32 +15,9 @@ from bitnet_inference.errors import EngineError, InvalidParams, OutOfMemory, Pro
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
 
-def run(engine, max_steps=10000):
-    while engine.has_work:
-        max_steps -= 1
-        assert max_steps, "the engine does not come to an end"
-        engine.step()
-
-
-def generate(model, prompt, params=GREEDY, **options):
-    engine, listener = Engine(model), options.pop("listener", None) or Listener()
-    request = Request(prompt, params, listener, **options)
-    engine.submit(request)
-    run(engine)
-    assert engine.num_free_blocks == engine._scheduler.pool.num_blocks
-    return listener
-
-
-def greedy_text(model, prompt, num_tokens):
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(int(np.argmax(model.logits_after(tokens))))
-    return tokens[len(prompt) :]
-
-
 def test_greedy_text_is_the_models_own():
     model = ScriptedModel()
-    listener = generate(model, [1, 2, 3])
+    listener = generate(model, [1, 2, 3], GREEDY)
     assert listener.token_ids == greedy_text(model, [1, 2, 3], 10)
     assert listener.reason == "length"
     assert model.full_rows == [], "greedy requests need no whole vocabulary"
@@ -81,7 +56,7 @@ def test_an_end_token_stops_and_is_not_delivered(use):
     end = text[4]
     ends_at = text.index(end)
     if use == "eos":
-        listener = generate(model, [7], eos_ids=[end])
+        listener = generate(model, [7], GREEDY, eos_ids=[end])
     else:
         listener = generate(model, [7], SamplingParams(temperature=0.0, stop_token_ids=[end], max_tokens=10))
     assert listener.token_ids == text[:ends_at]
@@ -116,7 +91,7 @@ def test_min_tokens_that_leave_nothing_end_with_an_error():
 
 
 def test_a_sink_that_has_enough_ends_its_request():
-    listener = generate(ScriptedModel(), [1], listener=Listener(stop_at=3))
+    listener = generate(ScriptedModel(), [1], GREEDY, listener=Listener(stop_at=3))
     assert listener.reason == "stop" and listener.finishes[0].token_id is None
     assert len(listener.token_ids) == 3
 
@@ -168,7 +143,7 @@ def test_logprobs_are_the_models_own():
         assert [x for _, x in entry.top] == pytest.approx(np.sort(exact)[::-1][:2], abs=1e-6)
     chosen_alone = generate(model, [9], SamplingParams(temperature=0.0, logprobs=0, max_tokens=1))
     assert chosen_alone.logprobs[0].top == ()
-    assert generate(model, [9]).logprobs == [None] * 10
+    assert generate(model, [9], GREEDY).logprobs == [None] * 10
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 64])
@@ -188,7 +163,7 @@ def test_the_whole_context_can_be_scored_but_not_continued():
     generate(model, [1] * 8, whole, on_prompt_logits=lambda at, x: heard.append(x.shape))
     assert heard == [(8, 23)]
     with pytest.raises(PromptTooLong, match="8 tokens, at most 7"):
-        generate(model, [1] * 8)
+        generate(model, [1] * 8, GREEDY)
     with pytest.raises(PromptTooLong, match="9 tokens, at most 8"):
         generate(model, [1] * 9, whole)
 
@@ -213,12 +188,12 @@ def test_no_list_of_token_ids(prompt):
 def test_what_can_never_run_is_refused_at_once():
     model = ScriptedModel(num_blocks=3, block_size=4)
     with pytest.raises(InvalidParams, match="token 23: the vocabulary has 0 to 22"):
-        generate(model, [23])
+        generate(model, [23], GREEDY)
     with pytest.raises(InvalidParams, match="stop_token_ids"):
         generate(model, [1], SamplingParams(stop_token_ids=[23]))
     with pytest.raises(OutOfMemory, match="max_num_blocks"):
-        generate(model, [1] * 12)
-    assert generate(model, [1] * 11).reason == "length"
+        generate(model, [1] * 12, GREEDY)
+    assert generate(model, [1] * 11, GREEDY).reason == "length"
 
 
 def test_a_full_queue_says_so():
@@ -333,80 +308,3 @@ def test_a_long_prompt_does_not_stall_running_requests():
         assert len(runner.token_ids) == num_tokens, "a token in every step"
     run(engine)
     assert newcomer.token_ids == greedy_text(model, [2] * 100, 10)
-
-
-PROMPTS = st.lists(st.integers(0, 22), min_size=1, max_size=20)
-JOBS = st.tuples(
-    PROMPTS,
-    st.integers(0, 25),  # max_tokens
-    st.sampled_from([0.0, 1.0]),  # temperature
-    st.integers(0, 3),  # seed
-    st.integers(0, 12),  # submitted before this step
-    st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled so many steps later
-    st.booleans(),  # wants prompt logits
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    jobs=st.lists(JOBS, min_size=1, max_size=9),
-    num_blocks=st.integers(6, 40),
-    max_sequences=st.integers(1, 5),
-    max_tokens=st.integers(1, 30),
-    block_size=st.sampled_from([1, 4, 7]),
-)
-def test_the_same_text_as_alone(jobs, num_blocks, max_sequences, max_tokens, block_size):
-    """Random arrivals and cancels, few blocks, small budgets: no leak, one end each, the text of a request alone."""
-    num_blocks = max(num_blocks, -(-24 // block_size))
-    limits = {"num_blocks": num_blocks, "block_size": block_size}
-    model = ScriptedModel(max_sequences=max_sequences, max_tokens=max_tokens, **limits)
-    engine = Engine(model, max_waiting=100)
-    pool = engine._scheduler.pool
-    runs, step = [], 0
-    for prompt, length, temperature, seed, start, cancel_after, scores in jobs:
-        heard: list[tuple[int, list[float]]] = []
-
-        def hear(position, logits, heard=heard):
-            heard += [(position + row, values.tolist()) for row, values in enumerate(logits)]
-
-        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=length)
-        callback = hear if scores else None
-        request = Request(prompt, params, Listener(), eos_ids=[0], on_prompt_logits=callback)
-        cancel_at = None if cancel_after is None else start + cancel_after
-        runs.append((request, start, cancel_at, heard))
-    while step <= 30 or engine.has_work:
-        for request, start, cancel_at, _ in runs:
-            if start == step:
-                engine.submit(request)
-            if cancel_at == step:
-                engine.cancel(request)
-        engine.step()
-        held = [block for request, *_ in runs for block in request.blocks.view.tolist()]
-        assert len(held) == len(set(held)) == pool.num_blocks - pool.num_free
-        step += 1
-        assert step < 5000
-    assert pool.num_free == pool.num_blocks
-    for request, _, cancel_at, heard in runs:
-        listener = request.sink
-        assert listener.reason in (("stop", "length") if cancel_at is None else ("stop", "length", "cancelled"))
-        alone = generate(
-            ScriptedModel(**limits), request.tokens.view[: request.num_prompt], request.params, eos_ids=[0]
-        )
-        assert listener.token_ids == alone.token_ids[: len(listener.token_ids)]
-        if listener.reason != "cancelled":
-            assert (listener.token_ids, listener.reason) == (alone.token_ids, alone.reason)
-        if request.on_prompt_logits and listener.reason != "cancelled":
-            prompt = request.tokens.view[: request.num_prompt].tolist()
-            expected = [(i, model.logits_after(prompt[: i + 1]).tolist()) for i in range(len(prompt))]
-            assert heard == expected
-
-
-def test_preemption_happens_and_nobody_notices():
-    model = ScriptedModel(num_blocks=8, block_size=4, max_sequences=4)
-    engine, listeners = Engine(model), [Listener() for _ in range(4)]
-    for first, listener in enumerate(listeners):
-        engine.submit(Request([first] * 4, SamplingParams(temperature=0.0, max_tokens=20), listener))
-    run(engine)
-    for first, listener in enumerate(listeners):
-        assert listener.token_ids == greedy_text(model, [first] * 4, 20)
-    assert model.num_tokens > 4 * 23, "tokens were computed again"
