@@ -80,9 +80,22 @@ void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int3
     }
 }
 
+int64_t int8_peak(int64_t iterations) {
+    __m256i sums[12];
+    for (__m256i& sum : sums) sum = _mm256_setzero_si256();
+    __m256i w = _mm256_set1_epi8(1), a = _mm256_set1_epi8(3);
+    for (int64_t i = 0; i < iterations; i++) {
+        asm volatile("" : "+x"(w));  // or the product would be taken out of the loop
+#pragma GCC unroll 12
+        for (__m256i& sum : sums) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a));
+    }
+    for (__m256i& sum : sums) asm volatile("" : : "x"(sum));
+    return iterations * 12 * 32;
+}
+
 }  // namespace
 
 const bitnet::Kernels* bitnet::avx2_kernels() {
-    static constexpr Kernels kernels = make_kernels("avx2", ternary_tile);
+    static constexpr Kernels kernels = make_kernels("avx2", ternary_tile, int8_peak);
     return &kernels;
 }

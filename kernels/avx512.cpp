@@ -88,9 +88,20 @@ void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int3
     }
 }
 
+int64_t int8_peak(int64_t iterations) {
+    __m512i sums[12];
+    for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+    __m512i w = _mm512_set1_epi8(1), a = _mm512_set1_epi8(3);
+    for (int64_t i = 0; i < iterations; i++)
+#pragma GCC unroll 12
+        for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, w, a);
+    for (__m512i& sum : sums) asm volatile("" : : "v"(sum));
+    return iterations * 12 * 64;
+}
+
 }  // namespace
 
 const bitnet::Kernels* bitnet::avx512_kernels() {
-    static constexpr Kernels kernels = make_kernels("avx512", ternary_tile);
+    static constexpr Kernels kernels = make_kernels("avx512", ternary_tile, int8_peak);
     return &kernels;
 }

@@ -67,9 +67,20 @@ void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int3
     }
 }
 
+int64_t int8_peak(int64_t iterations) {
+    __m256i sums[12];
+    for (__m256i& sum : sums) sum = _mm256_setzero_si256();
+    __m256i w = _mm256_set1_epi8(1), a = _mm256_set1_epi8(3);
+    for (int64_t i = 0; i < iterations; i++)
+#pragma GCC unroll 12
+        for (__m256i& sum : sums) sum = _mm256_dpbusd_avx_epi32(sum, w, a);
+    for (__m256i& sum : sums) asm volatile("" : : "x"(sum));
+    return iterations * 12 * 32;
+}
+
 }  // namespace
 
 const bitnet::Kernels* bitnet::avxvnni_kernels() {
-    static constexpr Kernels kernels = make_kernels("avxvnni", ternary_tile);
+    static constexpr Kernels kernels = make_kernels("avxvnni", ternary_tile, int8_peak);
     return &kernels;
 }

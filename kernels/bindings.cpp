@@ -10,6 +10,7 @@
 
 #include "bind_sampling.h"
 #include "executor.h"
+#include "screen.h"
 
 namespace nb = nanobind;
 using namespace bitnet;
@@ -176,6 +177,36 @@ void run(Executor& self, const Plan& plan,
              output ? output->data() : nullptr);
 }
 
+template <class T>
+nb::ndarray<nb::numpy, T> new_matrix(size_t rows, size_t columns) {
+    T* data = new T[rows * columns];
+    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    const size_t shape[2] = {rows, columns};
+    return nb::ndarray<nb::numpy, T>(data, 2, shape, owner);
+}
+
+struct BoundScreen {
+    nb::object head;
+    std::unique_ptr<Screen> screen;
+    BoundScreen(nb::object head_, Executor& executor) : head(head_) {
+        const DenseWeight weight = nb::cast<Dense&>(head).weight;
+        const nb::gil_scoped_release release;
+        screen = std::make_unique<Screen>(weight, executor);
+    }
+    nb::tuple top(Executor& executor, Floats x, int64_t k) const {
+        require(int64_t(x.shape(1)) == nb::cast<Dense&>(head).weight.columns, "x has another width than the head");
+        require(k >= 1 && k <= nb::cast<Dense&>(head).weight.rows, "k lies outside 1 .. the number of rows");
+        auto ids = new_matrix<int32_t>(x.shape(0), size_t(k));
+        auto logits = new_matrix<float>(x.shape(0), size_t(k));
+        int64_t computed;
+        {
+            const nb::gil_scoped_release release;
+            computed = screen->top(executor, x.data(), int64_t(x.shape(0)), k, ids.data(), logits.data());
+        }
+        return nb::make_tuple(ids, logits, computed);
+    }
+};
+
 std::vector<std::string> isas() {
     int count;
     const Kernels* const* list = available_kernels(&count);
@@ -188,15 +219,13 @@ nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu
                           const std::string& dtype) {
     const Dense dense(weights, dtype);
     const int64_t rows = dense.weight.rows, columns = dense.weight.columns;
-    auto* codes = new int8_t[size_t(rows * columns)];
-    const nb::capsule owner(codes, [](void* p) noexcept { delete[] static_cast<int8_t*>(p); });
+    auto codes = new_matrix<int8_t>(size_t(rows), size_t(columns));
     float scale;
     {
         const nb::gil_scoped_release release;
-        scale = ternarize(dense.weight.data, dense.weight.dtype, rows * columns, codes);
+        scale = ternarize(dense.weight.data, dense.weight.dtype, rows * columns, codes.data());
     }
-    const size_t shape[2] = {size_t(rows), size_t(columns)};
-    return nb::make_tuple(nb::ndarray<nb::numpy, int8_t>(codes, 2, shape, owner), scale);
+    return nb::make_tuple(codes, scale);
 }
 
 }  // namespace
@@ -246,6 +275,10 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none(), nb::arg("input").none(),
              nb::arg("output").none());
+    nb::class_<BoundScreen>(m, "Screen")
+        .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
+        .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
+        .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
     m.attr("BLOCK_TOKENS") = kBlockTokens;
     bind_sampling(m);
 }

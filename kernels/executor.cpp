@@ -110,4 +110,13 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     });
 }
 
+void Executor::each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work) {
+    pool_.run([&](int thread) {
+        [[maybe_unused]] const FloatMode mode;
+        phases_.begin(units);
+        int64_t first, last;
+        while (phases_.take(thread, chunk, &first, &last)) work(first, last, thread);
+    });
+}
+
 }  // namespace bitnet

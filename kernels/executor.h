@@ -1,6 +1,7 @@
 // Runs a Plan: a straight list of steps over one arena, all threads going through it together.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -133,6 +134,8 @@ class Executor {
 
     // `batch` may be null for programs without embed, rope and attention; input and output have one row a token.
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output);
+    // Calls work(first, last, thread) on all threads until `units` are done, up to `chunk` at a time.
+    void each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
     const Kernels& kernels() const { return *kernels_; }
     int num_threads() const { return pool_.size(); }
 

@@ -17,6 +17,8 @@ enum class Activation : int { none = 0, relu2 = 1, silu = 2 };
 constexpr int kGroupRows = 32;
 constexpr int kStepColumns = 16;
 constexpr int kStepBytes = 128;
+constexpr int kScreenRows = 16;  // screen.h
+constexpr int kScreenStepBytes = 192;
 constexpr int kMaxTileTokens = 8;
 // |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
 constexpr int64_t kMaxColumns = 262144;
@@ -96,6 +98,10 @@ struct Kernels {
     void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
     void (*attend)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
+    // acc[vector][16] = sum over columns of 6-bit weight * code, for 16 rows and 2, 4, 6 or 8 vectors of codes.
+    void (*screen)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
+    // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
+    int64_t (*int8_peak)(int64_t iterations);
 };
 
 const Kernels* generic_kernels();

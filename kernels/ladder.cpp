@@ -78,6 +78,17 @@ Result check_ternary(const Kernels& kernels, Random random) {
     return result;
 }
 
+Result check_screen(const Kernels& kernels, Random random) {
+    const int steps = 1 + random.below(40), vectors = 2 * (1 + random.below(4));
+    const auto w = bytes(random, steps * kScreenStepBytes);
+    const auto a = codes(random, steps * kStepColumns * vectors);
+    std::vector<int32_t> acc(size_t(vectors * kScreenRows));
+    kernels.screen(w.data(), a.data(), steps, vectors, acc.data());
+    Result result;
+    append(result, acc);
+    return result;
+}
+
 Result check_row(const Kernels& kernels, Random random) {
     const int width = 1 + random.below(200), padded = (width + 15) / 16 * 16, stride = 1 + random.below(8);
     const auto x = floats(random, width), up = floats(random, width), norm = floats(random, width);
@@ -159,8 +170,11 @@ Result check_attention(const Kernels& kernels, Random random) {
 }
 
 int check_all() {
-    const std::pair<const char*, Check> checks[] = {
-        {"ternary", check_ternary}, {"row", check_row}, {"dense", check_dense}, {"attention", check_attention}};
+    const std::pair<const char*, Check> checks[] = {{"ternary", check_ternary},
+                                                    {"row", check_row},
+                                                    {"dense", check_dense},
+                                                    {"screen", check_screen},
+                                                    {"attention", check_attention}};
     int count, failed = 0, passed = 0;
     const Kernels* const* paths = available_kernels(&count);
     for (int i = 0; i < count; i++)
@@ -188,12 +202,19 @@ double median_seconds(const std::function<void()>& work) {
     return times[4];
 }
 
+double peak(const Kernels& kernels) {
+    int64_t done = 0;
+    const double t = median_seconds([&] { done = kernels.int8_peak(2000000); });
+    std::printf("%-8s peak from registers: %.1f GMAC/s\n", kernels.name, double(done) / t / 1e9);
+    return double(done) / t;
+}
+
 // The gate and up projections of BitNet b1.58 2B-4T: 13824 x 2560, one thread, weights in cache or in memory.
-void time_ternary(const Kernels& kernels) {
+void time_ternary(const Kernels& kernels, double most) {
     Random random{1};
     const int steps = 2560 / kStepColumns;
     const auto a = codes(random, steps * kStepColumns * kMaxTileTokens);
-    for (const int groups : {32, 13824}) {  // 0.7 MB and 283 MB
+    for (const int groups : {32, 6912}) {  // 0.7 MB and 142 MB
         const auto w = weights(random, int64_t(groups) * steps * kStepBytes);
         for (const int tokens : {1, 2, 3, 4, 6, 8}) {
             int32_t acc[kMaxTileTokens * kGroupRows];
@@ -202,8 +223,9 @@ void time_ternary(const Kernels& kernels) {
                     kernels.ternary_tile(w.data() + int64_t(g) * steps * kStepBytes, a.data(), steps, tokens, acc);
             });
             const double macs = double(groups) * kGroupRows * 2560 * tokens;
-            std::printf("%-8s ternary %6.1f MB, %d tokens: %6.1f GMAC/s, %5.1f GB/s of weights\n", kernels.name,
-                        double(w.size()) / 1e6, tokens, macs / t / 1e9, double(w.size()) / t / 1e9);
+            std::printf("%-8s ternary %6.1f MB, %d tokens: %6.1f GMAC/s (%.0f%% of the peak), %5.1f GB/s of weights\n",
+                        kernels.name, double(w.size()) / 1e6, tokens, macs / t / 1e9, 100 * macs / t / most,
+                        double(w.size()) / t / 1e9);
         }
     }
 }
@@ -251,7 +273,7 @@ int main(int argc, char** argv) {
     const Kernels* const* paths = available_kernels(&count);
     for (int i = 0; i < count; i++) {
         if (argc > 2 && std::strcmp(argv[2], paths[i]->name)) continue;
-        time_ternary(*paths[i]);
+        time_ternary(*paths[i], peak(*paths[i]));
         time_dense(*paths[i]);
         time_attention(*paths[i]);
     }

@@ -84,4 +84,44 @@ BITNET_INLINE float reduce_max(const Lanes& x) {
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_shuffle_ps(t, t, 1)));
 }
 
+struct Bytes {
+    __m256i a, b;
+};
+using Sums = Bytes;
+
+BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
+    __m256i m = _mm256_set1_epi8(char(mask));
+    return {_mm256_or_si256(_mm256_and_si256(x.a, m), y.a), _mm256_or_si256(_mm256_and_si256(x.b, m), y.b)};
+}
+template <int N>
+BITNET_INLINE Bytes shift_left(const Bytes& x) {
+    return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
+}
+template <int N>
+BITNET_INLINE Bytes shift_right(const Bytes& x) {
+    return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)};
+}
+BITNET_INLINE Bytes no_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+BITNET_INLINE Sums no_sums() { return no_bytes(); }
+BITNET_INLINE __m256i dot_half(__m256i sums, __m256i x, __m256i codes) {
+#ifdef __AVXVNNI__
+    return _mm256_dpbusd_avx_epi32(sums, x, codes);
+#else  // 2 * 63 * 127 fits into int16
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(x, codes), _mm256_set1_epi16(1)));
+#endif
+}
+BITNET_INLINE Sums dot(const Sums& sums, const Bytes& x, const int8_t* codes) {
+    int32_t four;
+    __builtin_memcpy(&four, codes, 4);
+    __m256i c = _mm256_set1_epi32(four);
+    return {dot_half(sums.a, x.a, c), dot_half(sums.b, x.b, c)};
+}
+BITNET_INLINE void store_sums(int32_t* p, const Sums& sums) {
+    _mm256_storeu_si256((__m256i*)p, sums.a);
+    _mm256_storeu_si256((__m256i*)(p + 8), sums.b);
+}
+
 }  // namespace

@@ -64,4 +64,30 @@ BITNET_INLINE float reduce_max(const Lanes& x) {
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_shuffle_ps(t, t, 1)));
 }
 
+struct Bytes {
+    __m512i v;
+};
+using Sums = Bytes;
+
+BITNET_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
+    return {_mm512_ternarylogic_epi32(x.v, _mm512_set1_epi8(char(mask)), y.v, 0xea)};
+}
+template <int N>
+BITNET_INLINE Bytes shift_left(const Bytes& x) {
+    return {_mm512_slli_epi16(x.v, N)};
+}
+template <int N>
+BITNET_INLINE Bytes shift_right(const Bytes& x) {
+    return {_mm512_srli_epi16(x.v, N)};
+}
+BITNET_INLINE Bytes no_bytes() { return {_mm512_setzero_si512()}; }
+BITNET_INLINE Sums no_sums() { return no_bytes(); }
+BITNET_INLINE Sums dot(const Sums& sums, const Bytes& x, const int8_t* codes) {
+    int32_t four;
+    __builtin_memcpy(&four, codes, 4);
+    return {_mm512_dpbusd_epi32(sums.v, x.v, _mm512_set1_epi32(four))};
+}
+BITNET_INLINE void store_sums(int32_t* p, const Sums& sums) { _mm512_storeu_si512(p, sums.v); }
+
 }  // namespace

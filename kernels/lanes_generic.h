@@ -121,4 +121,46 @@ BITNET_INLINE float reduce_max(const Lanes& x) {
     return s[0] > s[1] ? s[0] : s[1];
 }
 
+// 16 rows of 4 unsigned bytes, and a 32-bit sum for each row.
+struct Bytes {
+    uint8_t v[64];
+};
+struct Sums {
+    int32_t v[16];
+};
+
+template <class F>
+BITNET_INLINE Bytes each_byte(F f) {
+    Bytes r;
+    for (int i = 0; i < 64; i++) r.v[i] = uint8_t(f(i));
+    return r;
+}
+
+BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
+    return each_byte([&](int i) { return p[i]; });
+}
+// (x & mask) | y
+BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
+    return each_byte([&](int i) { return (x.v[i] & mask) | y.v[i]; });
+}
+// Bits that cross a byte are garbage in the vector versions: mask them out.
+template <int N>
+BITNET_INLINE Bytes shift_left(const Bytes& x) {
+    return each_byte([&](int i) { return x.v[i] << N; });
+}
+template <int N>
+BITNET_INLINE Bytes shift_right(const Bytes& x) {
+    return each_byte([&](int i) { return x.v[i] >> N; });
+}
+BITNET_INLINE Bytes no_bytes() {
+    return each_byte([](int) { return 0; });
+}
+BITNET_INLINE Sums no_sums() { return {}; }
+// Adds the products of each row's 4 bytes (at most 63) and the 4 codes.
+BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
+    for (int i = 0; i < 64; i++) sums.v[i / 4] += x.v[i] * codes[i % 4];
+    return sums;
+}
+BITNET_INLINE void store_sums(int32_t* p, const Sums& sums) { std::memcpy(p, sums.v, sizeof sums.v); }
+
 }  // namespace

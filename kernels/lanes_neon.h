@@ -100,4 +100,45 @@ BITNET_INLINE float reduce_max(const Lanes& x) {
     return s[0];
 }
 
+struct Bytes {
+    uint8x16_t v[4];
+};
+struct Sums {
+    int32x4_t v[4];
+};
+
+template <class F>
+BITNET_INLINE Bytes each_byte(F f) {
+    return {{f(0), f(1), f(2), f(3)}};
+}
+
+BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
+    return each_byte([&](int i) { return vld1q_u8(p + 16 * i); });
+}
+BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
+    return each_byte([&](int i) { return vorrq_u8(vandq_u8(x.v[i], vdupq_n_u8(mask)), y.v[i]); });
+}
+template <int N>
+BITNET_INLINE Bytes shift_left(const Bytes& x) {
+    return each_byte([&](int i) { return vshlq_n_u8(x.v[i], N); });
+}
+template <int N>
+BITNET_INLINE Bytes shift_right(const Bytes& x) {
+    return each_byte([&](int i) { return vshrq_n_u8(x.v[i], N); });
+}
+BITNET_INLINE Bytes no_bytes() {
+    return each_byte([](int) { return vdupq_n_u8(0); });
+}
+BITNET_INLINE Sums no_sums() { return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}}; }
+BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
+    int32_t four;
+    __builtin_memcpy(&four, codes, 4);
+    const int8x16_t c = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    for (int i = 0; i < 4; i++) sums.v[i] = vdotq_s32(sums.v[i], vreinterpretq_s8_u8(x.v[i]), c);
+    return sums;
+}
+BITNET_INLINE void store_sums(int32_t* p, const Sums& sums) {
+    for (int i = 0; i < 4; i++) vst1q_s32(p + 4 * i, sums.v[i]);
+}
+
 }  // namespace

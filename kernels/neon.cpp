@@ -63,9 +63,20 @@ void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int3
     }
 }
 
+int64_t int8_peak(int64_t iterations) {
+    int32x4_t sums[12];
+    for (int32x4_t& sum : sums) sum = vdupq_n_s32(0);
+    int8x16_t w = vdupq_n_s8(1), a = vdupq_n_s8(3);
+    for (int64_t i = 0; i < iterations; i++)
+#pragma GCC unroll 12
+        for (int32x4_t& sum : sums) sum = vdotq_s32(sum, w, a);
+    for (int32x4_t& sum : sums) asm volatile("" : : "w"(sum));
+    return iterations * 12 * 16;
+}
+
 }  // namespace
 
 const bitnet::Kernels* bitnet::neon_kernels() {
-    static constexpr Kernels kernels = make_kernels("neon", ternary_tile);
+    static constexpr Kernels kernels = make_kernels("neon", ternary_tile, int8_peak);
     return &kernels;
 }

@@ -210,6 +210,45 @@ void add_rows(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i++) out[i] = x[i] + y[i];
 }
 
+// ---- screen -------------------------------------------------------------------------------------------------------
+
+// 16 rows of 6-bit weights (screen.h) times V vectors of codes.
+template <int V>
+void screen_vectors(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
+    Sums sums[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sums[v] = no_sums();
+    for (int s = 0; s < steps; s++, w += kScreenStepBytes, codes += 16 * V) {
+        __builtin_prefetch(w + 4096);
+        __builtin_prefetch(w + 4096 + 64);
+        __builtin_prefetch(w + 4096 + 128);
+        const Bytes low = load_bytes(w), middle = load_bytes(w + 64), high = load_bytes(w + 128);
+        const Bytes fields[4] = {mask_or(low, 15, mask_or(shift_left<4>(high), 48, no_bytes())),
+                                 mask_or(shift_right<4>(low), 15, mask_or(shift_left<2>(high), 48, no_bytes())),
+                                 mask_or(middle, 15, mask_or(high, 48, no_bytes())),
+                                 mask_or(shift_right<4>(middle), 15, mask_or(shift_right<2>(high), 48, no_bytes()))};
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[v] = dot(sums[v], fields[p], codes + 4 * (p * V + v));
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) store_sums(acc + 16 * v, sums[v]);
+}
+
+void screen(const uint8_t* w, const int8_t* codes, int steps, int vectors, int32_t* acc) {
+    switch (vectors) {
+        case 2:
+            return screen_vectors<2>(w, codes, steps, acc);
+        case 4:
+            return screen_vectors<4>(w, codes, steps, acc);
+        case 6:
+            return screen_vectors<6>(w, codes, steps, acc);
+        default:
+            return screen_vectors<8>(w, codes, steps, acc);
+    }
+}
+
 // ---- rotary embedding and the cache ---------------------------------------------------------------------------------
 
 // x[j], x[j + D/2] of every head turned by the angle of j (NeoX halves).
@@ -416,8 +455,9 @@ void attend(const AttendTask& t) {
     attend_of<Dtype::bf16>(t);
 }
 
-constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, const int8_t*, int, int, int32_t*)) {
-    return {name, tile, ternary_store, embed, row, dense, rope, cache_write, attend, add_rows};
+constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, const int8_t*, int, int, int32_t*),
+                               int64_t (*peak)(int64_t)) {
+    return {name, tile, ternary_store, embed, row, dense, rope, cache_write, attend, add_rows, screen, peak};
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """x * rsqrt(mean(x^2) + eps) * weight, by row."""
     squares = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
     roots: Floats = np.reciprocal(np.sqrt(squares + np.float32(eps)))
-    return np.multiply(x * roots, weight, dtype=np.float32)
+    normed: Floats = x * roots
+    return normed * weight
 
 
 def gated(gate: Floats, up: Floats, activation: str) -> Floats:

@@ -1,0 +1,202 @@
+#include "screen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "lanes_generic.h"
+
+namespace bitnet {
+
+namespace {
+
+constexpr int kInputsAtOnce = 4;
+constexpr double kRoundoff = 1.0 / (1 << 24);
+
+float round_up(double x) { return std::nextafter(float(x), std::numeric_limits<float>::infinity()); }
+
+float element(const DenseWeight& w, int64_t row, int64_t column) {
+    const auto* p = static_cast<const uint8_t*>(w.data) + row * w.row_bytes();
+    if (w.dtype == Dtype::f32) return reinterpret_cast<const float*>(p)[column];
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(p)[column];
+    return w.dtype == Dtype::f16 ? half_to_float(bits) : bits_to_float(uint32_t(bits) << 16);
+}
+
+}  // namespace
+
+// Up to kInputsAtOnce inputs as codes, with the constants of their bounds.
+struct Screen::Inputs {
+    int count;
+    std::vector<int8_t> codes;                      // [columns / 4][2 count][4]
+    float high[kInputsAtOnce], low[kInputsAtOnce];  // a, b
+    int32_t high_sum[kInputsAtOnce], low_sum[kInputsAtOnce];
+    float error_factor[kInputsAtOnce], size_factor[kInputsAtOnce];  // c, f
+
+    Inputs(const float* x, int count_, int64_t columns, int64_t steps)
+        : count(count_), codes(size_t(steps * kStepColumns * 2 * count_)) {
+        for (int i = 0; i < count; i++) quantise(x + i * columns, i, columns);
+    }
+
+    void quantise(const float* x, int i, int64_t columns) {
+        float largest = 0;
+        bool finite = true;
+        for (int64_t k = 0; k < columns; k++) {
+            largest = std::max(largest, std::fabs(x[k]));
+            finite &= bool(std::isfinite(x[k]));
+        }
+        const float a = high[i] = std::max(largest / 127.0f, std::numeric_limits<float>::min());
+        const float b = low[i] = std::max(a / 254.0f, std::numeric_limits<float>::min());
+        if (!finite) {  // bounds that are not numbers: every row is kept
+            error_factor[i] = size_factor[i] = std::numeric_limits<float>::quiet_NaN();
+            high_sum[i] = low_sum[i] = 0;
+            return;
+        }
+        double size = 0, error = 0, highs = 0, lows = 0;
+        int32_t high_total = 0, low_total = 0;
+        for (int64_t k = 0; k < columns; k++) {
+            const double h = std::clamp(std::nearbyint(double(x[k]) / a), -127.0, 127.0);
+            const double rest = double(x[k]) - a * h, l = std::clamp(std::nearbyint(rest / b), -127.0, 127.0);
+            const double e = rest - b * l;
+            size += double(x[k]) * x[k], error += e * e, highs += h * h, lows += l * l;
+            const size_t at = size_t((k / 4 * 2 * count + 2 * i) * 4 + k % 4);
+            codes[at] = int8_t(h), codes[at + 4] = int8_t(l);
+            high_total += int32_t(h), low_total += int32_t(l);
+        }
+        high_sum[i] = high_total, low_sum[i] = low_total;
+        const double norm = std::sqrt(size) * (1 + 1e-9), g = (double(columns) / 16 + 6) * kRoundoff * 1.01;
+        const double terms = a * std::sqrt(highs) + b * std::sqrt(lows);
+        error_factor[i] = round_up((1 + g) * norm);
+        size_factor[i] = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
+    }
+};
+
+Screen::Screen(const DenseWeight& head, Executor& executor)
+    : head_(head),
+      steps_((head.columns + kStepColumns - 1) / kStepColumns),
+      tiles_((head.rows + kScreenRows - 1) / kScreenRows),
+      weights_(tiles_ * steps_ * kScreenStepBytes),
+      scales_(size_t(tiles_ * kScreenRows)),
+      sizes_(scales_.size()),
+      errors_(scales_.size()) {
+    executor.each(head.rows, 64, [&](int64_t first, int64_t last, int) {
+        for (int64_t row = first; row < last; row++) quantise_row(row);
+    });
+}
+
+void Screen::quantise_row(int64_t row) {
+    std::vector<float> w(size_t(head_.columns));
+    for (int64_t k = 0; k < head_.columns; k++) w[size_t(k)] = element(head_, row, k);
+    float largest = 0;
+    for (const float x : w) largest = std::max(largest, std::fabs(x));
+    const float s = largest > 0 && std::isfinite(largest) ? largest / 31.0f : 1.0f, inverse = 1.0f / s;
+    double size = 0, error = 0;
+    uint8_t* out = weights_.data() + row / kScreenRows * steps_ * kScreenStepBytes + 4 * (row % kScreenRows);
+    for (int64_t k = 0; k < head_.columns; k++) {
+        const float x = w[size_t(k)] * inverse;
+        const int q = x > 31 ? 31 : x >= -31 ? int(x + (x < 0 ? -0.5f : 0.5f)) : -31;  // any whole number will do
+        const double approximation = double(s) * q, d = double(w[size_t(k)]) - approximation;
+        size += approximation * approximation, error += d * d;
+        const int64_t step = k / kStepColumns, field = k / 4 % 4, j = k % 4;
+        const uint8_t bits = uint8_t(q + 32);
+        uint8_t* at = out + step * kScreenStepBytes + j;
+        at[field / 2 * 64] |= uint8_t((bits & 15) << (field % 2 * 4));
+        at[128] |= uint8_t((bits >> 4) << (2 * field));
+    }
+    scales_[size_t(row)] = s;
+    sizes_[size_t(row)] = round_up(std::sqrt(size) * (1 + 1e-9));
+    errors_[size_t(row)] = round_up(std::sqrt(error) * (1 + 1e-9));
+}
+
+// Bounds of the exact logits of 16 rows, for each input: upper and lower are [count][rows of all tiles].
+void Screen::score_tile(const Kernels& kernels, const Inputs& inputs, int64_t tile, float* upper, float* lower) const {
+    int32_t acc[2 * kInputsAtOnce * kScreenRows];
+    kernels.screen(weights_.data() + tile * steps_ * kScreenStepBytes, inputs.codes.data(), int(steps_),
+                   2 * inputs.count, acc);
+    for (int i = 0; i < inputs.count; i++) {
+        const int32_t *highs = acc + 2 * i * kScreenRows, *lows = highs + kScreenRows;
+        const float a = inputs.high[i], b = inputs.low[i], c = inputs.error_factor[i], f = inputs.size_factor[i];
+        for (int r = 0; r < kScreenRows; r++) {
+            const size_t row = size_t(tile * kScreenRows + r), at = size_t(i) * scales_.size() + row;
+            const float score = scales_[row] * (a * float(highs[r] - 32 * inputs.high_sum[i]) +
+                                                b * float(lows[r] - 32 * inputs.low_sum[i]));
+            // Up by three roundings of the bound itself and one of each end.
+            const float bound = (errors_[row] * c + sizes_[row] * f) * 1.000001f + std::fabs(score) * 1.2e-7f;
+            upper[at] = score + bound;
+            lower[at] = score - bound;
+        }
+    }
+}
+
+namespace {
+
+// The k-th largest of the finite numbers among `values`; -inf where there are fewer.
+float kth_largest(const float* values, int64_t count, int64_t k) {
+    std::vector<float> best;  // a heap with the smallest on top
+    const auto greater = std::greater<float>();
+    for (int64_t i = 0; i < count; i++) {
+        if (int64_t(best.size()) == k && !(values[i] > best.front())) continue;
+        if (!std::isfinite(values[i])) continue;
+        if (int64_t(best.size()) == k) {
+            std::pop_heap(best.begin(), best.end(), greater);
+            best.pop_back();
+        }
+        best.push_back(values[i]);
+        std::push_heap(best.begin(), best.end(), greater);
+    }
+    return int64_t(best.size()) == k ? best.front() : -std::numeric_limits<float>::infinity();
+}
+
+}  // namespace
+
+int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
+                    float* logits) const {
+    if (k < 1 || k > head_.rows) throw std::invalid_argument("k lies outside 1 .. the number of rows");
+    int64_t computed = 0;
+    const int64_t padded = int64_t(scales_.size());
+    std::vector<float> upper(size_t(kInputsAtOnce * padded)), lower(upper.size());
+    for (int64_t begin = 0; begin < num_inputs; begin += kInputsAtOnce) {
+        const int count = int(std::min<int64_t>(kInputsAtOnce, num_inputs - begin));
+        const Inputs inputs(x + begin * head_.columns, count, head_.columns, steps_);
+        executor.each(tiles_, 8, [&](int64_t first, int64_t last, int) {
+            for (int64_t tile = first; tile < last; tile++)
+                score_tile(executor.kernels(), inputs, tile, upper.data(), lower.data());
+        });
+        for (int i = 0; i < count; i++) {
+            const float* ends = upper.data() + i * padded;
+            const float least = kth_largest(lower.data() + i * padded, head_.rows, k);
+            std::vector<int32_t> kept;
+            for (int64_t row = 0; row < head_.rows; row++)
+                if (!(ends[row] < least)) kept.push_back(int32_t(row));
+            computed += int64_t(kept.size());
+            const float* input = x + (begin + i) * head_.columns;
+            std::vector<float> exact(kept.size());
+            executor.each(int64_t(kept.size()), 16, [&](int64_t first, int64_t last, int) {
+                for (int64_t j = first, end; j < last; j = end) {
+                    for (end = j + 1; end < last && kept[size_t(end)] == kept[size_t(end - 1)] + 1;) end++;
+                    const auto* row = static_cast<const uint8_t*>(head_.data) + kept[size_t(j)] * head_.row_bytes();
+                    executor.kernels().dense({row, head_.dtype, end - j, int(head_.columns), input, head_.columns, 1,
+                                              &exact[size_t(j)], end - j, nullptr, 0});
+                }
+            });
+            std::vector<int32_t> order(kept.size());
+            std::iota(order.begin(), order.end(), 0);
+            // Not-a-number first, so that whoever reads the result sees it; then by value, then by row.
+            const auto before = [&](int32_t p, int32_t q) {
+                const float a = exact[size_t(p)], b = exact[size_t(q)];
+                if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && (!std::isnan(b) || p < q);
+                return a != b ? a > b : p < q;
+            };
+            std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
+            for (int64_t j = 0; j < k; j++) {
+                ids[(begin + i) * k + j] = kept[size_t(order[size_t(j)])];
+                logits[(begin + i) * k + j] = exact[size_t(order[size_t(j)])];
+            }
+        }
+    }
+    return computed;
+}
+
+}  // namespace bitnet
