@@ -25,7 +25,7 @@ LAYERS = {
     "bench": 5, "completions": 5, "evaluate": 5, "replicas": 5, "telemetry": 5,
     "server": 6,
     "cli": 7,
-    "__init__": 8,
+    "__init__": 8, "__main__": 8,
 }  # fmt: skip
 # Files at the root that are part of a room.
 PARTS = {"stream": "llm"}
