@@ -22,7 +22,7 @@ LAYERS = {
     "model": 2,
     "backends": 3, "engine": 3,
     "llm": 4,
-    "bench": 5, "completions": 5, "evaluate": 5, "replicas": 5, "telemetry": 5,
+    "bench": 5, "completions": 5, "evaluate": 5, "replicas": 5, "summary": 5, "telemetry": 5,
     "server": 6,
     "cli": 7,
     "__init__": 8, "__main__": 8,

@@ -1,0 +1,51 @@
+"""The package as it is installed: nothing that it needs stayed behind in the checkout, and its names are what it says."""
+
+from __future__ import annotations
+
+import ast
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import bitnet_inference
+from bitnet_inference import errors, native
+
+INSTALLED = Path(native.__file__).parent
+IS_INSTALLED = any(metadata.Distribution.discover(name="bitnet-inference"))
+installed = pytest.mark.skipif(not IS_INSTALLED, reason="the package is on the path, and not installed")
+
+
+def test_the_default_model_is_there() -> None:
+    names = {path.name for path in (INSTALLED / "default_model").iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
+
+
+@installed
+def test_the_command_and_the_version() -> None:
+    commands = {entry.name: entry.value for entry in metadata.distribution("bitnet-inference").entry_points}
+    assert commands == {"bitnet": "bitnet_inference.cli:main"}
+    assert bitnet_inference.__version__ == metadata.version("bitnet-inference")
+
+
+def test_every_public_name_can_be_loaded() -> None:
+    assert set(dir(bitnet_inference)) == set(bitnet_inference.__all__)
+    for name in set(bitnet_inference.__all__) - {"__version__"}:
+        assert getattr(bitnet_inference, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'llama'"):
+        getattr(bitnet_inference, "llama")  # noqa: B009
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((INSTALLED / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    shown = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert shown | {"__version__"} == set(bitnet_inference.__all__)
+
+
+def test_every_error_is_public_and_drawn_in_the_tree() -> None:
+    ours = [value for value in vars(errors).values() if isinstance(value, type) and value.__module__ == errors.__name__]
+    for kind in ours:
+        assert issubclass(kind, errors.BitNetError)
+        assert kind.__name__ in bitnet_inference.__all__
+        assert kind.__name__ in str(errors.__doc__)
