@@ -1,4 +1,4 @@
-"""The package as it is installed: nothing that it needs stayed behind in the checkout, and its names are what it says."""
+"""The package as it is installed: nothing that it needs stayed behind, and its names are what it says they are."""
 
 from __future__ import annotations
 
