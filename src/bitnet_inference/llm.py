@@ -121,7 +121,7 @@ class LLM:
         Otherwise as `generate`. Raises Unsupported for a model without a chat template.
         """
         many = isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], list | tuple)
-        encoded = [self._chat.encode(talk, **options) for talk in (messages if many else [messages])]
+        encoded = [self.encode_chat(talk, **options) for talk in (messages if many else [messages])]
         outputs = self._generate(encoded, params, opening=True)
         return outputs if many else outputs[0]
 
@@ -135,7 +135,11 @@ class LLM:
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Stream:
         """Answer one conversation, piece by piece."""
-        return self._stream(self._chat.encode(messages, **options), self._params(params, 1)[0], opening=True)
+        return self._stream(self.encode_chat(messages, **options), self._params(params, 1)[0], opening=True)
+
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+        """The token ids of a conversation, up to where the answer begins. Special tokens in messages are plain text."""
+        return self._chat.encode(messages, **options)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """The logits at every position, [len(token_ids), vocab]: row i tells what follows token i."""

@@ -1,0 +1,101 @@
+"""Inference for language models whose weights are -1, 0 and +1.
+
+    from bitnet_inference import LLM, SamplingParams
+
+    with LLM.load("default") as llm:
+        print(llm.generate("Once upon a time", SamplingParams(max_tokens=64)).text)
+
+The names below are the public ones; each is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitnet_inference.completions import chat_completion, text_completion
+    from bitnet_inference.engine.params import SamplingParams
+    from bitnet_inference.engine.request import TokenLogprobs, Usage
+    from bitnet_inference.errors import (
+        BackendError,
+        BitNetError,
+        Cancelled,
+        EngineError,
+        Filtered,
+        FormatError,
+        InvalidParams,
+        KernelError,
+        ModelError,
+        NotFound,
+        OutOfMemory,
+        PromptTooLong,
+        QueueFull,
+        RequestError,
+        Stopped,
+        Unavailable,
+        Unsupported,
+        VersionError,
+    )
+    from bitnet_inference.llm import LLM
+    from bitnet_inference.stream import Generation, Piece, Stream
+
+    __version__: str
+
+__all__ = [
+    "LLM",
+    "BackendError",
+    "BitNetError",
+    "Cancelled",
+    "EngineError",
+    "Filtered",
+    "FormatError",
+    "Generation",
+    "InvalidParams",
+    "KernelError",
+    "ModelError",
+    "NotFound",
+    "OutOfMemory",
+    "Piece",
+    "PromptTooLong",
+    "QueueFull",
+    "RequestError",
+    "SamplingParams",
+    "Stopped",
+    "Stream",
+    "TokenLogprobs",
+    "Unavailable",
+    "Unsupported",
+    "Usage",
+    "VersionError",
+    "__version__",
+    "chat_completion",
+    "text_completion",
+]
+
+_HOMES = {
+    "LLM": "llm",
+    "Generation": "stream",
+    "Piece": "stream",
+    "SamplingParams": "engine.params",
+    "Stream": "stream",
+    "TokenLogprobs": "engine.request",
+    "Usage": "engine.request",
+    "chat_completion": "completions",
+    "text_completion": "completions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("bitnet-inference")
+        except PackageNotFoundError:
+            return "0+uninstalled"  # run from a checkout
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,141 @@
+"""Llama's own surface on an LLM: text_completion and chat_completion, as in Meta's llama3 repository.
+
+They differ from the original in this: rows of a batch do not wait for each other; a prompt that fills the context gets
+an empty answer with true log-probabilities; and user mistakes are InvalidParams and PromptTooLong, not assertions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.llm import LLM
+from bitnet_inference.stream import Generation
+from bitnet_inference.text.messages import Message, check_messages
+
+
+class TextCompletion(TypedDict):
+    """A continued text. With logprobs: each token decoded alone, and its natural log-probability at temperature 1."""
+
+    generation: str
+    tokens: NotRequired[list[str]]
+    logprobs: NotRequired[list[float]]
+
+
+class ChatMessage(TypedDict):
+    """What the assistant says."""
+
+    role: str
+    content: str
+
+
+class ChatCompletion(TypedDict):
+    """An answered dialog; tokens and logprobs as in TextCompletion."""
+
+    generation: ChatMessage
+    tokens: NotRequired[list[str]]
+    logprobs: NotRequired[list[float]]
+
+
+def text_completion(
+    llm: LLM,
+    prompts: Sequence[str],
+    temperature: float = 0.6,
+    top_p: float = 0.9,
+    max_gen_len: int | None = None,
+    logprobs: bool = False,
+    echo: bool = False,
+    *,
+    seed: int | None = None,
+) -> list[TextCompletion]:
+    """Continue texts. Special tokens written in them are plain text; a BOS goes in front.
+
+    `max_gen_len`: at most so many tokens each; None is up to the end of the context. `echo`: the prompt, BOS and all,
+    is part of the generation, and of the logprobs, where the first token has 0.0. `seed`: prompt i draws with
+    seed + i. Raises InvalidParams and PromptTooLong.
+    """
+    if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidParams("prompts must be a list of strings")
+    ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
+    outputs = _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed)
+    return [_text(llm, prompt if echo else [], output) for prompt, output in zip(ids, outputs, strict=True)]
+
+
+def chat_completion(
+    llm: LLM,
+    dialogs: Sequence[Sequence[Message]],
+    temperature: float = 0.6,
+    top_p: float = 0.9,
+    max_gen_len: int | None = None,
+    logprobs: bool = False,
+    *,
+    seed: int | None = None,
+) -> list[ChatCompletion]:
+    """Answer dialogs of {"role": ..., "content": ...}: perhaps a system message, then user and assistant in turn.
+
+    The last message is the user's. Otherwise as text_completion.
+    """
+    for index, dialog in enumerate(dialogs):
+        _check_turns(index, dialog)
+    ids = [llm.encode_chat(dialog) for dialog in dialogs]
+    answers: list[ChatCompletion] = []
+    for output in _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed):
+        text = _text(llm, [], output)
+        message: ChatMessage = {"role": "assistant", "content": text.pop("generation")}  # type: ignore[misc]
+        answers.append({"generation": message, **text})  # type: ignore[typeddict-item]
+    return answers
+
+
+def _generate(
+    llm: LLM,
+    prompts: list[list[int]],
+    temperature: float,
+    top_p: float,
+    max_gen_len: int | None,
+    logprobs: bool,
+    seed: int | None,
+) -> list[Generation]:
+    if not prompts:
+        return []
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=_room(llm, prompt, max_gen_len),
+            logprobs=0 if logprobs else None,
+            seed=None if seed is None else seed + index,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    return llm.generate(prompts, params)
+
+
+def _room(llm: LLM, prompt: list[int], max_gen_len: int | None) -> int:
+    room = max(0, llm.max_context - len(prompt))
+    if max_gen_len is None:
+        return room
+    if isinstance(max_gen_len, bool) or max_gen_len < 0:
+        raise InvalidParams(f"max_gen_len is {max_gen_len!r}: give a whole number of at least 0")
+    return min(max_gen_len, room)
+
+
+def _text(llm: LLM, echoed: list[int], output: Generation) -> TextCompletion:
+    ids = echoed + output.token_ids
+    result: TextCompletion = {"generation": llm.tokenizer.decode(ids, skip_special_tokens=False)}
+    if output.logprobs is not None:
+        result["tokens"] = [llm.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids]
+        result["logprobs"] = (llm.score(echoed) if echoed else []) + [entry.logprob for entry in output.logprobs]
+    return result
+
+
+def _check_turns(index: int, dialog: Sequence[Message]) -> None:
+    roles = [message["role"] for message in check_messages(dialog)]
+    turns = roles[1:] if roles[0] == "system" else roles
+    expected = [("user", "assistant")[turn % 2] for turn in range(len(turns))]
+    if turns != expected or not turns or turns[-1] != "user":
+        raise InvalidParams(
+            f"dialogs[{index}] has the roles {', '.join(roles)}: give user and assistant in turn, the user last, "
+            "with or without a system message in front"
+        )

@@ -1,0 +1,123 @@
+"""What a model is, what it needs, and what is wrong with it, without loading it: for `bitnet inspect`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet_inference.errors import BitNetError
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from bitnet_inference.llm import default_params
+from bitnet_inference.model.loader import describe
+from bitnet_inference.text.tokenizer import Tokenizer
+
+CACHE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Lines to read, in titled groups of (name, value), and everything that is wrong, a line each."""
+
+    groups: dict[str, list[tuple[str, str]]]
+    problems: list[str]
+
+
+def summarize(path: str | Path) -> Summary:
+    """Look at a model folder. Raises what opening its checkpoint raises; all further mistakes are problems."""
+    path = Path(path)
+    checkpoint = open_checkpoint(path)
+    groups = {"model": _model(checkpoint), "memory": _memory(checkpoint)}
+    problems = checkpoint.check()
+    try:
+        tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
+        groups["words"] = _words(tokenizer)
+        if tokenizer.vocab_size > checkpoint.config.vocab_size:
+            problems.append(
+                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}: "
+                "they do not belong together"
+            )
+    except BitNetError as error:
+        problems.append(str(error))
+    return Summary(groups, problems)
+
+
+def plan_of(path: str | Path) -> str:
+    """The recorded computation of a model, before and after fusion."""
+    return describe(open_checkpoint(path))
+
+
+def _model(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    config = checkpoint.config
+    ternary = sum(_num_ternary(checkpoint))
+    lines = [
+        ("path", str(checkpoint.path)),
+        ("family", _family(config)),
+        (
+            "parameters",
+            f"{_count(checkpoint.num_parameters)}, {100 * ternary / checkpoint.num_parameters:.1f}% ternary",
+        ),
+        ("layers", f"{config.num_layers} of hidden size {config.hidden_size}, inner size {config.intermediate_size}"),
+        ("attention", f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} for keys and values"),
+        ("vocabulary", f"{config.vocab_size} tokens"),
+        ("context", f"{config.max_positions} tokens, {_rope(config)}"),
+    ]
+    return [*lines, *(("note", note) for note in checkpoint.notes())]
+
+
+def _family(config: ModelConfig) -> str:
+    extras: list[str] = [config.activation]
+    extras += ["sub-norms"] if config.sub_norms else []
+    extras += ["a norm before every projection"] if config.linear_norm else []
+    extras += ["tied head"] if config.tie_embeddings else []
+    return f"{config.family} ({', '.join(extras)})"
+
+
+def _rope(config: ModelConfig) -> str:
+    text = f"rope base {config.rope_theta:g}"
+    scaling = config.rope_scaling
+    return text if scaling is None else f"{text}, {scaling.kind} scaling by {scaling.factor:g}"
+
+
+def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    config = checkpoint.config
+    a_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    ternary = sum(_num_ternary(checkpoint))
+    dense = checkpoint.num_parameters - ternary
+    caches = [f"{_size(1000 * a_token * size)} ({dtype})" for dtype, size in CACHE_BYTES.items()]
+    return [
+        ("files", _size(checkpoint.num_bytes)),
+        ("loaded", f"{_size(ternary // 4)} of ternary weights at 2 bits, {_size(2 * dense)} of others at 16 bits"),
+        ("cache", f"{' or '.join(caches)} for 1000 tokens"),
+    ]
+
+
+def _num_ternary(checkpoint: Checkpoint) -> list[int]:
+    shapes = expected_shapes(checkpoint.config)
+    return [math.prod(shape) for name, shape in shapes if len(shape) == 2 and checkpoint.is_ternary(name)]
+
+
+def _words(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    def shown(token_id: int | None) -> str:
+        inside = token_id is not None and token_id < tokenizer.vocab_size
+        return "none" if token_id is None else f"{tokenizer.id_to_token(token_id) if inside else '?'} ({token_id})"
+
+    params = default_params(tokenizer.generation)
+    sampling = "greedy" if params.is_greedy else f"temperature {params.temperature:g}, top-p {params.top_p:g}"
+    templates = ", ".join(sorted(tokenizer.templates)) or "none: plain prompts only"
+    return [
+        ("tokenizer", f"{tokenizer.vocab_size} tokens, {len(tokenizer.special)} special"),
+        ("begin of text", shown(tokenizer.bos_id)),
+        ("end of text", ", ".join(map(shown, tokenizer.eos_ids)) or "none"),
+        ("chat template", templates),
+        ("sampling", f"{sampling}, at most {params.max_tokens} tokens"),
+    ]
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
