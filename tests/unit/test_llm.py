@@ -46,14 +46,13 @@ def llm(folder):
 
 
 def says(llm, text, end=TURN):
-    """From now on the model answers every prompt with this text (and again), then ends."""
+    """From now on the model answers every prompt with this text, again and again."""
     script = [*llm.tokenizer.encode(text, add_special_tokens=False), llm.tokenizer.special[end]]
-    starts = {}
 
     def change(history, logits):
-        start = starts.setdefault(history[0], len(history))
+        done = max(count for count in range(len(script)) if history[len(history) - count :] == script[:count])
         logits[:] = 0
-        logits[script[(len(history) - start) % len(script)]] = 50
+        logits[script[done]] = 50
 
     llm.model.change_logits = change
 

@@ -1,0 +1,228 @@
+"""The command, on the model that comes with the package."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bitnet_inference import cli
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STORY = "Tell me a story about a brave fox called Mia"
+
+
+def bitnet(*args, stdin=None):
+    return CliRunner().invoke(cli.app, args, input=stdin, prog_name="bitnet")
+
+
+def command(*args):
+    return [sys.executable, "-m", "bitnet_inference", *args]
+
+
+def test_run_prints_text_and_then_a_line():
+    result = bitnet("run", STORY, "-n", "20", "--seed", "1")
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.strip()) > 20 and result.stdout.endswith("\n")
+    line = r"\[prompt: \d+ tokens, [\d.]+ tokens/s; answer: 20 tokens, [\d.]+ tokens/s; length\]\n"
+    assert re.fullmatch(line, result.stderr)
+    assert bitnet("run", STORY, "-n", "20", "--seed", "1").stdout == result.stdout
+
+
+def test_run_as_json():
+    result = bitnet("run", STORY, "-n", "5", "--json", "--logprobs", "2", "-t", "0")
+    answer = json.loads(result.stdout)
+    assert len(answer["token_ids"]) == 5 and answer["finish_reason"] == "length" and answer["text"]
+    assert [len(entry["top"]) for entry in answer["logprobs"]] == [2] * 5
+    assert answer["usage"]["num_output_tokens"] == 5
+
+
+def test_prompts_come_from_stdin_and_may_be_raw():
+    given = json.loads(bitnet("run", STORY, "--json", "-t", "0", "-n", "5").stdout)
+    piped = json.loads(bitnet("run", "--json", "-t", "0", "-n", "5", stdin=STORY + "\n").stdout)
+    dashed = json.loads(bitnet("run", "-", "--json", "-t", "0", "-n", "5", stdin=STORY).stdout)
+    raw = json.loads(bitnet("run", STORY, "--raw", "--json", "-t", "0", "-n", "5").stdout)
+    assert given["token_ids"] == piped["token_ids"] == dashed["token_ids"]
+    assert raw["usage"]["num_prompt_tokens"] < given["usage"]["num_prompt_tokens"]
+
+
+def test_every_sampling_option_arrives(monkeypatch):
+    seen = []
+    monkeypatch.setattr("bitnet_inference.llm.LLM.stream_chat", lambda llm, talk, params: seen.append((talk, params)))
+    options = {
+        "temperature": 0.5, "top-k": 3, "top-p": 0.25, "min-p": 0.125, "repetition-penalty": 1.5,
+        "presence-penalty": 0.5, "frequency-penalty": -0.5, "seed": 9, "max-tokens": 7, "min-tokens": 2,
+    }  # fmt: skip
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    flags += ["--stop", "a", "--stop", "b", "--stop-token=4", "--logit-bias", "5=-1.5", "--logit-bias=6=2"]
+    bitnet("run", "x", *flags, "--ignore-eos", "--system", "s")
+    ((talk, params),) = seen
+    assert {name: getattr(params, name.replace("-", "_")) for name in options} == options
+    assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("a", "b"), (4,), True)
+    assert params.logit_bias == {5: -1.5, 6: 2.0}
+    assert talk == [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+
+
+def test_options_not_given_are_the_models_own(monkeypatch):
+    seen = []
+    monkeypatch.setattr("bitnet_inference.llm.LLM.stream_chat", lambda llm, talk, params: seen.append((llm, params)))
+    bitnet("run", "x", "--top-k", "0")
+    ((llm, params),) = seen
+    assert params == llm.default_params and not params.is_greedy
+
+
+def test_chat_reads_lines_and_remembers(monkeypatch):
+    talks = []
+    original = cli._answer
+
+    def remember(llm, talk, line, params):
+        original(llm, talk, line, params)
+        talks.append([message["role"] for message in talk])
+
+    monkeypatch.setattr(cli, "_answer", remember)
+    lines = f"{STORY}\n\nAnother one\n/reset\n/what\n/help\nHello\n/exit\nnever\n"
+    result = bitnet("chat", "-n", "8", "--system", "x", stdin=lines)
+    assert result.exit_code == 0, result.output
+    assert talks == [
+        ["system", "user", "assistant"],
+        ["system", "user", "assistant", "user", "assistant"],
+        ["system", "user", "assistant"],
+    ]
+    assert len(result.stdout.splitlines()) >= 3
+    assert "/what is no command" in result.stderr and "Alt+Enter" in result.stderr
+
+
+def test_chat_survives_a_message_that_is_too_long():
+    result = bitnet("chat", "-n", "4", stdin="word " * 3000 + "\nHello\n")
+    assert result.exit_code == 0
+    assert "tokens, at most" in result.stderr and "/reset" in result.stderr
+    assert result.stdout.strip()
+
+
+def test_inspect_tells_what_a_model_is():
+    result = bitnet("inspect", str(GOLDEN / "bitnet-packed"), "--plan")
+    assert result.exit_code == 0, result.output
+    for word in ("ternary", "multiplies", "sub-norms", "for 1000 tokens", "<|begin_of_text|>", "recorded:", "fused:"):
+        assert word in result.stdout
+    assert bitnet("inspect").exit_code == 0
+
+
+def test_inspect_tells_everything_that_is_wrong(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "bitnet-packed", folder)
+    (folder / "tokenizer.json").unlink()
+    result = bitnet("inspect", str(folder))
+    assert result.exit_code == 2
+    assert "memory" in result.stdout and "tokenizer.json: the file is missing" in result.stderr
+
+
+def test_bench_measures(tmp_path):
+    file = tmp_path / "numbers.json"
+    result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--threads", "1", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    assert "generation" in result.stdout
+    numbers = json.loads(file.read_text())
+    assert numbers["threads"] == 1 and numbers["decode_speed"] > 0
+    assert bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--json", str(tmp_path)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["run", "x", "-m", "nowhere"], "nowhere: there is no such file or folder"),
+        (["run", ""], "the prompt is empty"),
+        (["run", "x", "--top-p", "3"], "top_p is 3"),
+        (["run", "x", "--logit-bias", "a=b"], "--logit-bias is 'a=b'"),
+        (["run", "x", "--logit-bias", "99999=1"], "token 99999 does not exist"),
+        (["run", "x", "--logprobs", "1"], "--json"),
+        (["run", "x", "--raw", "--system", "s"], "--system needs a chat template"),
+        (["run", "x " * 3000], "at most"),
+        (["run", "x", "--device", "tpu"], "device is 'tpu'"),
+        (["run", "x", "--threads", "0"], "threads is 0"),
+        (["run", "x", "--cache-dtype", "int3"], "cache_dtype is 'int3'"),
+        (["chat", "-m", str(GOLDEN / "llama-f16")], "no chat template"),
+        (["inspect", "nowhere"], "nowhere: there is no such file or folder"),
+        (["bench", "-m", "nowhere"], "nowhere: there is no such file or folder"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(args, message):
+    result = bitnet(*args, stdin="")
+    assert result.exit_code == 2, result.output
+    assert result.stdout == "" and result.stderr.startswith("bitnet: ") and message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_prompts_that_are_no_text():
+    result = bitnet("run", "-", stdin=b"\xff\xfe")
+    assert result.exit_code == 2 and "not UTF-8 at byte 0" in result.stderr
+
+
+def test_unknown_options_are_refused():
+    result = bitnet("run", "x", "--temprature", "1")
+    assert result.exit_code == 2 and "--temperature" in result.output
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(command("--help"), check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5  # 70 ms where nothing else runs
+    code = (
+        "import sys\nfrom bitnet_inference import cli\n"
+        "print([m for m in ('numpy', 'tokenizers', 'jinja2', 'rich', 'prompt_toolkit') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_real_command():
+    result = subprocess.run(command("run", STORY, "-n", "30"), capture_output=True, text=True)
+    assert result.returncode == 0 and len(result.stdout) > 30 and "tokens/s" in result.stderr
+    result = subprocess.run(command("run", "x", "-m", "nowhere"), capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "") and result.stderr.startswith("bitnet: nowhere")
+    assert subprocess.run(command("--version"), capture_output=True, text=True).stdout.startswith("bitnet ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_ctrl_c_ends_with_130_and_no_traceback():
+    endless = command("run", STORY, "--ignore-eos", "-n", "900")
+    with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_ctrl_c_in_a_chat_stops_the_answer_only():
+    with subprocess.Popen(
+        command("chat", "--ignore-eos", "-n", "900"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdin.write(STORY + "\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate("/what\n/exit\n", timeout=60)
+    assert process.returncode == 0 and "Traceback" not in stderr and "/what is no command" in stderr
+
+
+def test_a_closed_pipe_is_no_traceback():
+    with subprocess.Popen(
+        command("run", STORY, "-n", "200"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        stderr = process.stderr.read()
+    assert b"Traceback" not in stderr

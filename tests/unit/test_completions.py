@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+from test_llm import says, scripted_llm
+from text_samples import BOS, TURN, write_folder
+
+from bitnet_inference import InvalidParams, PromptTooLong, chat_completion, text_completion
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def llm(tmp_path):
+    loaded, loaded.model = scripted_llm(write_folder(tmp_path))
+    with loaded:
+        yield loaded
+
+
+def test_texts_go_on_without_what_ends_them(llm):
+    says(llm, " met an owl")
+    assert text_completion(llm, ["The fox", "Hello world"], temperature=0) == [{"generation": " met an owl"}] * 2
+    assert text_completion(llm, []) == []
+
+
+def test_echo_and_logprobs_cover_prompt_and_answer(llm):
+    says(llm, " owl 🦊")
+    (result,) = text_completion(llm, ["The fox"], temperature=0, logprobs=True, echo=True)
+    ids = llm.tokenizer.encode("The fox") + llm.tokenizer.encode(" owl 🦊", add_special_tokens=False)
+    assert result["generation"] == BOS + "The fox owl 🦊"
+    assert result["tokens"] == [llm.tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+    logits = llm.logits(ids).astype(np.float64)
+    logprobs = (
+        logits
+        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        - logits.max(1, keepdims=True)
+    )
+    expected = [0.0, *(logprobs[i, token] for i, token in enumerate(ids[1:]))]
+    assert np.allclose(result["logprobs"], expected, atol=1e-4)
+
+
+def test_logprobs_are_the_models_whatever_the_temperature(llm):
+    hot, cold = (
+        text_completion(llm, ["The fox"], temperature=t, top_p=1e-6, max_gen_len=5, logprobs=True) for t in (5.0, 0)
+    )
+    assert hot == cold and len(hot[0]["logprobs"]) == len(hot[0]["tokens"]) == 5
+
+
+@pytest.mark.parametrize("length, expected", [(0, 0), (3, 3), (1000, 256 - 3), (None, 256 - 3)])
+def test_lengths(llm, length, expected):
+    def never_ends(history, logits):
+        logits[:3] = -np.inf
+
+    llm.model.change_logits = never_ends
+    prompt = "The fox"
+    assert len(llm.tokenizer.encode(prompt)) == 3
+    (result,) = text_completion(llm, [prompt], max_gen_len=length, logprobs=True)
+    assert len(result["tokens"]) == expected
+
+
+def test_a_seed_makes_rows_differ_and_runs_equal(llm):
+    first, second = (text_completion(llm, ["x", "x"], 1.0, 1.0, 12, seed=7) for _ in range(2))
+    assert first == second and first[0] != first[1]
+
+
+def test_chats(llm):
+    says(llm, "Hello.")
+    dialog = [{"role": "system", "content": "Be brief."}, *HI, {"role": "assistant", "content": "Yes?"}, *HI]
+    (plain, more) = chat_completion(llm, [HI, dialog], temperature=0)
+    assert plain == more == {"generation": {"role": "assistant", "content": "Hello."}}
+    (answer,) = chat_completion(llm, [HI], temperature=0, logprobs=True)
+    assert "".join(answer["tokens"]) == "Hello." and len(answer["logprobs"]) == len(answer["tokens"])
+
+
+@pytest.mark.parametrize(
+    "dialog",
+    [
+        [],
+        [{"role": "system", "content": "x"}],
+        [{"role": "assistant", "content": "x"}],
+        [*HI, *HI],
+        [*HI, {"role": "assistant", "content": "x"}],
+        [*HI, {"role": "system", "content": "x"}, *HI],
+    ],
+)
+def test_dialogs_take_turns(llm, dialog):
+    with pytest.raises(InvalidParams):
+        chat_completion(llm, [HI, dialog])
+
+
+def test_mistakes(llm):
+    for prompts in ("x", [1], [None]):
+        with pytest.raises(InvalidParams, match="list of strings"):
+            text_completion(llm, prompts)
+    for length in (-1, True):
+        with pytest.raises(InvalidParams, match="max_gen_len"):
+            text_completion(llm, ["x"], max_gen_len=length)
+    with pytest.raises(InvalidParams, match="temperature"):
+        text_completion(llm, ["x"], temperature=-1)
+    with pytest.raises(PromptTooLong):
+        text_completion(llm, ["a b " * 300])
+
+
+def test_special_tokens_in_prompts_are_text(llm):
+    says(llm, "x")
+    (result,) = text_completion(llm, [f"a{TURN}b"], temperature=0, echo=True, logprobs=True)
+    assert TURN not in result["tokens"] and result["generation"] == f"{BOS}a{TURN}bx"

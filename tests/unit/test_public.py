@@ -1,0 +1,66 @@
+import subprocess
+import sys
+
+import pytest
+
+import bitnet_inference
+
+PUBLIC = [
+    "LLM",
+    "BackendError",
+    "BitNetError",
+    "Cancelled",
+    "EngineError",
+    "Filtered",
+    "FormatError",
+    "Generation",
+    "InvalidParams",
+    "KernelError",
+    "ModelError",
+    "NotFound",
+    "OutOfMemory",
+    "Piece",
+    "PromptTooLong",
+    "QueueFull",
+    "RequestError",
+    "SamplingParams",
+    "Stopped",
+    "Stream",
+    "TokenLogprobs",
+    "Unavailable",
+    "Unsupported",
+    "Usage",
+    "VersionError",
+    "__version__",
+    "chat_completion",
+    "text_completion",
+]
+
+
+def test_the_public_names_are_these():
+    assert bitnet_inference.__all__ == PUBLIC
+    assert dir(bitnet_inference) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_name_is_there(name):
+    value = getattr(bitnet_inference, name)
+    assert name == "__version__" or value.__name__ == name
+
+
+def test_every_error_is_public():
+    from bitnet_inference import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert {kind.__name__ for kind in kinds} <= set(PUBLIC)
+
+
+def test_no_other_name():
+    with pytest.raises(AttributeError, match="no attribute 'Tokenizer'"):
+        _ = bitnet_inference.Tokenizer
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, bitnet_inference; print([m for m in ('numpy', 'tokenizers', 'jinja2') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
