@@ -18,11 +18,27 @@ constexpr double kRoundoff = 1.0 / (1 << 24);
 
 float round_up(double x) { return std::nextafter(float(x), std::numeric_limits<float>::infinity()); }
 
-float element(const DenseWeight& w, int64_t row, int64_t column) {
+// A row of the head in float32; what is beyond its columns stays 0.
+void read_row(const DenseWeight& w, int64_t row, float* out) {
     const auto* p = static_cast<const uint8_t*>(w.data) + row * w.row_bytes();
-    if (w.dtype == Dtype::f32) return reinterpret_cast<const float*>(p)[column];
-    const uint16_t bits = reinterpret_cast<const uint16_t*>(p)[column];
-    return w.dtype == Dtype::f16 ? half_to_float(bits) : bits_to_float(uint32_t(bits) << 16);
+    if (w.dtype == Dtype::f32) {
+        std::memcpy(out, p, size_t(w.row_bytes()));
+        return;
+    }
+    const auto* bits = reinterpret_cast<const uint16_t*>(p);
+    for (int64_t k = 0; k < w.columns; k++)
+        out[k] = w.dtype == Dtype::f16 ? half_to_float(bits[k]) : bits_to_float(uint32_t(bits[k]) << 16);
+}
+
+// 16 codes of a row into a step: low 4 bits in two planes of 64 bytes, high 2 bits in a third.
+void pack_step(const uint8_t* codes, uint8_t* out) {
+    uint32_t field[4];
+    std::memcpy(field, codes, 16);
+    constexpr uint32_t low = 0x0f0f0f0f, two = 0x03030303;
+    const uint32_t planes[3] = {
+        (field[0] & low) | (field[1] & low) << 4, (field[2] & low) | (field[3] & low) << 4,
+        (field[0] >> 4 & two) | (field[1] >> 4 & two) << 2 | (field[2] >> 4 & two) << 4 | (field[3] >> 4 & two) << 6};
+    for (int i = 0; i < 3; i++) std::memcpy(out + 64 * i, planes + i, 4);
 }
 
 }  // namespace
@@ -82,32 +98,34 @@ Screen::Screen(const DenseWeight& head, Executor& executor)
       sizes_(scales_.size()),
       errors_(scales_.size()) {
     executor.each(head.rows, 64, [&](int64_t first, int64_t last, int) {
-        for (int64_t row = first; row < last; row++) quantise_row(row);
+        std::vector<float> w(size_t(steps_ * kStepColumns));
+        std::vector<uint8_t> codes(w.size());
+        for (int64_t row = first; row < last; row++) quantise_row(row, w, codes);
     });
 }
 
-void Screen::quantise_row(int64_t row) {
-    std::vector<float> w(size_t(head_.columns));
-    for (int64_t k = 0; k < head_.columns; k++) w[size_t(k)] = element(head_, row, k);
-    float largest = 0;
-    for (const float x : w) largest = std::max(largest, std::fabs(x));
-    const float s = largest > 0 && std::isfinite(largest) ? largest / 31.0f : 1.0f, inverse = 1.0f / s;
-    double size = 0, error = 0;
+void Screen::quantise_row(int64_t row, std::vector<float>& w, std::vector<uint8_t>& q) {
+    read_row(head_, row, w.data());
+    Lanes top = set1(0.0f);
+    for (size_t k = 0; k < w.size(); k += 16) top = max(top, abs(load(&w[k])));
+    const float largest = reduce_max(top), s = largest > 0 && std::isfinite(largest) ? largest / 31.0f : 1.0f;
+    const float inverse = 1.0f / s;
+    double error[16] = {};
+    int32_t squares = 0;
+    for (size_t k = 0; k < w.size(); k += 16)
+        for (size_t i = 0; i < 16; i++) {
+            const float x = w[k + i] * inverse + 32.5f;  // any code will do: its error is measured
+            const int code = x > 63.0f ? 63 : x >= 1.0f ? int(x) : 1;
+            const double d = double(w[k + i]) - double(s) * (code - 32);
+            q[k + i] = uint8_t(code);
+            squares += (code - 32) * (code - 32);
+            error[i] += d * d;
+        }
     uint8_t* out = weights_.data() + row / kScreenRows * steps_ * kScreenStepBytes + 4 * (row % kScreenRows);
-    for (int64_t k = 0; k < head_.columns; k++) {
-        const float x = w[size_t(k)] * inverse;
-        const int q = x > 31 ? 31 : x >= -31 ? int(x + (x < 0 ? -0.5f : 0.5f)) : -31;  // any whole number will do
-        const double approximation = double(s) * q, d = double(w[size_t(k)]) - approximation;
-        size += approximation * approximation, error += d * d;
-        const int64_t step = k / kStepColumns, field = k / 4 % 4, j = k % 4;
-        const uint8_t bits = uint8_t(q + 32);
-        uint8_t* at = out + step * kScreenStepBytes + j;
-        at[field / 2 * 64] |= uint8_t((bits & 15) << (field % 2 * 4));
-        at[128] |= uint8_t((bits >> 4) << (2 * field));
-    }
+    for (size_t k = 0; k < w.size(); k += 16, out += kScreenStepBytes) pack_step(&q[k], out);
     scales_[size_t(row)] = s;
-    sizes_[size_t(row)] = round_up(std::sqrt(size) * (1 + 1e-9));
-    errors_[size_t(row)] = round_up(std::sqrt(error) * (1 + 1e-9));
+    sizes_[size_t(row)] = round_up(double(s) * std::sqrt(double(squares)) * (1 + 1e-9));
+    errors_[size_t(row)] = round_up(std::sqrt(std::accumulate(error, error + 16, 0.0)) * (1 + 1e-9));
 }
 
 // Bounds of the exact logits of 16 rows, for each input: upper and lower are [count][rows of all tiles].

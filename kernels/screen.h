@@ -32,7 +32,7 @@ class Screen {
 
   private:
     struct Inputs;
-    void quantise_row(int64_t row);
+    void quantise_row(int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
     void score_tile(const Kernels& kernels, const Inputs& inputs, int64_t tile, float* upper, float* lower) const;
 
     DenseWeight head_;

@@ -171,7 +171,14 @@ template <Dtype D>
 void dense_of(const DenseTask& t) {
     int i = 0;
     for (; i + 4 <= t.tokens; i += 4) dense_tokens<D, 4>(t, i);
-    for (; i < t.tokens; i++) dense_tokens<D, 1>(t, i);
+    switch (t.tokens - i) {
+        case 3:
+            return dense_tokens<D, 3>(t, i);
+        case 2:
+            return dense_tokens<D, 2>(t, i);
+        case 1:
+            return dense_tokens<D, 1>(t, i);
+    }
 }
 
 void dense(const DenseTask& t) {

@@ -1,32 +1,28 @@
 #include "weights.h"
 
+#include <sys/mman.h>
+
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include "lanes_generic.h"
 
 namespace bitnet {
 
 Memory::Memory(int64_t bytes) : bytes_(bytes) {
-    constexpr size_t huge = size_t(2) << 20;
-    const size_t alignment = size_t(bytes) >= 2 * huge ? huge : 64;
-    const size_t size = (size_t(bytes) + alignment) / alignment * alignment;
-    data_.reset(static_cast<uint8_t*>(std::aligned_alloc(alignment, size)));
-    if (!data_) throw std::bad_alloc();
-#ifdef __linux__
-    if (alignment == huge) madvise(data_.get(), size, MADV_HUGEPAGE);
+    if (bytes <= 0) return;
+    void* p = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    data_ = {static_cast<uint8_t*>(p), Unmap{size_t(bytes)}};
+#ifdef MADV_HUGEPAGE
+    madvise(p, size_t(bytes), MADV_HUGEPAGE);
 #endif
-    std::memset(data_.get(), 0, size);
 }
 
-void Memory::Free::operator()(uint8_t* p) const { std::free(p); }
+void Unmap::operator()(uint8_t* p) const { munmap(p, size); }
 
 namespace {
 

@@ -8,7 +8,12 @@
 
 namespace bitnet {
 
-// Zeroed memory on a 64-byte boundary, in huge pages where that helps and the system has them.
+struct Unmap {
+    size_t size = 0;
+    void operator()(uint8_t* p) const;
+};
+
+// Zeroed memory on a page boundary, taken from the system page by page as it is touched, in huge pages where it can.
 class Memory {
   public:
     Memory() = default;
@@ -17,11 +22,8 @@ class Memory {
     int64_t bytes() const { return bytes_; }
 
   private:
-    struct Free {
-        void operator()(uint8_t* p) const;
-    };
     int64_t bytes_ = 0;
-    std::unique_ptr<uint8_t[], Free> data_;
+    std::unique_ptr<uint8_t[], Unmap> data_;
 };
 
 enum class Layout : int { codes = 0, quarters = 1 };  // ternary.py says what they are

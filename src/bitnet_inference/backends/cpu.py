@@ -17,6 +17,7 @@ from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, weight_groups
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
+MIN_SCREENED_WEIGHTS = 1 << 24  # smaller heads stay in the cache, and are read whole
 
 
 class CpuModel:
@@ -36,6 +37,7 @@ class CpuModel:
             for plan in (plans.body, plans.head, plans.norm)
         )
         self._body, self._head, self._norm = programs
+        self._screen = self._make_screen(weights[plans.head.steps[-1].weights])
         self.capabilities = Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
@@ -43,6 +45,11 @@ class CpuModel:
             max_tokens=config.max_batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
         )
+
+    def _make_screen(self, head: Any) -> Any:
+        """The certified screen, for dense heads so large that reading them is what a token costs."""
+        large = isinstance(head, native.DenseWeight) and head.rows * head.columns >= MIN_SCREENED_WEIGHTS
+        return native.Screen(head, self._executor) if large else None
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; what was cached before is gone."""
@@ -67,7 +74,16 @@ class CpuModel:
 
     def close(self) -> None:
         """Give all memory and threads back."""
-        self._executor = self._cache = self._body = self._head = self._norm = None
+        self._executor = self._cache = self._body = self._head = self._norm = self._screen = None
+
+    def top(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k best tokens of rows of hidden states and their logits: through the screen where there is one."""
+        if self._screen is not None and k == 1:
+            ids, logits, _ = self._screen.top(self._executor, self.rows(hidden, logits=False), k)
+            return ids, logits
+        logits = self.rows(hidden, logits=True)
+        best = np.argmax(logits, axis=1)[:, None] if k == 1 else np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
     def rows(self, hidden: NDArray[np.float32], logits: bool) -> NDArray[np.float32]:
         """Logits, or normed hidden states, of rows of hidden states."""
@@ -96,9 +112,7 @@ class CpuOutput:
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of each row, best first, lowest id first among equals."""
-        logits = self.full(rows)
-        best = np.argmax(logits, axis=1)[:, None] if k == 1 else np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
+        return self._model.top(self._hidden[np.asarray(rows, np.intp)], k)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""

@@ -1,0 +1,109 @@
+"""The certified screen gives the best rows of the exact head, to the bit, whatever the rows and the input are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bitnet_inference import native
+
+Floats = NDArray[np.float32]
+
+
+def exact_logits(head: native.DenseWeight, executor: native.Executor, x: Floats) -> Floats:
+    program = native.Program(16)
+    program.dense(head, (1, 0, head.columns, 0, head.columns), (2, 0, head.rows, 0, head.rows), None)
+    output = np.empty((len(x), head.rows), np.float32)
+    executor.run(program, None, x, output)
+    return output
+
+
+def assert_same(weights: NDArray[np.uint16], x: Floats, k: int, isa: str = native.isas()[0]) -> int:
+    head, executor = native.DenseWeight(weights, "bfloat16"), native.Executor(isa, 2)
+    ids, logits, computed = native.Screen(head, executor).top(executor, x, k)
+    exact = exact_logits(head, executor, x)
+    best = np.argsort(-exact, axis=1, kind="stable")[:, :k]
+    assert np.array_equal(ids, best)
+    assert logits.tobytes() == np.take_along_axis(exact, best, axis=1).tobytes()
+    return int(computed)
+
+
+def bfloat16(x: Floats) -> NDArray[np.uint16]:
+    return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_random_rows(isa: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = bfloat16(rng.standard_normal((3001, 100), np.float32))
+    for num_inputs in (1, 2, 3, 4, 5, 9):
+        x = rng.standard_normal((num_inputs, 100)).astype(np.float32)
+        assert assert_same(weights, x, 3, isa) < 1000 * num_inputs
+
+
+def test_a_clear_winner_costs_little() -> None:
+    rng = np.random.default_rng(1)
+    weights = rng.standard_normal((20000, 256), np.float32)
+    x = weights[7:8] + rng.standard_normal((1, 256)).astype(np.float32) * 0.5
+    assert assert_same(bfloat16(weights), x, 1) < 20
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rows=st.integers(1, 200),
+    columns=st.integers(1, 80),
+    row_scale=st.sampled_from([0, 1e-38, 1e-6, 1, 1e6, 1e10]),
+    x_scale=st.sampled_from([0, 1e-38, 1e-20, 1, 1e15]),
+    kind=st.sampled_from(["random", "ties", "near ties", "outliers", "mixed norms", "orthogonal"]),
+)
+def test_rows_that_are_made_to_break_it(
+    seed: int, rows: int, columns: int, row_scale: float, x_scale: float, kind: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights, x = rng.standard_normal((rows, columns)), rng.standard_normal((2, columns))
+    if kind == "ties":
+        weights = weights[rng.integers(0, max(1, rows // 10), rows)]
+    if kind == "near ties":
+        weights = weights[:1] * (1 + rng.integers(-2, 3, (rows, columns)) * 2.0**-8)
+    if kind == "outliers":  # one huge weight takes all the resolution from the others of its row
+        weights[np.arange(rows), rng.integers(0, columns, rows)] *= 1e4
+        x[0, rng.integers(0, columns)] *= 1e4
+    if kind == "mixed norms":
+        weights *= 10.0 ** rng.integers(-8, 9, (rows, 1))
+    if kind == "orthogonal":
+        weights -= np.outer(weights @ x[0], x[0]) / (x[0] @ x[0])
+    weights_16 = bfloat16((weights * row_scale).astype(np.float32))
+    assert_same(weights_16, (x * x_scale).astype(np.float32), int(rng.integers(1, rows + 1)))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 3.0e38])
+def test_a_huge_weight_or_input(value: float) -> None:
+    weights = np.random.default_rng(2).standard_normal((50, 20), np.float32)
+    weights[3, 4] = value
+    x = np.full((1, 20), 0.5, np.float32)
+    assert_same(bfloat16(weights), x, 2)
+
+
+def test_what_is_not_a_number_is_seen() -> None:
+    rng = np.random.default_rng(3)
+    weights, x = rng.standard_normal((50, 20), np.float32), rng.standard_normal((1, 20)).astype(np.float32)
+    weights[9, 0] = np.nan
+    head, executor = native.DenseWeight(bfloat16(weights), "bfloat16"), native.Executor(native.isas()[0], 1)
+    ids, logits, _ = native.Screen(head, executor).top(executor, x, 2)
+    assert ids[0, 0] == 9 and np.isnan(logits[0, 0])
+    x[0, 5] = np.nan
+    assert np.isnan(native.Screen(head, executor).top(executor, x, 1)[1]).all()
+
+
+def test_impossible_questions_are_refused() -> None:
+    head, executor = native.DenseWeight(np.zeros((5, 20), np.uint16), "bfloat16"), native.Executor("generic", 1)
+    screen = native.Screen(head, executor)
+    for k in (0, 6):
+        with pytest.raises(ValueError, match="k lies outside"):
+            screen.top(executor, np.zeros((1, 20), np.float32), k)
+    with pytest.raises(ValueError, match="width"):
+        screen.top(executor, np.zeros((1, 21), np.float32), 1)
