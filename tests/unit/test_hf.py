@@ -226,6 +226,7 @@ def test_a_tied_table_may_be_stored_as_the_head(tmp_path):
         (["lm_head", "model.layers.00"], ["q", "k", "v", "o", "gate", "up", "down"]),
         (["lm_head", "q_proj"], ["k", "v", "o", "gate", "up", "down"]),
         (["lm_head", "model.layers.*.self_attn"], ["gate", "up", "down"]),
+        (["lm_head", "model.layers.0.mlp.gate"], ["q", "k", "v", "o", "gate", "up", "down"]),
         (["lm_head", "mlp"], ["q", "k", "v", "o", "gate", "up", "down"]),
     ],
 )
@@ -424,9 +425,9 @@ def test_a_large_model_opens_without_being_read(tmp_path):
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + position)
-    start = time.perf_counter()
+    start = time.process_time()
     found = open_checkpoint(tmp_path).check()
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert len(found) == 101
     assert all("weight_scale" in line for line in found[:100])
 

@@ -214,7 +214,7 @@ MORE_KEYS = ("head_dim",
 KEYS = sorted({*folder().config, *MORE_KEYS})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON | st.fixed_dictionaries({"rope_type": JSON, "factor": JSON})))
 def test_any_configuration_is_read_or_refused(tmp_path, changes):
     try:

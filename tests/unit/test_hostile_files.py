@@ -25,9 +25,9 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.fixture(autouse=True)
 def bounded():
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     yield
-    assert time.perf_counter() - start < 5  # tracing is slow; hypothesis runs many files
+    assert time.process_time() - start < 5  # of this process: others may be busy; tracing is slow
     assert tracemalloc.get_traced_memory()[1] < 200e6
     tracemalloc.stop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -15,7 +15,12 @@ CODES = SHAPES.flatmap(lambda shape: hnp.arrays(np.int8, shape, elements=st.inte
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 
-@given(CODES)
+def forall(strategy):
+    """`given` without a deadline: the machine may be busy with something else."""
+    return lambda test: settings(deadline=None)(given(strategy)(test))
+
+
+@forall(CODES)
 def test_quarters_hold_row_i_times_r_plus_r_in_bits_2i(codes):
     packed = ternary.pack_quarters(codes)
     num_packed = -(-codes.shape[0] // 4)
@@ -25,7 +30,7 @@ def test_quarters_hold_row_i_times_r_plus_r_in_bits_2i(codes):
         assert np.array_equal(packed[row % num_packed] >> 2 * (row // num_packed) & 3, expected)
 
 
-@given(CODES)
+@forall(CODES)
 def test_quarters_come_back(codes):
     assert np.array_equal(ternary.unpack_quarters(ternary.pack_quarters(codes), codes.shape[0]), codes)
 
@@ -36,7 +41,7 @@ def test_quarters_match_bytes_written_by_transformers():
     assert ternary.pack_quarters(codes).tolist() == [[24, 17], [9, 10]]
 
 
-@given(CODES)
+@forall(CODES)
 def test_u2_byte_order(codes):
     packed = ternary.pack_u2(codes)
     num_rows, num_columns = codes.shape
@@ -51,7 +56,7 @@ def test_u2_byte_order(codes):
             assert packed[group, step, byte] >> 2 * field & 3 == expected
 
 
-@given(CODES)
+@forall(CODES)
 def test_u2_comes_back(codes):
     assert np.array_equal(ternary.unpack_u2(ternary.pack_u2(codes), codes.shape), codes)
 
@@ -76,7 +81,7 @@ def test_code_3_in_the_padding_is_no_error():
     assert not ternary.unpack_quarters(packed, 3).any()
 
 
-@given(hnp.arrays(np.uint8, st.integers(0, 40)))
+@forall(hnp.arrays(np.uint8, st.integers(0, 40)))
 def test_has_invalid_agrees_with_the_four_fields(packed):
     expected = any(byte >> shift & 3 == 3 for byte in packed.tolist() for shift in (0, 2, 4, 6))
     assert ternary.has_invalid(packed) == expected
@@ -98,7 +103,7 @@ def test_unpacking_refuses_a_wrong_number_of_steps():
         ternary.unpack_u2(np.zeros((1, 1, 128), np.uint8), (32, 17))
 
 
-@given(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
+@forall(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
 def test_ternarize_follows_the_formula(weights):
     codes, scale = ternary.ternarize(weights)
     mean = np.float32(np.abs(weights).astype(np.float64).mean())
@@ -109,7 +114,7 @@ def test_ternarize_follows_the_formula(weights):
     assert np.allclose(np.abs(weights[differs] * inverse), 0.5, rtol=1e-6)
 
 
-@given(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
+@forall(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
 def test_ternarize_gives_the_bits_of_the_kernels(weights):
     codes, scale = ternary.ternarize(weights)
     native_codes, native_scale = native.ternarize(weights, "float32")
@@ -140,7 +145,7 @@ def test_ternarize_refuses_what_is_not_finite(bad):
         ternary.ternarize(np.array([[1, bad]], np.float32))
 
 
-@given(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
+@forall(SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=FLOATS)))
 def test_quantize_rows_is_within_half_a_step(x):
     codes, scales = ternary.quantize_rows(x)
     assert codes.min() >= -127
