@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_samples import BOS, EOS, TEMPLATE, TURN, byte_level_json, sentencepiece_json, write_folder
 
-from bitnet_inference.errors import FormatError, InvalidParams, NotFound
+from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
 from bitnet_inference.text.tokenizer import Tokenizer
 
 
@@ -181,3 +181,21 @@ def test_templates_come_from_the_configuration_and_from_files(tmp_path):
     named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
     folder = write_folder(tmp_path / "named", chat_template=named)
     assert Tokenizer.from_folder(folder).templates == {"default": "a", "rag": "b"}
+
+
+@given(st.randoms(use_true_random=False))
+def test_any_damage_is_harmless_or_our_error(damaged_folder, rng):
+    characters = list(byte_level_json())
+    for _ in range(rng.randint(1, 4)):
+        characters[rng.randrange(len(characters))] = rng.choice('0{}[]",:a-')
+    (damaged_folder / "tokenizer.json").write_text("".join(characters), encoding="utf-8")
+    try:
+        tokenizer = Tokenizer.from_folder(damaged_folder)
+        tokenizer.decode(tokenizer.encode(f"Hello wörld 🦊 {TURN}"))
+    except BitNetError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.fixture(scope="module")
+def damaged_folder(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("damaged"))

@@ -120,7 +120,7 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """A twin for which special tokens are plain text; a twin and not a switch, because threads share us."""
-        twin = tokenizers.Tokenizer.from_str(self._rust.to_str())
+        twin = self._at_the_door(lambda: tokenizers.Tokenizer.from_str(self._rust.to_str()))
         twin.encode_special_tokens = True
         return twin
 
