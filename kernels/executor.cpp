@@ -14,6 +14,9 @@ void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
 }
 
+// Multiply-adds below which other threads cost more than they bring: about 0.2 ms of one core.
+constexpr int64_t kCostOfHelp = 20'000'000;
+
 // Round to nearest and keep subnormals, whatever another library set in this thread: part of "the same bits".
 class FloatMode {
   public:
@@ -100,7 +103,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
 
     const Context context{*kernels_,  num_tokens, reinterpret_cast<float*>(arena_.data()), input, output, batch,
                           sequences_, scratch_};
-    pool_.run([&](int thread) {
+    parallel(program.cost() * num_tokens, [&](int thread) {
         [[maybe_unused]] const FloatMode mode;
         for (const auto& step : program.steps()) {
             phases_.begin(step->units(context));
@@ -110,8 +113,14 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     });
 }
 
+void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
+    const bool alone = cost < kCostOfHelp;
+    phases_.set_team(alone ? 1 : pool_.size());
+    pool_.run(alone, work);
+}
+
 void Executor::each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work) {
-    pool_.run([&](int thread) {
+    parallel(kCostOfHelp, [&](int thread) {
         [[maybe_unused]] const FloatMode mode;
         phases_.begin(units);
         int64_t first, last;

@@ -114,6 +114,7 @@ class Program {
     int64_t input_width() const { return input_width_; }
     int64_t output_width() const { return output_width_; }
     int64_t vocab_size() const { return vocab_size_; }
+    int64_t cost() const { return cost_; }  // multiply-adds a token, but for attention
     const Cache* cache() const { return cache_; }
 
   private:
@@ -122,7 +123,7 @@ class Program {
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 
-    int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0;
+    int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0;
     const Cache* cache_ = nullptr;
     std::vector<std::unique_ptr<Step>> steps_;
 };
@@ -140,6 +141,8 @@ class Executor {
     int num_threads() const { return pool_.size(); }
 
   private:
+    void parallel(int64_t cost, const std::function<void(int)>& work);
+
     const Kernels* kernels_;
     Pool pool_;
     Phases phases_;

@@ -267,6 +267,7 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     check(x, weight->columns());
     check(out, weight->rows());
     if (residual) check(*residual, weight->rows());
+    cost_ += weight->rows() * weight->columns();
     steps_.push_back(std::make_unique<TernaryStep>(weight, x, out, residual));
 }
 
@@ -274,6 +275,7 @@ void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* res
     check(x, weight->columns);
     check(out, weight->rows);
     if (residual) check(*residual, weight->rows);
+    cost_ += weight->rows * weight->columns;
     steps_.push_back(std::make_unique<DenseStep>(weight, x, out, residual));
 }
 

@@ -50,7 +50,8 @@ void Pool::serve(int thread) {
     }
 }
 
-void Pool::run(const std::function<void(int)>& work) {
+void Pool::run(bool alone, const std::function<void(int)>& work) {
+    if (alone || num_threads_ == 1) return work(0);
     work_ = &work;
     running_.store(uint32_t(num_threads_ - 1), std::memory_order_relaxed);
     epoch_.fetch_add(1, std::memory_order_release);

@@ -21,7 +21,8 @@ class Pool {
 
     int size() const { return num_threads_; }
     // Runs work(thread) for every thread 0..size()-1, thread 0 being the caller, and returns when all have ended.
-    void run(const std::function<void(int)>& work);
+    // Alone, the caller does it all and nobody is woken: for work that is over before another thread could help.
+    void run(bool alone, const std::function<void(int)>& work);
 
   private:
     void serve(int thread);
@@ -39,6 +40,8 @@ class Pool {
 class Phases {
   public:
     explicit Phases(int num_threads);
+    // How many threads take part from now on; to be called between regions.
+    void set_team(int num_threads) { num_threads_ = num_threads; }
 
     // Every thread calls this with the same count: it returns when all have come, and the units are shared out.
     void begin(int64_t units);
@@ -52,7 +55,7 @@ class Phases {
     bool take_front(Share& share, int64_t chunk, int64_t* first, int64_t* last);
     bool take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last);
 
-    const int num_threads_;
+    int num_threads_;
     std::unique_ptr<Share[]> shares_;
     std::atomic<uint32_t> arrived_{0};
     std::atomic<uint32_t> phase_{0};

@@ -1,0 +1,164 @@
+// Products: dense rows, the screen's 6-bit rows, and what is done to the sums of the ternary ones.
+#pragma once
+#include "verbs_rows.h"
+
+namespace {
+
+using namespace bitnet;
+
+template <Dtype D>
+BITNET_INLINE Lanes load_weight(const void* row, int64_t k) {
+    if constexpr (D == Dtype::f32) return load((const float*)row + k);
+    if constexpr (D == Dtype::f16) return load_f16((const uint16_t*)row + k);
+    return load_bf16((const uint16_t*)row + k);
+}
+
+template <Dtype D>
+BITNET_INLINE Lanes load_weight_tail(const void* row, int64_t k, int n) {
+    constexpr int item = D == Dtype::f32 ? 4 : 2;
+    alignas(64) uint8_t tail[64] = {};
+    std::memcpy(tail, (const uint8_t*)row + k * item, size_t(n) * item);
+    return load_weight<D>(tail, 0);
+}
+
+// R rows times T tokens; one chain of fused multiply-adds for each of them, so tiling does not change a bit.
+template <Dtype D, int R, int T>
+void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
+    constexpr int item = D == Dtype::f32 ? 4 : 2;
+    const uint8_t* w = (const uint8_t*)t.weight + first_row * t.columns * item;
+    const float* x = t.x + first_token * t.x_stride;
+    const int64_t row_bytes = int64_t(t.columns) * item;
+    Lanes sums[R][T];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int i = 0; i < T; i++) sums[r][i] = set1(0.0f);
+    int k = 0;
+    for (; k + 16 <= t.columns; k += 16) {
+        Lanes xs[T];
+#pragma GCC unroll 8
+        for (int i = 0; i < T; i++) xs[i] = load(x + i * t.x_stride + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            Lanes v = load_weight<D>(w + r * row_bytes, k);
+#pragma GCC unroll 8
+            for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
+        }
+    }
+    if (const int n = t.columns - k; n > 0) {
+        Lanes xs[T];
+#pragma GCC unroll 8
+        for (int i = 0; i < T; i++) xs[i] = load_first(x + i * t.x_stride + k, n);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            Lanes v = load_weight_tail<D>(w + r * row_bytes, k, n);
+#pragma GCC unroll 8
+            for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int i = 0; i < T; i++) {
+            float y = reduce_add(sums[r][i]);
+            if (t.residual) y = t.residual[(first_token + i) * t.residual_stride + first_row + r] + y;
+            t.out[(first_token + i) * t.out_stride + first_row + r] = y;
+        }
+}
+
+template <Dtype D, int T>
+void dense_tokens(const DenseTask& t, int first_token) {
+    constexpr int R = T == 1 ? 8 : 4;
+    int64_t r = 0;
+    for (; r + R <= t.rows; r += R) dense_tile<D, R, T>(t, r, first_token);
+    for (; r < t.rows; r++) dense_tile<D, 1, T>(t, r, first_token);
+}
+
+template <Dtype D>
+void dense_of(const DenseTask& t) {
+    int i = 0;
+    for (; i + 4 <= t.tokens; i += 4) dense_tokens<D, 4>(t, i);
+    switch (t.tokens - i) {
+        case 3:
+            return dense_tokens<D, 3>(t, i);
+        case 2:
+            return dense_tokens<D, 2>(t, i);
+        case 1:
+            return dense_tokens<D, 1>(t, i);
+    }
+}
+
+void dense(const DenseTask& t) {
+    if (t.dtype == Dtype::f32) return dense_of<Dtype::f32>(t);
+    if (t.dtype == Dtype::f16) return dense_of<Dtype::f16>(t);
+    dense_of<Dtype::bf16>(t);
+}
+
+template <Dtype D>
+void embed_of(const void* row, int width, float* out) {
+    int k = 0;
+    for (; k + 16 <= width; k += 16) store(out + k, load_weight<D>(row, k));
+    if (k < width) store_first(out + k, width - k, load_weight_tail<D>(row, k, width - k));
+}
+
+void embed(const void* row, Dtype dtype, int width, float* out) {
+    if (dtype == Dtype::f32) return embed_of<Dtype::f32>(row, width, out);
+    if (dtype == Dtype::f16) return embed_of<Dtype::f16>(row, width, out);
+    embed_of<Dtype::bf16>(row, width, out);
+}
+
+void ternary_store(const int32_t* acc, int tokens, int rows, float scale, const float* inverse_scale,
+                   const int32_t* code_sum, float* out, int64_t out_stride, const float* residual,
+                   int64_t residual_stride) {
+    for (int i = 0; i < tokens; i++, acc += kGroupRows, out += out_stride) {
+        const float by = scale * inverse_scale[i];
+        const int32_t sum = code_sum[i];
+        if (residual)
+            for (int r = 0; r < rows; r++) out[r] = residual[i * residual_stride + r] + float(acc[r] - sum) * by;
+        else
+            for (int r = 0; r < rows; r++) out[r] = float(acc[r] - sum) * by;
+    }
+}
+
+void add_rows(const float* x, const float* y, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] + y[i];
+}
+
+// 16 rows of 6-bit weights (screen.h) times V vectors of codes.
+template <int V>
+void screen_vectors(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
+    Sums sums[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sums[v] = no_sums();
+    for (int s = 0; s < steps; s++, w += kScreenStepBytes, codes += 16 * V) {
+        __builtin_prefetch(w + 4096);
+        __builtin_prefetch(w + 4096 + 64);
+        __builtin_prefetch(w + 4096 + 128);
+        const Bytes low = load_bytes(w), middle = load_bytes(w + 64), high = load_bytes(w + 128);
+        const Bytes fields[4] = {mask_or(low, 15, mask_or(shift_left<4>(high), 48, no_bytes())),
+                                 mask_or(shift_right<4>(low), 15, mask_or(shift_left<2>(high), 48, no_bytes())),
+                                 mask_or(middle, 15, mask_or(high, 48, no_bytes())),
+                                 mask_or(shift_right<4>(middle), 15, mask_or(shift_right<2>(high), 48, no_bytes()))};
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[v] = dot(sums[v], fields[p], codes + 4 * (p * V + v));
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) store_sums(acc + 16 * v, sums[v]);
+}
+
+void screen(const uint8_t* w, const int8_t* codes, int steps, int vectors, int32_t* acc) {
+    switch (vectors) {
+        case 2:
+            return screen_vectors<2>(w, codes, steps, acc);
+        case 4:
+            return screen_vectors<4>(w, codes, steps, acc);
+        case 6:
+            return screen_vectors<6>(w, codes, steps, acc);
+        default:
+            return screen_vectors<8>(w, codes, steps, acc);
+    }
+}
+
+}  // namespace
