@@ -28,14 +28,6 @@ def test_the_command_and_the_version() -> None:
     assert bitnet_inference.__version__ == metadata.version("bitnet-inference")
 
 
-def test_every_public_name_can_be_loaded() -> None:
-    assert set(dir(bitnet_inference)) == set(bitnet_inference.__all__)
-    for name in set(bitnet_inference.__all__) - {"__version__"}:
-        assert getattr(bitnet_inference, name).__name__ == name
-    with pytest.raises(AttributeError, match="has no attribute 'llama'"):
-        getattr(bitnet_inference, "llama")  # noqa: B009
-
-
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse((INSTALLED / "__init__.py").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
@@ -43,9 +35,6 @@ def test_type_checkers_see_the_same_names() -> None:
     assert shown | {"__version__"} == set(bitnet_inference.__all__)
 
 
-def test_every_error_is_public_and_drawn_in_the_tree() -> None:
-    ours = [value for value in vars(errors).values() if isinstance(value, type) and value.__module__ == errors.__name__]
-    for kind in ours:
-        assert issubclass(kind, errors.BitNetError)
-        assert kind.__name__ in bitnet_inference.__all__
-        assert kind.__name__ in str(errors.__doc__)
+def test_every_error_is_drawn_in_the_tree() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert all(issubclass(kind, errors.BitNetError) and kind.__name__ in str(errors.__doc__) for kind in kinds)
