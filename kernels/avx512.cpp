@@ -10,81 +10,88 @@ inline __m512i broadcast(const int8_t* codes) {
     return _mm512_set1_epi32(four);
 }
 
-// One or two tokens: the fields are masked in place, and their sums shifted once at the end. Exact: |sum| stays below
-// 192 * 127 * columns / 4 < 2^31 (kMaxColumns).
-template <int T>
-void tile_masked(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
-    __m512i sums[4][2][T];
-    for (int p = 0; p < 4; p++)
-        for (int h = 0; h < 2; h++)
-            for (int t = 0; t < T; t++) sums[p][h][t] = _mm512_setzero_si512();
-    const __m512i masks[4] = {_mm512_set1_epi8(3), _mm512_set1_epi8(12), _mm512_set1_epi8(48),
-                              _mm512_set1_epi8(char(192))};
-    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T) {
-        __builtin_prefetch(w + 4096);
-        __builtin_prefetch(w + 4096 + 64);
-        const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++)
-#pragma GCC unroll 2
-            for (int t = 0; t < T; t++) {
-                const __m512i b = broadcast(a + 4 * (p * T + t));
-                sums[p][0][t] = _mm512_dpbusd_epi32(sums[p][0][t], _mm512_and_si512(x, masks[p]), b);
-                sums[p][1][t] = _mm512_dpbusd_epi32(sums[p][1][t], _mm512_and_si512(y, masks[p]), b);
-            }
-    }
-    for (int t = 0; t < T; t++)
-        for (int h = 0; h < 2; h++) {
-            __m512i low = _mm512_add_epi32(sums[0][h][t], _mm512_srai_epi32(sums[1][h][t], 2));
-            __m512i high = _mm512_add_epi32(_mm512_srai_epi32(sums[2][h][t], 4), _mm512_srai_epi32(sums[3][h][t], 6));
-            _mm512_storeu_si512(acc + t * kGroupRows + 16 * h, _mm512_add_epi32(low, high));
-        }
+// _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.
+inline void add_products(__m512i& sum, const __m512i& codes, const __m512i& activations) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(activations));
 }
 
-template <int T>
-void tile_shifted(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
-    __m512i sums[2][T];
-    for (int h = 0; h < 2; h++)
-        for (int t = 0; t < T; t++) sums[h][t] = _mm512_setzero_si512();
-    const __m512i mask = _mm512_set1_epi8(3);
-    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T) {
-        __builtin_prefetch(w + 4096);
-        __builtin_prefetch(w + 4096 + 64);
-        const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
+// T tokens, F of the four fields in a pass over the columns. The fields are masked in place, not shifted: half the
+// instructions beside the products. Their sums are shifted once at the end, which is exact: a sum stays below
+// 192 * 127 * columns / 4 < 2^31 (kMaxColumns). Passes share a chunk of columns that stays in the nearest cache.
+template <int T, int F>
+void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
+    constexpr int kChunk = F == 4 ? 1 << 30 : 96;
+    __m512i masks[4];
+    for (int p = 0; p < 4; p++) masks[p] = _mm512_set1_epi8(char(3 << 2 * p));
+    for (int begin = 0; begin < steps; begin += kChunk) {
+        const int end = steps - begin < kChunk ? steps : begin + kChunk;
+        for (int first = 0; first < 4; first += F) {
+            __m512i sums[F][2][T];
 #pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) {
-            const __m512i u = _mm512_and_si512(p ? _mm512_srli_epi16(x, 2 * p) : x, mask);
-            const __m512i v = _mm512_and_si512(p ? _mm512_srli_epi16(y, 2 * p) : y, mask);
-#pragma GCC unroll 8
-            for (int t = 0; t < T; t++) {
-                const __m512i b = broadcast(a + 4 * (p * T + t));
-                sums[0][t] = _mm512_dpbusd_epi32(sums[0][t], u, b);
-                sums[1][t] = _mm512_dpbusd_epi32(sums[1][t], v, b);
+            for (int f = 0; f < F; f++)
+#pragma GCC unroll 12
+                for (int t = 0; t < T; t++) sums[f][0][t] = sums[f][1][t] = _mm512_setzero_si512();
+            const uint8_t* ws = w + begin * kStepBytes;
+            const int8_t* as = a + (begin * 16 + 4 * first) * T;
+            for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T) {
+                if constexpr (F == 4) {
+                    __builtin_prefetch(ws + 4096);
+                    __builtin_prefetch(ws + 4096 + 64);
+                }
+#pragma GCC unroll 4
+                for (int f = 0; f < F; f++) {
+                    const __m512i u = _mm512_and_si512(_mm512_loadu_si512(ws), masks[first + f]);
+                    const __m512i v = _mm512_and_si512(_mm512_loadu_si512(ws + 64), masks[first + f]);
+#pragma GCC unroll 12
+                    for (int t = 0; t < T; t++) {
+                        const __m512i b = broadcast(as + 4 * (f * T + t));
+                        add_products(sums[f][0][t], u, b);
+                        add_products(sums[f][1][t], v, b);
+                    }
+                }
             }
+#pragma GCC unroll 12
+            for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    int32_t* out = acc + t * kGroupRows + 16 * h;
+                    __m512i sum = begin || first ? _mm512_loadu_si512(out) : _mm512_setzero_si512();
+#pragma GCC unroll 4
+                    for (int f = 0; f < F; f++)
+                        sum =
+                            _mm512_add_epi32(sum, _mm512_sra_epi32(sums[f][h][t], _mm_cvtsi32_si128(2 * (first + f))));
+                    _mm512_storeu_si512(out, sum);
+                }
         }
     }
-    for (int t = 0; t < T; t++)
-        for (int h = 0; h < 2; h++) _mm512_storeu_si512(acc + t * kGroupRows + 16 * h, sums[h][t]);
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    switch (tokens) {
+    switch (tokens) {  // at least 10 sums under way hide the latency of a product, and 24 fit into the registers
         case 1:
-            return tile_masked<1>(w, a, steps, acc);
+            return tile<1, 4>(w, a, steps, acc);
         case 2:
-            return tile_masked<2>(w, a, steps, acc);
+            return tile<2, 4>(w, a, steps, acc);
         case 3:
-            return tile_shifted<3>(w, a, steps, acc);
+            return tile<3, 4>(w, a, steps, acc);
         case 4:
-            return tile_shifted<4>(w, a, steps, acc);
+            return tile<4, 2>(w, a, steps, acc);
         case 5:
-            return tile_shifted<5>(w, a, steps, acc);
+            return tile<5, 2>(w, a, steps, acc);
         case 6:
-            return tile_shifted<6>(w, a, steps, acc);
+            return tile<6, 2>(w, a, steps, acc);
         case 7:
-            return tile_shifted<7>(w, a, steps, acc);
+            return tile<7, 1>(w, a, steps, acc);
+        case 8:
+            return tile<8, 1>(w, a, steps, acc);
+        case 9:
+            return tile<9, 1>(w, a, steps, acc);
+        case 10:
+            return tile<10, 1>(w, a, steps, acc);
+        case 11:
+            return tile<11, 1>(w, a, steps, acc);
         default:
-            return tile_shifted<8>(w, a, steps, acc);
+            return tile<12, 1>(w, a, steps, acc);
     }
 }
 

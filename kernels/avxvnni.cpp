@@ -10,15 +10,15 @@ inline __m256i broadcast(const int8_t* codes) {
     return _mm256_set1_epi32(four);
 }
 
-// Q of the four registers of a step, starting with register `first`, for T tokens.
+// Q of the four registers of a step, starting with register `first`, for T tokens that stand among `stride`.
 template <int T, int Q>
-inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, int32_t* acc) {
+inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, int first, int32_t* acc) {
     __m256i sums[Q][T];
     for (int q = 0; q < Q; q++)
         for (int t = 0; t < T; t++) sums[q][t] = _mm256_setzero_si256();
     const __m256i mask = _mm256_set1_epi8(3);
     w += 32 * first;
-    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T) {
+    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * stride) {
         __builtin_prefetch(w + 4096);
         if (Q > 2) __builtin_prefetch(w + 4096 + 64);
 #pragma GCC unroll 4
@@ -30,7 +30,7 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, i
             }
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
-                const __m256i b = broadcast(a + 4 * (p * T + t));
+                const __m256i b = broadcast(a + 4 * (p * stride + t));
                 for (int q = 0; q < Q; q++) sums[q][t] = _mm256_dpbusd_avx_epi32(sums[q][t], field[q], b);
             }
         }
@@ -41,29 +41,37 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, i
 
 // 16 registers: all four quarters for one or two tokens, then two, then one at a time.
 template <int T>
-void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
+void tile(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
     constexpr int Q = T <= 2 ? 4 : T <= 4 ? 2 : 1;
-    for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, first, acc);
+    for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, stride, first, acc);
+}
+
+void tokens_of_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int stride, int32_t* acc) {
+    switch (tokens) {
+        case 1:
+            return tile<1>(w, a, steps, stride, acc);
+        case 2:
+            return tile<2>(w, a, steps, stride, acc);
+        case 3:
+            return tile<3>(w, a, steps, stride, acc);
+        case 4:
+            return tile<4>(w, a, steps, stride, acc);
+        case 5:
+            return tile<5>(w, a, steps, stride, acc);
+        case 6:
+            return tile<6>(w, a, steps, stride, acc);
+        case 7:
+            return tile<7>(w, a, steps, stride, acc);
+        default:
+            return tile<8>(w, a, steps, stride, acc);
+    }
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    switch (tokens) {
-        case 1:
-            return tile<1>(w, a, steps, acc);
-        case 2:
-            return tile<2>(w, a, steps, acc);
-        case 3:
-            return tile<3>(w, a, steps, acc);
-        case 4:
-            return tile<4>(w, a, steps, acc);
-        case 5:
-            return tile<5>(w, a, steps, acc);
-        case 6:
-            return tile<6>(w, a, steps, acc);
-        case 7:
-            return tile<7>(w, a, steps, acc);
-        default:
-            return tile<8>(w, a, steps, acc);
+    const int parts = (tokens + 7) / 8;
+    for (int i = 0; i < parts; i++) {
+        const int first = tokens * i / parts, last = tokens * (i + 1) / parts;
+        tokens_of_tile(w, a + 4 * first, steps, last - first, tokens, acc + first * kGroupRows);
     }
 }
 

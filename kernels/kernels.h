@@ -19,7 +19,7 @@ constexpr int kStepColumns = 16;
 constexpr int kStepBytes = 128;
 constexpr int kScreenRows = 16;  // screen.h
 constexpr int kScreenStepBytes = 192;
-constexpr int kMaxTileTokens = 8;
+constexpr int kMaxTileTokens = 12;
 // |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
 constexpr int64_t kMaxColumns = 262144;
 
@@ -85,7 +85,7 @@ struct AttendTask {
 
 struct Kernels {
     const char* name;
-    // acc[token][32] = sum over columns of code * activation, for one group of 32 rows and up to 8 tokens.
+    // acc[token][32] = sum over columns of code * activation, for one group of 32 rows and up to 12 tokens.
     void (*ternary_tile)(const uint8_t* weights, const int8_t* codes, int steps, int tokens, int32_t* acc);
     // out[t][r] = residual[t][r] + (acc[t][r] - code_sum[t]) * (scale * inverse_scale[t])
     void (*ternary_store)(const int32_t* acc, int tokens, int rows, float scale, const float* inverse_scale,

@@ -216,7 +216,7 @@ void time_ternary(const Kernels& kernels, double most) {
     const auto a = codes(random, steps * kStepColumns * kMaxTileTokens);
     for (const int groups : {32, 6912}) {  // 0.7 MB and 142 MB
         const auto w = weights(random, int64_t(groups) * steps * kStepBytes);
-        for (const int tokens : {1, 2, 3, 4, 6, 8}) {
+        for (const int tokens : {1, 2, 3, 4, 6, 8, 10, 12}) {
             int32_t acc[kMaxTileTokens * kGroupRows];
             const double t = median_seconds([&] {
                 for (int g = 0; g < groups; g++)

@@ -11,15 +11,15 @@ inline int8x16_t broadcast(const int8_t* codes) {
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-// Two of the eight registers of a step, starting with register `first`, for T tokens.
+// Two of the eight registers of a step, starting with register `first`, for T tokens that stand among `stride`.
 template <int T>
-inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, int32_t* acc) {
+inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, int first, int32_t* acc) {
     int32x4_t sums[2][T];
     for (int q = 0; q < 2; q++)
         for (int t = 0; t < T; t++) sums[q][t] = vdupq_n_s32(0);
     const uint8x16_t mask = vdupq_n_u8(3);
     w += 16 * first;
-    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T) {
+    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * stride) {
         const uint8x16_t x = vld1q_u8(w), y = vld1q_u8(w + 16);
         const int8x16_t fields[2][4] = {
             {vreinterpretq_s8_u8(vandq_u8(x, mask)), vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(x, 2), mask)),
@@ -28,7 +28,7 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, i
              vreinterpretq_s8_u8(vandq_u8(vshrq_n_u8(y, 4), mask)), vreinterpretq_s8_u8(vshrq_n_u8(y, 6))}};
         for (int p = 0; p < 4; p++)
             for (int t = 0; t < T; t++) {
-                const int8x16_t b = broadcast(a + 4 * (p * T + t));
+                const int8x16_t b = broadcast(a + 4 * (p * stride + t));
                 sums[0][t] = vdotq_s32(sums[0][t], fields[0][p], b);
                 sums[1][t] = vdotq_s32(sums[1][t], fields[1][p], b);
             }
@@ -38,28 +38,36 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int first, i
 }
 
 template <int T>
-void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
-    for (int first = 0; first < 8; first += 2) tile_part<T>(w, a, steps, first, acc);
+void tile(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
+    for (int first = 0; first < 8; first += 2) tile_part<T>(w, a, steps, stride, first, acc);
+}
+
+void tokens_of_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int stride, int32_t* acc) {
+    switch (tokens) {
+        case 1:
+            return tile<1>(w, a, steps, stride, acc);
+        case 2:
+            return tile<2>(w, a, steps, stride, acc);
+        case 3:
+            return tile<3>(w, a, steps, stride, acc);
+        case 4:
+            return tile<4>(w, a, steps, stride, acc);
+        case 5:
+            return tile<5>(w, a, steps, stride, acc);
+        case 6:
+            return tile<6>(w, a, steps, stride, acc);
+        case 7:
+            return tile<7>(w, a, steps, stride, acc);
+        default:
+            return tile<8>(w, a, steps, stride, acc);
+    }
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    switch (tokens) {
-        case 1:
-            return tile<1>(w, a, steps, acc);
-        case 2:
-            return tile<2>(w, a, steps, acc);
-        case 3:
-            return tile<3>(w, a, steps, acc);
-        case 4:
-            return tile<4>(w, a, steps, acc);
-        case 5:
-            return tile<5>(w, a, steps, acc);
-        case 6:
-            return tile<6>(w, a, steps, acc);
-        case 7:
-            return tile<7>(w, a, steps, acc);
-        default:
-            return tile<8>(w, a, steps, acc);
+    const int parts = (tokens + 7) / 8;
+    for (int i = 0; i < parts; i++) {
+        const int first = tokens * i / parts, last = tokens * (i + 1) / parts;
+        tokens_of_tile(w, a + 4 * first, steps, last - first, tokens, acc + first * kGroupRows);
     }
 }
 
