@@ -4,14 +4,14 @@ import random
 from collections.abc import Iterator
 
 import torch
+from grammar import chat
+from tokenizer import BOS, EOS, PAD, render, special_ids
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from grammar import chat
-from tokenizer import BOS, EOS, PAD, render
-
 IGNORED = -100
 PLAIN_SHARE = 0.2
+Document = tuple[list[int], list[bool]]
 
 
 class Corpus:
@@ -19,17 +19,19 @@ class Corpus:
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self.tokenizer, self.rng = tokenizer, random.Random(seed)
-        self.bos, self.eos, self.pad = (tokenizer.token_to_id(token) for token in (BOS, EOS, PAD))
+        special = special_ids(tokenizer)
+        self.bos, self.eos, self.pad = special[BOS], special[EOS], special[PAD]
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without BOS."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
-    def _story(self) -> tuple[list[int], list[bool]]:
+    def _story(self) -> Document:
         ids = [self.bos, *self.encode(chat.plain_story(self.rng)), self.eos]
         return ids, [False] + [True] * (len(ids) - 1)
 
-    def _chat(self) -> tuple[list[int], list[bool]]:
+    def _chat(self) -> Document:
         messages = chat.conversation(self.rng)
         ids, targets = [self.bos], [False]
         for message in messages:
@@ -42,14 +44,15 @@ class Corpus:
         # The special token at the end of each message keeps merges from crossing: pieces equal the whole text's ids.
         return ids, targets
 
-    def documents(self) -> Iterator[tuple[list[int], list[bool]]]:
+    def documents(self) -> Iterator[Document]:
         """Plain stories and conversations, mixed, without end."""
         while True:
             yield self._story() if self.rng.random() < PLAIN_SHARE else self._chat()
 
     def rows(self, length: int) -> Iterator[tuple[list[int], list[int]]]:
         """Rows of inputs and targets [length], packed best-fit from a pool of documents, padded at the end."""
-        source, pool = self.documents(), []
+        source = self.documents()
+        pool: list[Document] = []
         while True:
             ids: list[int] = []
             targets: list[bool] = []

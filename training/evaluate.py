@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
-
 from data import IGNORED, Corpus
 from grammar import names, words
 from grammar.moods import MOODS
@@ -58,7 +57,8 @@ def count_word(word: str, text: str) -> int:
 
 def fidelity(sampler: Sampler, count: int, seed: int, show: int) -> dict[str, list[bool]]:
     """For each source of names, whether each story has the name twice or more, has the animal, and ends by itself."""
-    rng, kept = random.Random(seed), {}
+    rng = random.Random(seed)
+    kept: dict[str, list[bool]] = {}
     for number in range(count):
         name, source = draw_name(rng)
         kind = rng.choice(words.KINDS)

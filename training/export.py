@@ -10,12 +10,11 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from model import Config, ternarize
+from safetensors.torch import save
+from tokenizer import BOS, EOS, PAD, TURN, special_ids
 from tokenizers import Tokenizer
 from torch import Tensor
-
-from model import Config, ternarize
-from tokenizer import BOS, EOS, PAD, TURN
 
 
 def pack(ternary: Tensor) -> Tensor:
@@ -91,8 +90,9 @@ def export(checkpoint: Path, folder: Path) -> None:
     """Write the three files next to the tokenizer's."""
     state = torch.load(checkpoint, weights_only=True, map_location="cpu")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    special = {token: tokenizer.token_to_id(token) for token in (BOS, EOS, PAD, TURN)}
-    save_file(packed_tensors(state["weights"]), folder / "model.safetensors", metadata={"format": "pt"})
+    special = special_ids(tokenizer)
+    packed = save(packed_tensors(state["weights"]), metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(packed)
     config = config_json(Config(**state["config"]), special)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation_json(special), indent=2) + "\n")

@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Update every matrix; those of one shape go through the iteration together, which is faster."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from torch import Tensor
-
 from export import unpack
 from model import BitLinear, Cache, Config, StoryTeller
+from safetensors.torch import load_file
 from tokenizer import render
+from tokenizers import Tokenizer
+from torch import Tensor
 
 
 class PackedLinear(BitLinear):

@@ -11,9 +11,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
 from grammar import chat
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 PAD, BOS, EOS, TURN = "<|pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
 SPECIALS = [PAD, BOS, EOS, TURN]
@@ -22,6 +21,12 @@ TEMPLATE = (
     "{{ message['role'] | capitalize + ':\\n' + message['content'] | trim + '<|eot_id|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
 )
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the special tokens, by their text."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return {token: vocabulary[token] for token in SPECIALS}
 
 
 def render(messages: list[chat.Message], add_generation_prompt: bool = False) -> str:
@@ -48,7 +53,7 @@ def train(vocab_size: int, seed: int, count: int) -> Tokenizer:
         vocab_size=vocab_size, special_tokens=SPECIALS, initial_alphabet=sorted(alphabet), show_progress=False
     )
     tokenizer.train_from_iterator(texts(seed, count), trainer)
-    bos = tokenizer.token_to_id(BOS)
+    bos = special_ids(tokenizer)[BOS]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bos)]
     )

@@ -15,12 +15,11 @@ import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
-from tokenizers import Tokenizer
-from torch import Tensor
-
 from data import IGNORED, Corpus
 from model import Config, StoryTeller
 from muon import Muon
+from tokenizers import Tokenizer
+from torch import Tensor
 
 HELD_OUT_SEED = 999_983
 
