@@ -80,7 +80,7 @@ def generation_json(special: dict[str, int]) -> dict[str, object]:
         "eos_token_id": [special[EOS], special[TURN]],
         "pad_token_id": special[PAD],
         "do_sample": True,
-        "temperature": 0.7,
+        "temperature": 0.5,
         "top_p": 0.9,
         "max_new_tokens": 400,
     }

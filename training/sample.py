@@ -68,7 +68,7 @@ def choose_token(logits: Tensor, temperature: float, top_p: float, generator: to
 class Sampler:
     """Generates replies with fixed settings and one stream of random numbers."""
 
-    def __init__(self, folder: Path, temperature: float = 0.7, top_p: float = 0.9, seed: int = 0) -> None:
+    def __init__(self, folder: Path, temperature: float = 0.5, top_p: float = 0.9, seed: int = 0) -> None:
         self.model, self.tokenizer = load(folder)
         self.temperature, self.top_p = temperature, top_p
         self.generator = torch.Generator().manual_seed(seed)
