@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -226,3 +227,43 @@ def test_a_closed_pipe_is_no_traceback():
         process.stdout.close()
         stderr = process.stderr.read()
     assert b"Traceback" not in stderr
+
+
+def read_until(terminal, wanted, seconds=30):
+    """What a program shows on its terminal, up to the wanted text."""
+    shown, deadline = b"", time.monotonic() + seconds
+    while wanted not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:  # the program has ended
+                break
+    assert wanted in shown, shown.decode(errors="replace")
+    return shown
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_chat_on_a_terminal():
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = subprocess.Popen(command("chat", "-n", "6"), env=environment, **streams)
+    os.close(theirs)
+    ready = b"\x1b[?2004h"  # the line editor waits for keys
+    try:
+        assert b"/help tells" in read_until(ours, ready)
+        os.write(ours, b"/help\r")
+        assert b"forget the conversation" in read_until(ours, ready)
+        os.write(ours, b"Hello\x1b\rthere\r")  # Alt+Enter between the lines
+        assert b"there" in read_until(ours, ready)
+        os.write(ours, b"\x03")  # Ctrl-C clears the line
+        read_until(ours, ready)
+        os.write(ours, b"/exit\r")
+        read_until(ours, b"\x1b[?2004l")
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
