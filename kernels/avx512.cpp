@@ -35,8 +35,8 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
             const int8_t* as = a + (begin * 16 + 4 * first) * T;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T) {
                 if constexpr (F == 4) {
-                    __builtin_prefetch(ws + 4096);
-                    __builtin_prefetch(ws + 4096 + 64);
+                    __builtin_prefetch(ws + 4096, 0, 2);
+                    __builtin_prefetch(ws + 4096 + 64, 0, 2);
                 }
 #pragma GCC unroll 4
                 for (int f = 0; f < F; f++) {

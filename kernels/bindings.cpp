@@ -25,6 +25,7 @@ using Array1f = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Seconds = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowsTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
 using CodesTuple = std::tuple<int64_t, int64_t>;
 
@@ -149,7 +150,7 @@ void bind_plan(nb::module_& m) {
 
 void run(Executor& self, const Plan& plan,
          std::optional<std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>> arrays, std::optional<Floats> input,
-         std::optional<FloatsOut> output) {
+         std::optional<FloatsOut> output, std::optional<Seconds> seconds) {
     Batch batch{};
     int64_t tokens = input ? int64_t(input->shape(0)) : 0;
     if (arrays) {
@@ -172,9 +173,10 @@ void run(Executor& self, const Plan& plan,
             "the input has another width than the plan");
     require(!output || int64_t(output->shape(1)) == plan.program.output_width(),
             "the output has another width than the plan");
+    require(!seconds || seconds->shape(0) == plan.program.steps().size(), "seconds has one number a step");
     const nb::gil_scoped_release release;
     self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
-             output ? output->data() : nullptr);
+             output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
 }
 
 template <class T>
@@ -273,8 +275,8 @@ NB_MODULE(_native, m) {
             nb::arg("isa"), nb::arg("num_threads"))
         .def_prop_ro("isa", [](const Executor& e) { return e.kernels().name; })
         .def_prop_ro("num_threads", &Executor::num_threads)
-        .def("run", run, nb::arg("program"), nb::arg("batch").none(), nb::arg("input").none(),
-             nb::arg("output").none());
+        .def("run", run, nb::arg("program"), nb::arg("batch").none(), nb::arg("input").none(), nb::arg("output").none(),
+             nb::arg("seconds").none() = nb::none());
     nb::class_<BoundScreen>(m, "Screen")
         .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))

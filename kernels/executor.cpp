@@ -1,5 +1,6 @@
 #include "executor.h"
 
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #if defined(__x86_64__)
@@ -9,6 +10,8 @@
 namespace bitnet {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
@@ -86,7 +89,8 @@ static const Kernels* require_kernels(const std::string& isa) {
 Executor::Executor(const std::string& isa, int num_threads)
     : kernels_(require_kernels(isa)), pool_(num_threads), phases_(num_threads), scratch_(size_t(num_threads)) {}
 
-void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output) {
+void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
+                   double* seconds) {
     require(num_tokens > 0, "a batch has at least one token");
     require(batch || !(program.vocab_size() || program.cache()), "this program needs a batch");
     require((input || !program.input_width()) && (output || !program.output_width()), "an array is missing");
@@ -105,10 +109,16 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
                           sequences_, scratch_};
     parallel(program.cost() * num_tokens, [&](int thread) {
         [[maybe_unused]] const FloatMode mode;
-        for (const auto& step : program.steps()) {
-            phases_.begin(step->units(context));
+        Clock::time_point before = Clock::now();
+        for (size_t i = 0; i < program.steps().size(); i++) {
+            const Step& step = *program.steps()[i];
+            phases_.begin(step.units(context));
             int64_t first, last;
-            while (phases_.take(thread, step->chunk(context), &first, &last)) step->work(context, first, last, thread);
+            while (phases_.take(thread, step.chunk(context), &first, &last)) step.work(context, first, last, thread);
+            if (!seconds || thread) continue;
+            const Clock::time_point after = Clock::now();  // without the wait for others, which the next step has
+            seconds[i] += std::chrono::duration<double>(after - before).count();
+            before = after;
         }
     });
 }

@@ -134,7 +134,9 @@ class Executor {
     Executor(const std::string& isa, int num_threads);
 
     // `batch` may be null for programs without embed, rope and attention; input and output have one row a token.
-    void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output);
+    // `seconds`, if given, has one number a step, to which the time of the step is added.
+    void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
+             double* seconds = nullptr);
     // Calls work(first, last, thread) on all threads until `units` are done, up to `chunk` at a time.
     void each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
     const Kernels& kernels() const { return *kernels_; }

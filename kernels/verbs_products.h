@@ -40,6 +40,7 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
         for (int i = 0; i < T; i++) xs[i] = load(x + i * t.x_stride + k);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
+            if constexpr (R > 1) __builtin_prefetch(w + (R + r) * row_bytes + k * item, 0, 2);  // the next R rows
             Lanes v = load_weight<D>(w + r * row_bytes, k);
 #pragma GCC unroll 8
             for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
@@ -131,9 +132,9 @@ void screen_vectors(const uint8_t* w, const int8_t* codes, int steps, int32_t* a
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) sums[v] = no_sums();
     for (int s = 0; s < steps; s++, w += kScreenStepBytes, codes += 16 * V) {
-        __builtin_prefetch(w + 4096);
-        __builtin_prefetch(w + 4096 + 64);
-        __builtin_prefetch(w + 4096 + 128);
+        __builtin_prefetch(w + 4096, 0, 2);
+        __builtin_prefetch(w + 4096 + 64, 0, 2);
+        __builtin_prefetch(w + 4096 + 128, 0, 2);
         const Bytes low = load_bytes(w), middle = load_bytes(w + 64), high = load_bytes(w + 128);
         const Bytes fields[4] = {mask_or(low, 15, mask_or(shift_left<4>(high), 48, no_bytes())),
                                  mask_or(shift_right<4>(low), 15, mask_or(shift_left<2>(high), 48, no_bytes())),
