@@ -143,6 +143,7 @@ def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
             packed.pack(part, np.ascontiguousarray(matrix.data).view(np.uint8), matrix.layout, matrix.scale)
         except ValueError as error:
             raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
+        checkpoint.release(name)
     return packed
 
 

@@ -108,6 +108,10 @@ class Checkpoint(Protocol):
         """The matrix under a canonical name."""
         ...
 
+    def release(self, name: str) -> None:
+        """Let the system take back the memory of a matrix that was read and is no longer used; it can be read again."""
+        ...
+
     def vector(self, name: str) -> NDArray[np.float32]:
         """The vector under a canonical name, in float32."""
         ...

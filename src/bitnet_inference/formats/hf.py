@@ -81,6 +81,10 @@ class HuggingFaceCheckpoint:
             return Ternary(_packed(name, tensor, num_rows), "quarters", (num_rows, num_columns), scale)
         return Ternary(_unpacked(name, tensor), "codes", (num_rows, num_columns), scale)
 
+    def release(self, name: str) -> None:
+        """Let the system take back the memory of a matrix that was read."""
+        self._inventory.tensor(name).release()
+
     def vector(self, name: str) -> NDArray[np.float32]:
         """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
         (_,) = self._inventory.shapes[name]

@@ -49,6 +49,13 @@ class Tensor:
             flat = flat.copy()
         return flat.view(dtype).reshape(self.shape)
 
+    def release(self) -> None:
+        """Let the system take back the memory of the pages that were read; they can be read again."""
+        begin = -(-self.begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = self.end - begin
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED, begin, length)
+
 
 @dataclass(frozen=True)
 class TensorFiles:
