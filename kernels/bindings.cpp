@@ -254,10 +254,12 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](Cache* self, const std::string& dtype, int num_layers, int num_kv_heads, int head_dim) {
-                require(dtype == "float32" || dtype == "bfloat16", "a cache is float32 or bfloat16");
+                require(dtype == "float32" || dtype == "bfloat16" || dtype == "int8",
+                        "a cache is float32, bfloat16 or int8");
                 require(head_dim > 0 && head_dim % 2 == 0 && num_kv_heads > 0 && num_layers > 0,
                         "the cache's shape is impossible");
-                new (self) Cache(cache_layout(dtype_of(dtype), num_kv_heads, head_dim), num_layers);
+                new (self) Cache(cache_layout(dtype == "int8" ? Dtype::i8 : dtype_of(dtype), num_kv_heads, head_dim),
+                                 num_layers);
             },
             nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
         .def_prop_ro("block_bytes", &Cache::block_bytes)

@@ -58,10 +58,11 @@ void check(const Batch& b, const Program& program) {
 }  // namespace
 
 CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
-    const int64_t item = dtype == Dtype::f32 ? 4 : 2;
+    const int64_t item = dtype == Dtype::f32 ? 4 : dtype == Dtype::i8 ? 1 : 2;
     const int padded_dim = (head_dim + 15) / 16 * 16;
     const int64_t key_bytes = kBlockTokens * item * head_dim, value_bytes = kBlockTokens * item * padded_dim;
-    const int64_t head_bytes = key_bytes + value_bytes;
+    const int64_t scale_bytes = dtype == Dtype::i8 ? 2 * kBlockTokens * 4 : 0;
+    const int64_t head_bytes = key_bytes + value_bytes + scale_bytes;
     return {dtype, num_kv_heads, head_dim, padded_dim, key_bytes, head_bytes, head_bytes * num_kv_heads};
 }
 

@@ -10,7 +10,7 @@
 
 namespace bitnet {
 
-enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
+enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };  // i8 in caches only
 enum class Activation : int { none = 0, relu2 = 1, silu = 2 };
 
 // U2 layout (ternary.py): groups of 32 rows, steps of 16 columns, 128 bytes a step.
@@ -25,6 +25,7 @@ constexpr int64_t kMaxColumns = 262144;
 
 // Paged KV cache. Everything is tiles of 16 lanes x 2: a key tile holds 16 positions of 2 neighbouring features, a
 // value tile 16 features of 2 neighbouring positions.
+// int8 has a scale for each token and head, behind the tiles of its block: of 32 keys, then of 32 values.
 constexpr int kBlockTokens = 32;
 constexpr int kSegmentTokens = 256;
 
@@ -62,7 +63,7 @@ struct DenseTask {
 // All sizes in bytes. Plain fields: an inline function here would be linked once for all objects, with the instructions
 // of whichever was compiled for the newest machine.
 struct CacheLayout {
-    Dtype dtype;  // bf16 or f32
+    Dtype dtype;  // bf16, f32 or i8
     int num_kv_heads, head_dim;
     int padded_dim;  // head_dim rounded up to 16
     int64_t key_bytes, head_bytes, block_bytes;

@@ -23,6 +23,9 @@ BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
     low.v = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
     high.v = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
 }
+BITNET_INLINE Lanes load_i8(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
 BITNET_INLINE void store(float* p, const Lanes& x) { _mm512_storeu_ps(p, x.v); }
 BITNET_INLINE Lanes add(const Lanes& x, const Lanes& y) { return {_mm512_add_ps(x.v, y.v)}; }
 BITNET_INLINE Lanes sub(const Lanes& x, const Lanes& y) { return {_mm512_sub_ps(x.v, y.v)}; }

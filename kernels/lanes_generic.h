@@ -58,6 +58,9 @@ BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
     low = each([&](int i) { return bits_to_float(uint32_t(p[2 * i]) << 16); });
     high = each([&](int i) { return bits_to_float(uint32_t(p[2 * i + 1]) << 16); });
 }
+BITNET_INLINE Lanes load_i8(const int8_t* p) {
+    return each([&](int i) { return float(p[i]); });
+}
 BITNET_INLINE void store(float* p, const Lanes& x) { std::memcpy(p, x.v, sizeof x.v); }
 BITNET_INLINE Lanes add(const Lanes& x, const Lanes& y) {
     return each([&](int i) { return x.v[i] + y.v[i]; });

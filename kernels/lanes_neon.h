@@ -38,6 +38,12 @@ BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
         high.v[i] = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000)));
     }
 }
+BITNET_INLINE Lanes load_i8(const int8_t* p) {
+    int8x16_t x = vld1q_s8(p);
+    int16x8_t a = vmovl_s8(vget_low_s8(x)), b = vmovl_s8(vget_high_s8(x));
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(a))),
+             vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(b)))}};
+}
 BITNET_INLINE void store(float* p, const Lanes& x) {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.v[i]);
 }

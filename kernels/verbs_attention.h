@@ -51,19 +51,51 @@ struct Tile<Dtype::f32> {
     }
 };
 
+template <>
+struct Tile<Dtype::i8> {
+    static constexpr int bytes = 32;
+    static void put(uint8_t* tile, int lane, int which, float x) {
+        tile[16 * which + lane] = uint8_t(int8_t(std::nearbyint(x)));
+    }
+    static void get(const uint8_t* tile, Lanes& low, Lanes& high) {
+        low = load_i8((const int8_t*)tile);
+        high = load_i8((const int8_t*)tile + 16);
+    }
+};
+
+// The scales of a head's keys in a block of an int8 cache, one a position; those of its values follow.
+inline float* scales_of(const CacheLayout& c, const uint8_t* head) {
+    return (float*)(head + c.head_bytes - 2 * kBlockTokens * 4);
+}
+
+// What to multiply n numbers by so that they are codes, -127 to 127; `scale` undoes it. 1 for caches of floats.
+template <Dtype D>
+float to_codes(const float* x, int n, float* scale) {
+    if (D != Dtype::i8) return 1.0f;
+    float largest = 0;
+    for (int i = 0; i < n; i++) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+    *scale = largest / 127.0f;
+    return largest > 1e-30f ? 127.0f / largest : 0.0f;
+}
+
 template <Dtype D>
 void cache_write_of(const CacheLayout& c, uint8_t* block, int offset, const float* k, const float* v) {
     const int pairs = c.head_dim / 2, value_tiles = c.padded_dim / 16;
     for (int h = 0; h < c.num_kv_heads; h++, block += c.head_bytes, k += c.head_dim, v += c.head_dim) {
+        float* scales = scales_of(c, block) + offset;
+        const float by_k = to_codes<D>(k, c.head_dim, scales), by_v = to_codes<D>(v, c.head_dim, scales + kBlockTokens);
         uint8_t* keys = block + int64_t(offset / 16) * pairs * Tile<D>::bytes;
-        for (int d = 0; d < c.head_dim; d++) Tile<D>::put(keys + d / 2 * Tile<D>::bytes, offset % 16, d % 2, k[d]);
+        for (int d = 0; d < c.head_dim; d++)
+            Tile<D>::put(keys + d / 2 * Tile<D>::bytes, offset % 16, d % 2, k[d] * by_k);
         uint8_t* values = block + c.key_bytes + int64_t(offset / 2) * value_tiles * Tile<D>::bytes;
-        for (int d = 0; d < c.head_dim; d++) Tile<D>::put(values + d / 16 * Tile<D>::bytes, d % 16, offset % 2, v[d]);
+        for (int d = 0; d < c.head_dim; d++)
+            Tile<D>::put(values + d / 16 * Tile<D>::bytes, d % 16, offset % 2, v[d] * by_v);
     }
 }
 
 void cache_write(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v) {
     if (layout.dtype == Dtype::f32) return cache_write_of<Dtype::f32>(layout, block, offset, k, v);
+    if (layout.dtype == Dtype::i8) return cache_write_of<Dtype::i8>(layout, block, offset, k, v);
     cache_write_of<Dtype::bf16>(layout, block, offset, k, v);
 }
 
@@ -77,7 +109,7 @@ inline float exp_scalar(float x) {
     return lanes[0];
 }
 
-// The scores of up to 32 positions for G heads; those from `count` on are -inf. Returns nothing: weights[g][32].
+// The scores of up to 32 positions for G heads: scores[g][32]; those from `count` on are -inf.
 template <Dtype D, int G>
 BITNET_INLINE void score_block(const AttendTask& t, const uint8_t* keys, const float* q, int count,
                                float (*scores)[32]) {
@@ -99,8 +131,11 @@ BITNET_INLINE void score_block(const AttendTask& t, const uint8_t* keys, const f
 #pragma GCC unroll 4
     for (int g = 0; g < G; g++)
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; i++)
-            store(scores[g] + 16 * i, first(count - 16 * i, mul(sums[g][i], set1(t.scale)), set1(-INFINITY)));
+        for (int i = 0; i < 2; i++) {
+            Lanes score = mul(sums[g][i], set1(t.scale));
+            if constexpr (D == Dtype::i8) score = mul(score, load(scales_of(t.layout, keys) + 16 * i));
+            store(scores[g] + 16 * i, first(count - 16 * i, score, set1(-INFINITY)));
+        }
 }
 
 // Turns scores into weights against the new maximum; returns what the earlier sums must be multiplied by.
@@ -153,6 +188,9 @@ void attend_segment(const AttendTask& t, int begin, int end, const float* q, Sof
         score_block<D, G>(t, block, q, count, scores);
         float corrections[G];
         for (int g = 0; g < G; g++) corrections[g] = weigh_block(scores[g], states[g]);
+        if constexpr (D == Dtype::i8)
+            for (int g = 0; g < G; g++)
+                for (int j = 0; j < count; j++) scores[g][j] *= scales_of(t.layout, block)[kBlockTokens + j];
         add_values<D, G>(t, block + t.layout.key_bytes, count, scores, corrections, sums);
     }
 }
@@ -206,6 +244,7 @@ void attend_of(const AttendTask& t) {
 
 void attend(const AttendTask& t) {
     if (t.layout.dtype == Dtype::f32) return attend_of<Dtype::f32>(t);
+    if (t.layout.dtype == Dtype::i8) return attend_of<Dtype::i8>(t);
     attend_of<Dtype::bf16>(t);
 }
 

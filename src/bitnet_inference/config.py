@@ -14,7 +14,7 @@ from typing import Any
 from bitnet_inference.errors import InvalidParams, Unavailable
 
 DEVICES = ("auto", "cpu", "reference")
-CACHE_DTYPES = ("bfloat16", "float32")
+CACHE_DTYPES = ("bfloat16", "float32", "int8")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "neon")
 MAX_THREADS = 1024
 
@@ -26,7 +26,7 @@ class EngineConfig:
     `device`: "auto", "cpu" (native kernels) or "reference" (NumPy, slow, the specification).
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
-    `cache_dtype`: of keys and values, "bfloat16" or "float32".
+    `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
     `max_batch_tokens`: at most so many tokens are computed in one step.
     """
 

@@ -78,6 +78,15 @@ def test_chunks_of_the_prompt(folder: Path, ids: np.ndarray, expected: np.ndarra
     assert np.concatenate(chunks).tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("isa", native.isas())
+def test_an_int8_cache(folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
+    whole = logits(generic := load(folder, "generic", 1, "int8"), [sequence(generic, ids, 0, 0)])
+    model = load(folder, isa, 2, "int8")
+    chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise([0, 5, 40, NUM_TOKENS])]
+    assert np.concatenate(chunks).tobytes() == whole.tobytes()
+    assert np.sqrt(np.mean((whole - expected) ** 2) / np.mean(expected**2)) < 0.05
+
+
 def test_neighbours_in_the_batch(folder: Path, ids: np.ndarray, expected: np.ndarray) -> None:
     model = load(folder, native.isas()[0], 2)
     logits(model, [sequence(model, ids[::-1].copy(), 0, 1)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -82,13 +82,27 @@ def to_bfloat16(x: Floats) -> Floats:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+def to_int8(x: Floats) -> Floats:
+    """Rounded to int8 codes with one scale for each row of the last axis, as float32."""
+    scale: Floats = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    codes: Floats = np.rint(x / np.where(scale > 0, scale, np.float32(1)))
+    return codes * scale
+
+
+ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
+    "float32": lambda x: x,
+    "bfloat16": to_bfloat16,
+    "int8": to_int8,
+}
+
+
 class ReferenceModel:
     """A `Model` that computes each verb at once."""
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
         self.config = checkpoint.config
         self.checkpoint = checkpoint
-        self.round = to_bfloat16 if config.cache_dtype == "bfloat16" else np.copy
+        self.round = ROUNDINGS[config.cache_dtype]
         self.frequencies = inverse_frequencies(self.config)
         self._stacks: dict[tuple[str, ...], Stack] = {}
         width = self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
@@ -169,8 +183,8 @@ class ReferenceOps:
         assert self.batch is not None
         heads = (-1, self.model.config.num_kv_heads, self.model.config.head_dim)
         keys, values = self.model.cache[layer]
-        keys[self.batch.slots] = self.model.round(k).reshape(heads)
-        values[self.batch.slots] = self.model.round(v).reshape(heads)
+        keys[self.batch.slots] = self.model.round(k.reshape(heads))
+        values[self.batch.slots] = self.model.round(v.reshape(heads))
         return np.concatenate(
             [
                 self._attend_sequence(q[begin:end], keys, values, self.batch.block_tables[s], slice(begin, end))
