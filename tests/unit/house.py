@@ -40,10 +40,10 @@ DOORS = {
     "_native": "native.py",
     "jinja2": "text/chat.py",
     "numpy": "",
-    "prompt_toolkit": "cli.py",
-    "rich": "cli.py",
+    "prompt_toolkit": "cli/",
+    "rich": "cli/",
     "tokenizers": "text/tokenizer.py",
-    "typer": "cli.py",
+    "typer": "cli/",
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
 # "path" or "path:function" -> why it is longer. Better split it by meaning.
@@ -302,11 +302,11 @@ def tables(source: Source) -> Found:
 
 def prints(source: Source) -> Found:
     """A library is silent."""
-    if source.inside == "cli.py":
+    if source.room == "cli":
         return
     for node in source.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "pprint"):
-            yield node.lineno, "print outside cli.py: return the text, or log it"
+            yield node.lineno, "print outside cli: return the text, or log it"
 
 
 def running_code(source: Source) -> Found:

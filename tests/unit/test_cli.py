@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bitnet_inference import cli
+from bitnet_inference.cli import conversation
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORY = "Tell me a story about a brave fox called Mia"
@@ -81,13 +82,13 @@ def test_options_not_given_are_the_models_own(monkeypatch):
 
 def test_chat_reads_lines_and_remembers(monkeypatch):
     talks = []
-    original = cli._answer
+    original = conversation._answer
 
     def remember(llm, talk, line, params):
         original(llm, talk, line, params)
         talks.append([message["role"] for message in talk])
 
-    monkeypatch.setattr(cli, "_answer", remember)
+    monkeypatch.setattr(conversation, "_answer", remember)
     lines = f"{STORY}\n\nAnother one\n/reset\n/what\n/help\nHello\n/exit\nnever\n"
     result = bitnet("chat", "-n", "8", "--system", "x", stdin=lines)
     assert result.exit_code == 0, result.output

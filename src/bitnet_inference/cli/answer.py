@@ -1,0 +1,98 @@
+"""`bitnet run`: one prompt, one answer; and how an answer is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bitnet_inference.cli.options import LOADING, SAMPLING, load_llm, sampling_params, with_options
+from bitnet_inference.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from bitnet_inference.engine.params import SamplingParams
+    from bitnet_inference.llm import LLM
+    from bitnet_inference.stream import Generation, Stream
+
+
+@with_options(LOADING, SAMPLING)
+def run(
+    ctx: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result at its end, as one JSON object.")] = False,
+    logprobs: Annotated[int | None, typer.Option(metavar="N", help="With --json: the N likeliest tokens too.")] = None,
+) -> None:
+    """Answer one prompt.
+
+    The text goes to stdout as it is written, a line about speed to stderr. A model with a chat template answers, any
+    other continues the prompt. Sampling options that are not given are those that the model's generation_config.json
+    recommends; without one, the likeliest token is taken always.
+    """
+    if logprobs is not None and not as_json:
+        raise InvalidParams("--logprobs are shown with --json only: add it")
+    text = _read_prompt(prompt)
+    with load_llm(ctx) as llm:
+        params = replace(sampling_params(ctx, llm), logprobs=logprobs)
+        stream = _open(llm, text, system, params, raw or not llm.tokenizer.templates)
+        if as_json:
+            typer.echo(json.dumps(asdict(stream.read()), ensure_ascii=False))
+        else:
+            _print_speed(print_answer(stream))
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is None and sys.stdin.isatty():
+        raise InvalidParams('there is no prompt: write bitnet run "your prompt"')
+    if prompt is None or prompt == "-":
+        try:
+            prompt = sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise InvalidParams(f"the prompt is not UTF-8 at byte {error.start}: convert it") from None
+    if not prompt:
+        raise InvalidParams("the prompt is empty: give some text")
+    return prompt
+
+
+def system_messages(system: str | None) -> list[dict[str, str]]:
+    """What a talk begins with."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def _open(llm: LLM, text: str, system: str | None, params: SamplingParams, plain: bool) -> Stream:
+    if not plain:
+        return llm.stream_chat([*system_messages(system), {"role": "user", "content": text}], params)
+    if system is not None:
+        raise InvalidParams("--system needs a chat template: leave --raw out, or write it into the prompt")
+    return llm.stream(text, params)
+
+
+def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation:
+    """Print an answer as it comes; Ctrl-C ends it, and where it `stops_on_interrupt`, nothing but it."""
+    shown = ""
+    try:
+        for piece in stream:
+            shown += piece.text
+            typer.echo(piece.text, nl=False)
+    except KeyboardInterrupt:
+        if not stops_on_interrupt:
+            raise
+    output = stream.read()  # what was on its way when the answer was stopped
+    rest = output.text[len(shown) :]
+    typer.echo(rest, nl=not output.text.endswith("\n"))
+    return output
+
+
+def _print_speed(output: Generation) -> None:
+    usage = output.usage
+    prompt_speed = usage.num_prompt_tokens / max(usage.prompt_s, 1e-9)
+    output_speed = usage.num_output_tokens / max(usage.output_s, 1e-9)
+    typer.echo(
+        f"[prompt: {usage.num_prompt_tokens} tokens, {prompt_speed:.1f} tokens/s; "
+        f"answer: {usage.num_output_tokens} tokens, {output_speed:.1f} tokens/s; {output.finish_reason}]",
+        err=True,
+    )

@@ -1,0 +1,64 @@
+"""The commands of `bitnet`, and what their mistakes look like. What is heavy is imported where it is needed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from bitnet_inference.cli.answer import run
+from bitnet_inference.cli.conversation import chat
+from bitnet_inference.cli.options import EXIT_MISTAKE
+from bitnet_inference.cli.reports import bench, inspect
+from bitnet_inference.errors import BitNetError
+
+EXIT_INTERRUPTED = 130
+
+
+class _Commands(TyperGroup):
+    """Mistakes of users become one line and exit code 2, Ctrl-C becomes exit code 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BitNetError as error:
+            typer.echo(f"bitnet: {error}", err=True)
+            raise typer.Exit(EXIT_MISTAKE) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+def main() -> None:
+    """The entry point of the command."""
+    app(prog_name="bitnet")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from bitnet_inference import __version__
+
+        typer.echo(f"bitnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def bitnet(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run language models whose weights are -1, 0 and +1.
+
+    Try: bitnet run "Tell me a story about a brave fox called Mia"
+    """
+
+
+for command in (run, chat, inspect, bench):
+    app.command()(command)

@@ -1,0 +1,96 @@
+"""`bitnet chat`: a conversation on a terminal, or of lines that are piped in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitnet_inference.cli.answer import print_answer, system_messages
+from bitnet_inference.cli.options import LOADING, SAMPLING, load_llm, sampling_params, with_options
+from bitnet_inference.errors import RequestError, Unsupported
+
+if TYPE_CHECKING:
+    from bitnet_inference.engine.params import SamplingParams
+    from bitnet_inference.llm import LLM
+
+CHAT_HELP = """Write a message, and Enter sends it; Alt+Enter begins a new line.
+/reset  forget the conversation
+/help   this help
+/exit   leave; Ctrl-D too. Ctrl-C stops an answer."""
+
+
+@with_options(LOADING, SAMPLING)
+def chat(
+    ctx: typer.Context,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,
+) -> None:
+    """Hold a conversation.
+
+    The model must have a chat template. /help tells more; Ctrl-C stops an answer and not the program. Where input is
+    no terminal, every line is a message.
+    """
+    with load_llm(ctx) as llm:
+        if not llm.tokenizer.templates:
+            raise Unsupported("the model has no chat template: use bitnet run, which continues a plain prompt")
+        params, talk = sampling_params(ctx, llm), system_messages(system)
+        for line in _messages():
+            if line.startswith("/"):
+                if _obey(line, talk):
+                    return
+            elif line.strip():
+                _answer(llm, talk, line, params)
+
+
+def _messages() -> Iterator[str]:
+    """What the user writes, message by message."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\r\n") for line in sys.stdin)
+        return
+    session = _terminal()
+    typer.echo("/help tells what you can do.", err=True)
+    while True:
+        try:
+            yield session.prompt("> ", multiline=True)
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+
+
+def _terminal() -> Any:
+    """A line editor with history, in which Enter sends and Alt+Enter begins a new line."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
+    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+    session: PromptSession[str] = PromptSession(key_bindings=keys)
+    return session
+
+
+def _obey(line: str, talk: list[dict[str, str]]) -> bool:
+    """Do what a line with a slash says; True for leaving."""
+    word = line.strip()
+    if word == "/reset":
+        talk[:] = [message for message in talk if message["role"] == "system"]
+    elif word == "/help":
+        typer.echo(CHAT_HELP, err=True)
+    elif word != "/exit":
+        typer.echo(f"bitnet: {word} is no command: /help lists them", err=True)
+    return word == "/exit"
+
+
+def _answer(llm: LLM, talk: list[dict[str, str]], line: str, params: SamplingParams) -> None:
+    """Add the user's message and the answer to the talk; a message that cannot be answered is taken back."""
+    talk.append({"role": "user", "content": line})
+    try:
+        output = print_answer(llm.stream_chat(talk, params), stops_on_interrupt=True)
+    except RequestError as error:
+        talk.pop()
+        typer.echo(f"bitnet: {error} (/reset begins anew)", err=True)
+    else:
+        talk.append({"role": "assistant", "content": output.text})

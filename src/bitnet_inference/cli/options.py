@@ -1,0 +1,130 @@
+"""The options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import functools
+import inspect as introspection
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitnet_inference.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from bitnet_inference.engine.params import SamplingParams
+    from bitnet_inference.llm import LLM
+
+EXIT_MISTAKE = 2
+MODEL_HELP = 'A model folder, or "default" for the one that comes with the package.'
+# Options that several commands have: name, type and how it is shown. All default to None, "not given".
+LOADING: Mapping[str, Any] = {
+    "model": Annotated[str | None, typer.Option("--model", "-m", metavar="PATH", help=MODEL_HELP)],
+    "threads": Annotated[int | None, typer.Option(metavar="N", help="CPU threads. Default: one a physical core.")],
+    "device": Annotated[str | None, typer.Option(help='"cpu", "reference" (plain NumPy, slow), or "auto".')],
+    "cache_dtype": Annotated[str | None, typer.Option(help='Numbers in the KV cache: "bfloat16" or "float32".')],
+}
+SAMPLING: Mapping[str, Any] = {
+    "temperature": Annotated[
+        float | None,
+        typer.Option(
+            "--temperature", "-t", metavar="X", help="0 takes the likeliest token always, 1 draws as the model says."
+        ),
+    ],
+    "top_k": Annotated[int | None, typer.Option(metavar="K", help="Draw among the K likeliest tokens; 0 is off.")],
+    "top_p": Annotated[
+        float | None, typer.Option(metavar="P", help="Draw among the likeliest that make up P together; 1 is off.")
+    ],
+    "min_p": Annotated[
+        float | None, typer.Option(metavar="P", help="Only tokens at least P times as likely as the best; 0 is off.")
+    ],
+    "repetition_penalty": Annotated[
+        float | None, typer.Option(metavar="X", help="Above 1, tokens seen so far become less likely; 1 is off.")
+    ],
+    "presence_penalty": Annotated[
+        float | None, typer.Option(metavar="X", help="Taken once from the logits of tokens said before; 0 is off.")
+    ],
+    "frequency_penalty": Annotated[
+        float | None, typer.Option(metavar="X", help="Taken from a token's logit each time it was said; 0 is off.")
+    ],
+    "logit_bias": Annotated[
+        list[str] | None, typer.Option(metavar="ID=X", help="Add X to the logit of a token id. May be repeated.")
+    ],
+    "seed": Annotated[int | None, typer.Option(metavar="N", help="Equal seeds give equal text. Default: a new one.")],
+    "stop": Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text. May be repeated.")],
+    "stop_token_ids": Annotated[
+        list[int] | None, typer.Option("--stop-token", metavar="ID", help="End at this token id. May be repeated.")
+    ],
+    "max_tokens": Annotated[int | None, typer.Option("--max-tokens", "-n", metavar="N", help="At most N tokens.")],
+    "min_tokens": Annotated[int | None, typer.Option(metavar="N", help="No end before N tokens are out.")],
+    "ignore_eos": Annotated[bool | None, typer.Option("--ignore-eos", help="Go on behind the model's end tokens.")],
+}
+
+
+def with_options(*tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these tables as well. It finds their values in its context."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        own = introspection.signature(command, eval_str=True).parameters
+        more = {name: kind for table in tables for name, kind in table.items()}
+        keyword = introspection.Parameter.KEYWORD_ONLY
+        extra = [introspection.Parameter(name, keyword, default=None, annotation=kind) for name, kind in more.items()]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            command(**{name: values[name] for name in own})
+
+        shown = introspection.Signature([*(each.replace(kind=keyword) for each in own.values()), *extra])
+        run.__dict__.update(__signature__=shown)
+        run.__annotations__ = {each.name: each.annotation for each in shown.parameters.values()}
+        return run
+
+    return add
+
+
+def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
+    """The model's path, and the other options of LOADING that were given."""
+    given = {name: ctx.params[name] for name in LOADING if ctx.params[name] is not None}
+    return given.pop("model", "default"), given
+
+
+def load_llm(ctx: typer.Context) -> LLM:
+    """The model that the options of LOADING name."""
+    from bitnet_inference.llm import LLM
+
+    model, options = loading_options(ctx)
+    with progress_bar() as progress:
+        return LLM.load(model, progress=progress, **options)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def sampling_params(ctx: typer.Context, llm: LLM) -> SamplingParams:
+    """The model's own parameters, but for the options that were given."""
+    given = {name: ctx.params[name] for name in SAMPLING if ctx.params[name] not in (None, [], ())}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
+    return replace(llm.default_params, **given)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise InvalidParams(f"--logit-bias is {text!r}: give a token id and a number, as in 42=-1.5") from None
