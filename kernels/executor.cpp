@@ -1,5 +1,6 @@
 #include "executor.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -88,7 +89,11 @@ static const Kernels* require_kernels(const std::string& isa) {
 }
 
 Executor::Executor(const std::string& isa, int num_threads)
-    : kernels_(require_kernels(isa)), pool_(num_threads), phases_(num_threads), scratch_(size_t(num_threads)) {}
+    : kernels_(require_kernels(isa)),
+      pool_(num_threads),
+      phases_(num_threads),
+      team_(num_threads),
+      scratch_(size_t(num_threads)) {}
 
 void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
                    double* seconds) {
@@ -113,7 +118,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
         Clock::time_point before = Clock::now();
         for (size_t i = 0; i < program.steps().size(); i++) {
             const Step& step = *program.steps()[i];
-            phases_.begin(step.units(context));
+            phases_.begin(thread, step.units(context));
             int64_t first, last;
             while (phases_.take(thread, step.chunk(context), &first, &last)) step.work(context, first, last, thread);
             if (!seconds || thread) continue;
@@ -125,15 +130,22 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
 }
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
-    const bool alone = cost < kCostOfHelp;
-    phases_.set_team(alone ? 1 : pool_.size());
-    pool_.run(alone, work);
+    const int team = cost < kCostOfHelp ? 1 : team_.size();
+    std::atomic<int64_t> switches{0};
+    const double start = now_s();
+    phases_.set_team(team);
+    pool_.run(team, [&](int thread) {
+        const int64_t before = team > 1 ? forced_switches() : 0;
+        work(thread);
+        if (team > 1) switches += forced_switches() - before;
+    });
+    if (team > 1) team_.learn(now_s() - start, phases_.waited(), switches);
 }
 
 void Executor::each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work) {
     parallel(kCostOfHelp, [&](int thread) {
         [[maybe_unused]] const FloatMode mode;
-        phases_.begin(units);
+        phases_.begin(thread, units);
         int64_t first, last;
         while (phases_.take(thread, chunk, &first, &last)) work(first, last, thread);
     });

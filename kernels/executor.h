@@ -148,6 +148,7 @@ class Executor {
     const Kernels* kernels_;
     Pool pool_;
     Phases phases_;
+    Team team_;
     Memory arena_;
     std::vector<int32_t> sequences_;
     std::vector<std::vector<float>> scratch_;

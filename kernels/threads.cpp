@@ -1,5 +1,10 @@
 #include "threads.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
@@ -17,6 +22,9 @@ inline void pause() {
     asm volatile("yield");
 #endif
 }
+
+constexpr uint32_t kTeamBits = 11;  // at most 1,024 threads
+constexpr uint32_t kTeamMask = (1u << kTeamBits) - 1;
 
 constexpr uint64_t span(int64_t first, int64_t last) { return uint64_t(first) << 32 | uint64_t(last); }
 
@@ -36,25 +44,31 @@ Pool::Pool(int num_threads) : num_threads_(num_threads) {
 
 Pool::~Pool() {
     stopping_ = true;
-    epoch_.fetch_add(1, std::memory_order_release);
+    epoch_.fetch_add(1u << kTeamBits, std::memory_order_release);
     epoch_.notify_all();
     for (auto& thread : threads_) thread.join();
 }
 
 void Pool::serve(int thread) {
-    for (uint32_t seen = 0;; seen++) {
-        wait_while_equal(epoch_, seen);
+    bool was_in_team = true;  // who is left out sleeps at once, and leaves the processor to whoever took it
+    for (uint32_t seen = 0;;) {
+        if (was_in_team) wait_while_equal(epoch_, seen);
+        epoch_.wait(seen, std::memory_order_acquire);
+        seen = epoch_.load(std::memory_order_acquire);
         if (stopping_) return;
+        was_in_team = uint32_t(thread) < (seen & kTeamMask);
+        if (!was_in_team) continue;
         (*work_)(thread);
         if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
     }
 }
 
-void Pool::run(bool alone, const std::function<void(int)>& work) {
-    if (alone || num_threads_ == 1) return work(0);
+void Pool::run(int team, const std::function<void(int)>& work) {
+    if (team == 1) return work(0);
     work_ = &work;
-    running_.store(uint32_t(num_threads_ - 1), std::memory_order_relaxed);
-    epoch_.fetch_add(1, std::memory_order_release);
+    running_.store(uint32_t(team - 1), std::memory_order_relaxed);
+    const uint32_t region = (epoch_.load(std::memory_order_relaxed) >> kTeamBits) + 1;
+    epoch_.store(region << kTeamBits | uint32_t(team), std::memory_order_release);
     epoch_.notify_all();
     work(0);
     for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) wait_while_equal(running_, left);
@@ -62,10 +76,25 @@ void Pool::run(bool alone, const std::function<void(int)>& work) {
 
 Phases::Phases(int num_threads) : num_threads_(num_threads), shares_(new Share[size_t(num_threads)]) {}
 
-void Phases::begin(int64_t units) {
+void Phases::set_team(int num_threads) {
+    num_threads_ = num_threads;
+    for (int i = 0; i < num_threads_; i++) shares_[i].waited = 0;
+}
+
+double Phases::waited() const {
+    double sum = 0;
+    for (int i = 0; i < num_threads_; i++) sum += shares_[i].waited;
+    return sum;
+}
+
+void Phases::begin(int thread, int64_t units) {
     const uint32_t phase = phase_.load(std::memory_order_acquire);
-    if (int(arrived_.fetch_add(1, std::memory_order_acq_rel)) < num_threads_ - 1)
-        return wait_while_equal(phase_, phase);
+    if (int(arrived_.fetch_add(1, std::memory_order_acq_rel)) < num_threads_ - 1) {
+        const double before = now_s();
+        wait_while_equal(phase_, phase);
+        shares_[thread].waited += now_s() - before;
+        return;
+    }
     arrived_.store(0, std::memory_order_relaxed);
     for (int i = 0; i < num_threads_; i++)
         shares_[i].span.store(span(units * i / num_threads_, units * (i + 1) / num_threads_),
@@ -103,6 +132,33 @@ bool Phases::take(int thread, int64_t chunk, int64_t* first, int64_t* last) {
     for (int i = 1; i < num_threads_; i++)
         if (take_back(shares_[(thread + i) % num_threads_], chunk, first, last)) return true;
     return false;
+}
+
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+int64_t forced_switches() {
+#ifdef RUSAGE_THREAD
+    rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
+#endif
+    return 0;
+}
+
+int Team::size() {
+    if (size_ < most_ && now_s() >= try_again_s_) size_++;
+    return size_;
+}
+
+void Team::learn(double seconds, double waited, int64_t switches) {
+    constexpr double kFirstPause_s = 0.5, kLongestPause_s = 4;
+    const bool disturbed = size_ > 1 && (waited > 0.6 * seconds || (switches > 0 && waited > 0.3 * seconds));
+    num_disturbed_ = disturbed ? num_disturbed_ + 1 : 0;
+    if (!disturbed && size_ == most_) pause_s_ = 0;
+    if (num_disturbed_ < 2 && !(disturbed && pause_s_ > 0)) return;  // once may be chance; after a pause it is not
+    size_--;
+    num_disturbed_ = 0;
+    pause_s_ = std::clamp(2 * pause_s_, kFirstPause_s, kLongestPause_s);
+    try_again_s_ = now_s() + pause_s_;
 }
 
 }  // namespace bitnet

@@ -20,15 +20,15 @@ class Pool {
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return num_threads_; }
-    // Runs work(thread) for every thread 0..size()-1, thread 0 being the caller, and returns when all have ended.
-    // Alone, the caller does it all and nobody is woken: for work that is over before another thread could help.
-    void run(bool alone, const std::function<void(int)>& work);
+    // Runs work(thread) for the threads 0..team-1, thread 0 being the caller, and returns when all have ended.
+    // A team of one wakes nobody.
+    void run(int team, const std::function<void(int)>& work);
 
   private:
     void serve(int thread);
 
     const int num_threads_;
-    std::atomic<uint32_t> epoch_{0};
+    std::atomic<uint32_t> epoch_{0};  // the number of the region, and in the low bits the size of its team
     std::atomic<uint32_t> running_{0};
     bool stopping_ = false;  // written before epoch_ is advanced
     const std::function<void(int)>* work_ = nullptr;
@@ -41,16 +41,19 @@ class Phases {
   public:
     explicit Phases(int num_threads);
     // How many threads take part from now on; to be called between regions.
-    void set_team(int num_threads) { num_threads_ = num_threads; }
+    void set_team(int num_threads);
 
     // Every thread calls this with the same count: it returns when all have come, and the units are shared out.
-    void begin(int64_t units);
+    void begin(int thread, int64_t units);
+    // Seconds that the threads have waited for each other in `begin` since set_team, added up.
+    double waited() const;
     // Takes up to `chunk` units; false when none are left for this thread to take.
     bool take(int thread, int64_t chunk, int64_t* first, int64_t* last);
 
   private:
     struct alignas(64) Share {
         std::atomic<uint64_t> span{0};  // first << 32 | last
+        double waited = 0;              // written by its thread alone
     };
     bool take_front(Share& share, int64_t chunk, int64_t* first, int64_t* last);
     bool take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last);
@@ -60,5 +63,26 @@ class Phases {
     std::atomic<uint32_t> arrived_{0};
     std::atomic<uint32_t> phase_{0};
 };
+
+// How many threads to use while other processes want the processors too. A thread that has lost its processor holds all
+// others up at the next barrier; one thread less, and the rest run undisturbed on what is free.
+class Team {
+  public:
+    explicit Team(int most) : most_(most), size_(most) {}
+    int size();
+    // After a region on the whole team: how long it took, how long its threads waited for each other, and how often
+    // one was made to leave its processor.
+    void learn(double seconds, double waited, int64_t switches);
+
+  private:
+    const int most_;
+    int size_, num_disturbed_ = 0;
+    double pause_s_ = 0, try_again_s_ = 0;
+};
+
+// Involuntary context switches of this thread so far; 0 where the system does not count them.
+int64_t forced_switches();
+
+double now_s();
 
 }  // namespace bitnet
