@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 
+#include "bind_limits.h"
 #include "bind_sampling.h"
 #include "executor.h"
 #include "screen.h"
@@ -27,7 +28,7 @@ using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Seconds = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowsTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
-using CodesTuple = std::tuple<int64_t, int64_t>;
+using CodesTuple = std::tuple<int64_t, int64_t, bool>;
 
 void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
@@ -46,7 +47,7 @@ Rows rows_of(const RowsTuple& t) {
     return {Base(base), offset, stride, column, width};
 }
 
-Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t)}; }
+Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t), std::get<2>(t)}; }
 
 // A dense matrix that views an array; float16 and bfloat16 come as uint16.
 struct Dense {
@@ -236,13 +237,20 @@ NB_MODULE(_native, m) {
     m.def("isas", isas);
     m.def("ternarize", ternarize_array, nb::arg("weights"), nb::arg("dtype"));
     nb::class_<TernaryWeight>(m, "TernaryWeight")
-        .def(nb::init<int64_t, const std::vector<int64_t>&>(), nb::arg("columns"), nb::arg("rows"))
+        .def(
+            "__init__",
+            [](TernaryWeight* self, int64_t columns, const std::vector<int64_t>& rows, const std::string& format) {
+                require(format == "u2" || format == "t5", "a format is u2 or t5");
+                new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2);
+            },
+            nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2")
         .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
+        .def_prop_ro("format", [](const TernaryWeight& w) { return w.format() == Format::t5 ? "t5" : "u2"; })
         .def_prop_ro("rows", &TernaryWeight::rows)
         .def_prop_ro("columns", &TernaryWeight::columns)
         .def_prop_ro("num_bytes", &TernaryWeight::bytes)
         .def("packed", [](TernaryWeight& w) {
-            const size_t shape[2] = {w.groups().size(), size_t(w.steps() * kStepBytes)};
+            const size_t shape[2] = {w.groups().size(), size_t(w.group_bytes())};
             return nb::ndarray<nb::numpy, const uint8_t>(w.group_data(0), 2, shape, nb::find(w));
         });
     nb::class_<Dense>(m, "DenseWeight")
@@ -276,6 +284,7 @@ NB_MODULE(_native, m) {
             },
             nb::arg("isa"), nb::arg("num_threads"))
         .def_prop_ro("isa", [](const Executor& e) { return e.kernels().name; })
+        .def_prop_ro("decodes_t5", [](const Executor& e) { return e.kernels().block_tile != nullptr; })
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none(), nb::arg("input").none(), nb::arg("output").none(),
              nb::arg("seconds").none() = nb::none());
@@ -284,5 +293,6 @@ NB_MODULE(_native, m) {
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
         .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
     m.attr("BLOCK_TOKENS") = kBlockTokens;
+    bind_limits(m);
     bind_sampling(m);
 }

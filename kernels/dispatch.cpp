@@ -14,6 +14,7 @@ namespace bitnet {
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avxvnni_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
+void add_avx512vbmi(Kernels&) {}
 #endif
 #ifndef BITNET_ARM
 const Kernels* neon_kernels() { return nullptr; }
@@ -34,11 +35,13 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni") && has_avx2();
 }
+bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi"); }
 bool has_neon() { return false; }
 #else
 bool has_avx2() { return false; }
 bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512vbmi() { return false; }
 #if defined(__aarch64__) && defined(__linux__)
 bool has_neon() { return getauxval(AT_HWCAP) & 1ul << 20; }  // HWCAP_ASIMDDP
 #else
@@ -47,14 +50,21 @@ bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
 #endif
 
 struct Available {
+    Kernels with_vbmi;
     const Kernels* list[5];
     int count = 0;
     Available() {
-        if (has_avx512()) offer(avx512_kernels());
+        if (has_avx512()) offer(avx512());
         if (has_avxvnni()) offer(avxvnni_kernels());
         if (has_avx2()) offer(avx2_kernels());
         if (has_neon()) offer(neon_kernels());
         offer(generic_kernels());
+    }
+    const Kernels* avx512() {
+        if (!has_avx512vbmi() || !avx512_kernels()) return avx512_kernels();
+        with_vbmi = *avx512_kernels();
+        add_avx512vbmi(with_vbmi);
+        return &with_vbmi;
     }
     void offer(const Kernels* kernels) {
         if (kernels) list[count++] = kernels;

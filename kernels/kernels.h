@@ -17,6 +17,11 @@ enum class Activation : int { none = 0, relu2 = 1, silu = 2 };
 constexpr int kGroupRows = 32;
 constexpr int kStepColumns = 16;
 constexpr int kStepBytes = 128;
+// T5 layout: five weights a byte, groups of 32 rows as in U2, blocks of 80 columns in four steps of 20. A block expands
+// to five U2 steps: the first four fields of each step, then the fifth fields of all four together.
+constexpr int kBlockColumns = 80;
+constexpr int kBlockBytes = 512;
+constexpr int kBlockSteps = 5;
 constexpr int kScreenRows = 16;  // screen.h
 constexpr int kScreenStepBytes = 192;
 constexpr int kMaxTileTokens = 12;
@@ -42,6 +47,7 @@ struct RowTask {
     int8_t* codes;     // int8 result: 4 codes at codes + 4 * lane_stride * (k / 4), or null
     int lane_stride;   // tokens in the tile
     int padded_width;  // codes up to here are written, zero beyond width
+    bool block_order;  // the order in which T5 blocks expand, not the order of the columns
     float* inverse_scale;
     int32_t* code_sum;
 };
@@ -101,6 +107,9 @@ struct Kernels {
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // acc[vector][16] = sum over columns of 6-bit weight * code, for 16 rows and 2, 4, 6 or 8 vectors of codes.
     void (*screen)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
+    // T5 blocks of one group into U2 steps, and their product with one token; null where the plain way is as good.
+    void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
+    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int32_t* acc);
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
 };
@@ -109,6 +118,7 @@ const Kernels* generic_kernels();
 const Kernels* avx2_kernels();  // null where this build has no such path
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
+void add_avx512vbmi(Kernels& kernels);  // the T5 functions, to a table of AVX-512
 const Kernels* neon_kernels();
 
 // The names of the paths that this machine can run, best first. `find` returns null for any other.

@@ -68,6 +68,7 @@ struct RowStep final : Step {
                 task.codes = c.codes(codes) + begin * codes.padded + 4 * (t - begin);
                 task.lane_stride = int(tiles.begin(tile + 1) - begin);
                 task.padded_width = int(codes.padded);
+                task.block_order = codes.block_order;
                 task.inverse_scale = c.scales(codes) + t;
                 task.code_sum = c.sums(codes) + t;
             } else {
@@ -87,26 +88,41 @@ struct TernaryStep final : Step {
         : weight(w), x(c), out(o), has_residual(r != nullptr) {
         if (r) residual = *r;
     }
+    bool is_t5() const { return weight->format() == Format::t5; }
     int64_t units(const Context&) const override { return int64_t(weight->groups().size()); }
     int64_t chunk(const Context& c) const override {
         if (c.num_tokens > kMaxTileTokens) return 1;
-        return std::max<int64_t>(1, kChunkBytes / (weight->steps() * kStepBytes));
+        return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    void work(const Context& c, int64_t first, int64_t last, int) const override {
+    int64_t scratch_floats() const override { return is_t5() ? weight->steps() * kStepBytes / 4 : 0; }
+    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
         const Tiles tiles(c.num_tokens);
+        const bool direct = is_t5() && c.num_tokens == 1 && c.kernels.block_tile;
+        auto* expanded = reinterpret_cast<uint8_t*>(c.scratch[size_t(thread)].data());
         for (int64_t g = first; g < last; g++) {
-            const TernaryWeight::Group& group = weight->groups()[size_t(g)];
+            const uint8_t* data = weight->group_data(g);
+            if (is_t5() && !direct) {
+                const auto expand = c.kernels.expand_blocks ? c.kernels.expand_blocks : expand_blocks;
+                expand(data, int(weight->steps() / kBlockSteps), expanded);
+                data = expanded;
+            }
             for (int64_t tile = 0; tile < tiles.count; tile++) {
                 const int64_t t = tiles.begin(tile);
                 const int tokens = int(tiles.begin(tile + 1) - t);
-                c.kernels.ternary_tile(weight->group_data(g), c.codes(x) + t * x.padded, int(weight->steps()), tokens,
-                                       acc);
-                c.kernels.ternary_store(acc, tokens, group.rows, group.scale, c.scales(x) + t, c.sums(x) + t,
-                                        c.at(out, t) + group.first_row, out.stride,
-                                        has_residual ? c.at(residual, t) + group.first_row : nullptr, residual.stride);
+                const int8_t* codes = c.codes(x) + t * x.padded;
+                if (direct)
+                    c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), acc);
+                else
+                    c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
+                store(c, weight->groups()[size_t(g)], acc, t, tokens);
             }
         }
+    }
+    void store(const Context& c, const TernaryWeight::Group& group, const int32_t* acc, int64_t t, int tokens) const {
+        c.kernels.ternary_store(acc, tokens, group.rows, group.scale, c.scales(x) + t, c.sums(x) + t,
+                                c.at(out, t) + group.first_row, out.stride,
+                                has_residual ? c.at(residual, t) + group.first_row : nullptr, residual.stride);
     }
 };
 
@@ -220,8 +236,9 @@ void Program::check(const Rows& rows, int64_t width) {
 }
 
 void Program::check(const Codes& codes, int64_t columns) {
-    require(codes.padded % kStepColumns == 0 && codes.padded >= columns && codes.padded < columns + kStepColumns,
-            "codes are padded to whole steps");
+    const int64_t whole = codes.block_order ? kBlockColumns : kStepColumns;
+    require(codes.padded % whole == 0 && codes.padded >= columns && codes.padded < columns + whole,
+            "codes are padded to whole steps or blocks");
     require(codes.offset >= 0 && codes.offset % 16 == 0 && codes.offset + codes.floats() <= arena_floats_,
             "codes lie outside the arena");
 }
@@ -265,6 +282,7 @@ void Program::rows_to_codes(RowsStep step, Codes out) {
 
 void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
     check(x, weight->columns());
+    require(x.block_order == (weight->format() == Format::t5), "codes stand in another order than the weights");
     check(out, weight->rows());
     if (residual) check(*residual, weight->rows());
     cost_ += weight->rows() * weight->columns();

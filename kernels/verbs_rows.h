@@ -47,6 +47,12 @@ inline void store_first(float* p, int n, const Lanes& x) {
     std::memcpy(p, tail, size_t(n) * 4);
 }
 
+// Where the columns 4 n .. 4 n + 3 stand once T5 blocks are expanded.
+inline int in_block_order(int n) {
+    const int block = n / 20, step = n % 20 / 5, field = n % 5;
+    return block * 20 + (field < 4 ? step * 4 + field : 16 + step);
+}
+
 void store_codes(const RowTask& t, const float* y) {
     Lanes largest = set1(0.0f);
     for (int k = 0; k < t.width; k += 16) largest = max(largest, abs(load_first(y + k, t.width - k)));
@@ -59,7 +65,10 @@ void store_codes(const RowTask& t, const float* y) {
     for (int k = 0; k < t.padded_width; k += 16) {
         store_int8(codes, k < t.width ? mul(load_first(y + k, t.width - k), by) : set1(0.0f));
         for (int i = 0; i < 16; i++) sum += codes[i];
-        for (int i = 0; i < 4; i++) std::memcpy(t.codes + (k + 4 * i) * int64_t(t.lane_stride), codes + 4 * i, 4);
+        for (int i = 0; i < 4; i++) {
+            const int four = t.block_order ? in_block_order(k / 4 + i) : k / 4 + i;
+            std::memcpy(t.codes + 4 * four * int64_t(t.lane_stride), codes + 4 * i, 4);
+        }
     }
     *t.inverse_scale = 1.0f / scale;
     *t.code_sum = sum;

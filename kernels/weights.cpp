@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lanes_generic.h"
+#include "t5.h"
 
 namespace bitnet {
 
@@ -27,95 +28,96 @@ void Unmap::operator()(uint8_t* p) const { munmap(p, size); }
 namespace {
 
 constexpr uint64_t kLowBits = 0x0303030303030303;
+constexpr uint32_t kLowBits32 = 0x03030303;
+constexpr int64_t kMaxRows = int64_t(1) << 31;
 
-// One output dword of a step: 16 codes of one row, as bytes, packed field by field.
-inline uint32_t pack_step(uint64_t low, uint64_t high) {
-    return uint32_t(low) | uint32_t(low >> 32) << 2 | uint32_t(high) << 4 | uint32_t(high >> 32) << 6;
+// The codes 0..2 of a row, one a byte, whatever the source layout; `out` has room for whole steps of 8.
+uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_codes, uint8_t* out) {
+    uint64_t bad = 0;
+    int64_t k = 0;
+    for (; k + 8 <= columns; k += 8) {
+        uint64_t x;
+        std::memcpy(&x, row + k, 8);
+        const uint64_t top = 0x8080808080808080;  // -1, 0, 1 -> 0, 1, 2 without a carry between bytes
+        x = signed_codes ? ((x & ~top) + 0x0101010101010101) ^ (x & top) : x >> shift & kLowBits;
+        bad |= (x & ~kLowBits) | (x & x >> 1 & 0x0101010101010101);  // anything above 2
+        std::memcpy(out + k, &x, 8);
+    }
+    for (; k < columns; k++) {
+        out[k] = signed_codes ? uint8_t(row[k] + 1) : row[k] >> shift & 3;
+        bad |= out[k] > 2;
+    }
+    return bad;
 }
 
-// The codes 0..2 of 8 columns of a row, one a byte, whatever the source layout.
-struct Source {
-    const uint8_t* row;
-    int shift;
-    bool signed_codes;
-
-    uint64_t eight(int64_t column) const {
-        uint64_t x;
-        std::memcpy(&x, row + column, 8);
-        if (signed_codes) {  // -1, 0, 1 -> 0, 1, 2 without a carry between bytes
-            const uint64_t top = 0x8080808080808080;
-            return ((x & ~top) + 0x0101010101010101) ^ (x & top);
-        }
-        return x >> shift & kLowBits;
-    }
-    uint8_t one(int64_t column) const { return signed_codes ? uint8_t(row[column] + 1) : row[column] >> shift & 3; }
-};
-
-// Bits that are set in no valid code: anything above 2, and the pair 11.
-inline uint64_t invalid(uint64_t codes) { return (codes & ~kLowBits) | (codes & codes >> 1 & 0x0101010101010101); }
-
-[[noreturn]] void refuse(const Source& source, int64_t row, int64_t columns) {
+[[noreturn]] void refuse(const uint8_t* codes, int64_t row, int64_t columns) {
     int64_t column = 0;
-    while (column < columns - 1 && source.one(column) <= 2) column++;
+    while (column < columns - 1 && codes[column] <= 2) column++;
     throw std::invalid_argument("row " + std::to_string(row) + ", column " + std::to_string(column) +
                                 " holds no ternary code");
 }
 
-void pack_row(const Source& source, int64_t row, int64_t columns, uint8_t* out) {
-    uint64_t bad = 0;
-    int64_t k = 0;
-    for (; k + kStepColumns <= columns; k += kStepColumns, out += kStepBytes) {
-        const uint64_t low = source.eight(k), high = source.eight(k + 8);
-        bad |= invalid(low) | invalid(high);
-        const uint32_t packed = pack_step(low, high);
-        std::memcpy(out, &packed, 4);
-    }
-    if (k < columns) {
-        uint8_t tail[16];
-        std::memset(tail, 1, 16);
-        for (int64_t i = k; i < columns; i++) tail[i - k] = source.one(i);
-        uint64_t low, high;
-        std::memcpy(&low, tail, 8);
-        std::memcpy(&high, tail + 8, 8);
-        bad |= invalid(low) | invalid(high);
-        const uint32_t packed = pack_step(low, high);
-        std::memcpy(out, &packed, 4);
-    }
-    if (bad) refuse(source, row, columns);
+// Four codes a field: their bytes of U2, or of T5 with the fifth field. No sum carries into the next byte.
+uint32_t u2_bytes(const uint32_t* field) { return field[0] | field[1] << 2 | field[2] << 4 | field[3] << 6; }
+uint32_t t5_bytes(const uint32_t* field) {
+    const uint32_t q = field[0] + 3 * field[1] + 9 * field[2] + 27 * field[3];
+    return (q & kLowBits32) << 6 | (21 * field[4] + (q >> 2 & 0x1f1f1f1f));
 }
 
 }  // namespace
 
-TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows)
-    : columns_(columns), steps_((columns + kStepColumns - 1) / kStepColumns), part_rows_(rows) {
+TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format)
+    : format_(format), columns_(columns), part_rows_(rows) {
     if (columns < 1 || columns > kMaxColumns) throw std::invalid_argument("a ternary matrix has 1 to 262144 columns");
+    const int64_t blocks = (columns + kBlockColumns - 1) / kBlockColumns;
+    steps_ = format == Format::t5 ? blocks * kBlockSteps : (columns + kStepColumns - 1) / kStepColumns;
+    group_bytes_ = format == Format::t5 ? blocks * kBlockBytes : steps_ * kStepBytes;
     first_groups_.push_back(0);
     for (int64_t part : rows) {
-        if (part < 1) throw std::invalid_argument("a ternary matrix has at least one row");
+        if (part < 1 || part > kMaxRows) throw std::invalid_argument("a ternary matrix has 1 to 2^31 rows");
         for (int64_t r = 0; r < part; r += kGroupRows)
             groups_.push_back({rows_ + r, int(part - r < kGroupRows ? part - r : kGroupRows), 0.0f});
         rows_ += part;
         first_groups_.push_back(int64_t(groups_.size()));
     }
-    memory_ = Memory(int64_t(groups_.size()) * steps_ * kStepBytes);
+    memory_ = Memory(int64_t(groups_.size()) * group_bytes_);
+}
+
+void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* codes) {
+    uint8_t* out = memory_.data() + group * group_bytes_ + 4 * row_in_group;
+    const int fields = format_ == Format::t5 ? 5 : 4;
+    for (int64_t s = 0; s < group_bytes_; s += kStepBytes, codes += 4 * fields, out += kStepBytes) {
+        uint32_t field[5];
+        std::memcpy(field, codes, size_t(4 * fields));
+        const uint32_t bytes = format_ == Format::t5 ? t5_bytes(field) : u2_bytes(field);
+        std::memcpy(out, &bytes, 4);
+    }
 }
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
     const int64_t rows = part_rows_[size_t(part)], quarter = (rows + 3) / 4;
     const int64_t first = first_groups_[size_t(part)], last = first_groups_[size_t(part) + 1];
-    for (int64_t g = first; g < last; g++) {
-        groups_[size_t(g)].scale = scale;
-        uint8_t* group = memory_.data() + g * steps_ * kStepBytes;
-        for (int r = 0; r < kGroupRows; r++) {
-            const int64_t row = (g - first) * kGroupRows + r;
-            if (row >= rows) {  // padding: weight 0
-                for (int64_t s = 0; s < steps_; s++) std::memset(group + s * kStepBytes + 4 * r, 0x55, 4);
-            } else if (layout == Layout::codes) {
-                pack_row({data + row * columns_, 0, true}, row, columns_, group + 4 * r);
-            } else {
-                const int shift = int(2 * (row / quarter));
-                pack_row({data + row % quarter * columns_, shift, false}, row, columns_, group + 4 * r);
-            }
+    const bool signed_codes = layout == Layout::codes;
+    std::vector<uint8_t> codes(size_t(steps_ * kStepColumns), 1);  // padding is weight 0
+    const std::vector<uint8_t> padding = codes;
+    for (int64_t row = 0; row < (last - first) * kGroupRows; row++) {
+        const int64_t group = first + row / kGroupRows;
+        groups_[size_t(group)].scale = scale;
+        if (row < rows) {
+            const uint8_t* source = data + (signed_codes ? row : row % quarter) * columns_;
+            if (read_row(source, columns_, signed_codes ? 0 : int(2 * (row / quarter)), signed_codes, codes.data()))
+                refuse(codes.data(), row, columns_);
+        }
+        pack_row(group, int(row % kGroupRows), row < rows ? codes.data() : padding.data());
+    }
+}
+
+void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {
+    for (int b = 0; b < num_blocks; b++, blocks += kBlockBytes, steps += kBlockSteps * kStepBytes) {
+        std::memset(steps + 4 * kStepBytes, 0, kStepBytes);
+        for (int i = 0; i < kBlockBytes; i++) {
+            steps[i] = kT5.first[blocks[i]];
+            steps[4 * kStepBytes + i % kStepBytes] |= uint8_t(kT5.fifth[blocks[i] & 63] << 2 * (i / kStepBytes));
         }
     }
 }

@@ -28,7 +28,12 @@ class Memory {
 
 enum class Layout : int { codes = 0, quarters = 1 };  // ternary.py says what they are
 
-// Ternary matrices stacked along their rows, in U2 layout.
+enum class Format : int { u2 = 0, t5 = 1 };  // 2 bits or 1.6 bits a weight, see kernels.h
+
+// T5 blocks of one group of 32 rows into U2 steps.
+void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps);
+
+// Ternary matrices stacked along their rows.
 class TernaryWeight {
   public:
     struct Group {
@@ -37,7 +42,7 @@ class TernaryWeight {
         float scale;
     };
 
-    TernaryWeight(int64_t columns, const std::vector<int64_t>& rows);
+    TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format);
     // Repacks one of the stacked matrices; throws std::invalid_argument at an invalid code.
     void pack(int part, const uint8_t* data, Layout layout, float scale);
     int64_t num_parts() const { return int64_t(first_groups_.size()) - 1; }
@@ -45,14 +50,19 @@ class TernaryWeight {
 
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
+    Format format() const { return format_; }
+    int64_t steps() const { return steps_; }  // U2 steps of a group, expanded where it is T5
     int64_t padded_columns() const { return steps_ * kStepColumns; }
-    int64_t steps() const { return steps_; }
+    int64_t group_bytes() const { return group_bytes_; }
     int64_t bytes() const { return memory_.bytes(); }
     const std::vector<Group>& groups() const { return groups_; }
-    const uint8_t* group_data(int64_t group) const { return memory_.data() + group * steps_ * kStepBytes; }
+    const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes_; }
 
   private:
-    int64_t rows_ = 0, columns_, steps_;
+    void pack_row(int64_t group, int row_in_group, const uint8_t* codes);
+
+    Format format_;
+    int64_t rows_ = 0, columns_, steps_, group_bytes_;
     std::vector<int64_t> part_rows_, first_groups_;
     std::vector<Group> groups_;
     Memory memory_;

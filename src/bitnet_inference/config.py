@@ -15,6 +15,7 @@ from bitnet_inference.errors import InvalidParams, Unavailable
 
 DEVICES = ("auto", "cpu", "reference")
 CACHE_DTYPES = ("bfloat16", "float32", "int8")
+TERNARY_FORMATS = ("auto", "u2", "t5")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "neon")
 MAX_THREADS = 1024
 
@@ -27,6 +28,8 @@ class EngineConfig:
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
+    `ternary_format`: of ternary weights in memory, "u2" (2 bits) or "t5" (1.6 bits, more to decode); "auto" for what
+    is faster. Results are the same.
     `max_batch_tokens`: at most so many tokens are computed in one step.
     """
 
@@ -34,12 +37,14 @@ class EngineConfig:
     threads: int | None = None
     isa: str = "auto"
     cache_dtype: str = "bfloat16"
+    ternary_format: str = "auto"
     max_batch_tokens: int = 512
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, CACHE_DTYPES)
+        _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
         _count("threads", self.threads, MAX_THREADS)
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
 

@@ -5,8 +5,9 @@ A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
     codes     int8 [out, in], the values themselves
     quarters  uint8 [ceil(out / 4), in], Hugging Face's packing (FORMATS 1.3)
     u2        uint8 [ceil(out / 32), ceil(in / 16), 128], the kernels' R32/U2 layout
+    t5        uint8 [ceil(out / 32), ceil(in / 80) * 4, 128], five values a byte
 
-Packed, a value takes two bits and is stored as value + 1; the fourth pattern, 3, is invalid everywhere.
+Packed, a value is stored as value + 1, in two bits but for t5; the fourth pattern, 3, is invalid everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 GROUP_ROWS = 32
 STEP_COLUMNS = 16
 STEP_BYTES = 128
+BLOCK_COLUMNS = 80  # of t5: four steps of 20
 _MIN_MAGNITUDE = np.float32(1e-5)
 _LOW_BITS = np.uint8(0b01010101)
 _MEAN_LANES = 16
@@ -77,6 +79,23 @@ def unpack_u2(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.i
     by_field = _split(packed.reshape(num_groups, num_steps, GROUP_ROWS, 4))
     rows = by_field.transpose(1, 3, 2, 0, 4).reshape(num_groups * GROUP_ROWS, num_steps * STEP_COLUMNS)
     return _codes(rows[: shape[0], : shape[1]])
+
+
+def pack_t5(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Codes int8 [out, in] to t5 uint8 [ceil(out / 32), ceil(in / 80) * 4, 128]: five values a byte.
+
+    Rows and bytes stand as in u2, with steps of 20 columns: byte 64 * h + 4 * r + j of step k holds the columns
+    20 * k + 4 * p + j, p = 0..4, as fields t0..t4 of value + 1: (q % 4) << 6 | 21 * t4 + q // 4 with
+    q = t0 + 3 * t1 + 9 * t2 + 27 * t3. Raises ValueError for values other than -1, 0, 1.
+    """
+    fields = _fields(codes)
+    num_groups, num_steps = -(-codes.shape[0] // GROUP_ROWS), -(-codes.shape[1] // BLOCK_COLUMNS) * 4
+    padded = np.ones((num_groups * GROUP_ROWS, num_steps * 20), np.uint8)
+    padded[: codes.shape[0], : codes.shape[1]] = fields
+    t = padded.reshape(num_groups, GROUP_ROWS, num_steps, 5, 4).transpose(3, 0, 2, 1, 4)
+    q = t[0] + 3 * t[1] + 9 * t[2] + 27 * t[3]
+    packed: NDArray[np.uint8] = (q % 4 << 6 | 21 * t[4] + q // 4).astype(np.uint8)
+    return packed.reshape(num_groups, num_steps, STEP_BYTES)
 
 
 def has_invalid(packed: NDArray[np.uint8]) -> bool:

@@ -24,30 +24,33 @@ def run(program: native.Program, isa: str, x: Floats, width: int, threads: int =
     return output
 
 
-def packed(codes: NDArray[np.int8], scale: float, layout: str = "codes") -> native.TernaryWeight:
-    weight = native.TernaryWeight(codes.shape[1], [codes.shape[0]])
+def packed(
+    codes: NDArray[np.int8], scale: float, layout: str = "codes", ternary_format: str = "u2"
+) -> native.TernaryWeight:
+    weight = native.TernaryWeight(codes.shape[1], [codes.shape[0]], ternary_format)
     data = codes.view(np.uint8) if layout == "codes" else ternary.pack_quarters(codes)
     weight.pack(0, data, layout, scale)
     return weight
 
 
 def product(weight: native.TernaryWeight, isa: str, x: Floats, threads: int = 1) -> Floats:
-    padded = (weight.columns + 15) // 16 * 16
+    whole = 80 if weight.format == "t5" else 16
+    padded = -(-weight.columns // whole) * whole
     program = native.Program(padded // 4 + 32)
-    codes = (0, padded)
+    codes = (0, padded, weight.format == "t5")
     program.rows_to_codes(external(INPUT, weight.columns), None, 0, None, 0.0, codes)
     program.ternary(weight, codes, external(OUTPUT, weight.rows), None)
     return run(program, isa, x, weight.rows, threads)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("layout", ["codes", "quarters"])
+@pytest.mark.parametrize(("layout", "ternary_format"), [("codes", "u2"), ("quarters", "u2"), ("quarters", "t5")])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (31, 15), (32, 16), (33, 17), (100, 300), (64, 4096)])
-def test_ternary_sums_are_exact(isa: str, layout: str, rows: int, columns: int) -> None:
+def test_ternary_sums_are_exact(isa: str, layout: str, ternary_format: str, rows: int, columns: int) -> None:
     rng = np.random.default_rng(rows * columns)
     codes = rng.integers(-1, 2, (rows, columns), np.int8)
-    weight = packed(codes, 1.0, layout)
-    for tokens in (*range(1, 10), 21):
+    weight = packed(codes, 1.0, layout, ternary_format)
+    for tokens in (*range(1, 14), 29):
         x = rng.integers(-127, 128, (tokens, columns)).astype(np.float32)
         x[:, 0] = 127  # the scale is 1 but for rounding: the codes are the integers themselves
         sums = x.astype(np.int64) @ codes.T.astype(np.int64)
@@ -55,9 +58,10 @@ def test_ternary_sums_are_exact(isa: str, layout: str, rows: int, columns: int) 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_largest_sums_do_not_overflow(isa: str) -> None:
+@pytest.mark.parametrize("ternary_format", ["u2", "t5"])
+def test_the_largest_sums_do_not_overflow(isa: str, ternary_format: str) -> None:
     columns = 32768
-    weight = packed(np.ones((32, columns), np.int8), 1.0)
+    weight = packed(np.ones((32, columns), np.int8), 1.0, "codes", ternary_format)
     for tokens in (1, 2, 3, 8):
         y = product(weight, isa, np.full((tokens, columns), -127, np.float32))
         assert np.allclose(y, -127 * columns, rtol=1e-6)
@@ -89,6 +93,7 @@ def test_stacked_matrices_keep_their_scales_and_rows() -> None:
 def test_packing_gives_the_bytes_of_the_specification(layout: str) -> None:
     codes = np.random.default_rng(3).integers(-1, 2, (70, 50), np.int8)
     assert packed(codes, 1.0, layout).packed().tobytes() == ternary.pack_u2(codes).tobytes()
+    assert packed(codes, 1.0, layout, "t5").packed().tobytes() == ternary.pack_t5(codes).tobytes()
 
 
 def test_an_invalid_code_is_named() -> None:
@@ -266,7 +271,7 @@ def test_shapes_are_checked_at_the_border() -> None:
         weight.pack(0, np.zeros((8, 31), np.uint8), "codes", 1.0)
     program = native.Program(16)
     with pytest.raises(ValueError, match="outside the arena"):
-        program.ternary(weight, (16, 32), external(OUTPUT, 8), None)
+        program.ternary(weight, (16, 32, False), external(OUTPUT, 8), None)
     with pytest.raises(ValueError, match="another width"):
         program.dense(
             native.DenseWeight(np.zeros((4, 5), np.float32), "float32"), external(INPUT, 6), external(OUTPUT, 4), None

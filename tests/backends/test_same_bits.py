@@ -21,8 +21,8 @@ FOLDERS = [DEFAULT, GOLDEN / "llama-rms-norm", GOLDEN / "llama3-bf16", GOLDEN / 
 NUM_TOKENS = 70
 
 
-def load(folder: Path, isa: str, threads: int, cache_dtype: str = "bfloat16") -> Model:
-    config = EngineConfig(device="cpu", isa=isa, threads=threads, cache_dtype=cache_dtype)
+def load(folder: Path, isa: str, threads: int, cache_dtype: str = "bfloat16", ternary_format: str = "u2") -> Model:
+    config = EngineConfig(isa=isa, threads=threads, cache_dtype=cache_dtype, ternary_format=ternary_format)
     model = load_model(open_checkpoint(folder), config)
     model.reserve(16)
     return model
@@ -76,6 +76,14 @@ def test_chunks_of_the_prompt(folder: Path, ids: np.ndarray, expected: np.ndarra
     bounds = [0, *cuts, NUM_TOKENS]
     chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise(bounds)]
     assert np.concatenate(chunks).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_formats_in_memory(folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
+    model = load(folder, isa, 2, ternary_format="t5")
+    assert logits(model, [sequence(model, ids[:66], 0, 1)]).tobytes() == expected[:66].tobytes()
+    one_by_one = [logits(model, [sequence(model, ids[i : i + 1], i, 1)]) for i in range(66, NUM_TOKENS)]
+    assert np.concatenate(one_by_one).tobytes() == expected[66:].tobytes()
 
 
 @pytest.mark.parametrize("isa", native.isas())

@@ -16,6 +16,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shap
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, weight_groups
 
+MIN_T5_WEIGHTS = 1 << 27  # 32 MB in U2
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
 MIN_SCREENED_WEIGHTS = 1 << 24  # smaller heads stay in the cache, and are read whole
 
@@ -27,11 +28,11 @@ class CpuModel:
         """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
         self.config = checkpoint.config
         plans = fused(record(self.config), checkpoint)
-        weights = _load_weights(checkpoint, plans, progress)
+        self._executor: Any = native.Executor(config.isa, config.threads)
+        weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), progress)
         self._cache: Any = native.Cache(
             config.cache_dtype, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
         )
-        self._executor: Any = native.Executor(config.isa, config.threads)
         programs = (
             compile_program(plan, self.config, weights, checkpoint.vector, self._cache)
             for plan in (plans.body, plans.head, plans.norm)
@@ -45,6 +46,14 @@ class CpuModel:
             max_tokens=config.max_batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
         )
+
+    def _format(self, checkpoint: Checkpoint, config: EngineConfig) -> str:
+        """T5 where it is decoded fast and memory is what a token waits for; weights that stay in the cache are U2."""
+        if config.ternary_format != "auto":
+            return config.ternary_format
+        shapes = dict(expected_shapes(self.config))
+        num_ternary = num_weights(shapes, tuple(name for name in shapes if checkpoint.is_ternary(name)))
+        return "t5" if self._executor.decodes_t5 and num_ternary >= MIN_T5_WEIGHTS else "u2"
 
     def _make_screen(self, head: Any) -> Any:
         """The certified screen, for dense heads so large that reading them is what a token costs."""
@@ -119,23 +128,24 @@ class CpuOutput:
         return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
 
 
-def _load_weights(checkpoint: Checkpoint, plans: Plans, progress: Progress) -> dict[tuple[str, ...], Any]:
+def _load_weights(
+    checkpoint: Checkpoint, plans: Plans, ternary_format: str, progress: Progress
+) -> dict[tuple[str, ...], Any]:
     shapes = dict(expected_shapes(checkpoint.config))
     groups = list(weight_groups(plans))
     total, done = sum(num_weights(shapes, names) for names in groups), 0
     weights: dict[tuple[str, ...], Any] = {}
     for names in groups:
-        weights[names] = (
-            _pack_ternary(checkpoint, names) if checkpoint.is_ternary(names[0]) else _dense(checkpoint, names)
-        )
+        is_ternary = checkpoint.is_ternary(names[0])
+        weights[names] = _pack_ternary(checkpoint, names, ternary_format) if is_ternary else _dense(checkpoint, names)
         done += num_weights(shapes, names)
         progress(done, total)
     return weights
 
 
-def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
+def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str) -> Any:
     shapes = dict(expected_shapes(checkpoint.config))
-    packed = native.TernaryWeight(shapes[names[0]][1], [shapes[name][0] for name in names])
+    packed = native.TernaryWeight(shapes[names[0]][1], [shapes[name][0] for name in names], ternary_format)
     for part, name in enumerate(names):
         matrix = checkpoint.matrix(name)
         assert not isinstance(matrix, Dense), f"{name} is dense"

@@ -42,6 +42,7 @@ class _Compiler:
     ) -> None:
         self.plan, self.config, self.weights, self.vector, self.cache = plan, config, weights, vector, cache
         self.layout = plan_buffers(plan)
+        self.block_order = any(isinstance(w, native.TernaryWeight) and w.format == "t5" for w in weights.values())
         self.program: Any = native.Program(self.layout.num_floats)
 
     def emit(self, step: Step) -> None:
@@ -67,9 +68,10 @@ class _Compiler:
             base, offset, stride = ARENA, self.layout.offsets[root.id], num_floats(root)
         return base, offset, stride, value.column, value.width
 
-    def _codes(self, value: Value | None) -> tuple[int, int]:
+    def _codes(self, value: Value | None) -> tuple[int, int, bool]:
         assert value is not None and value.kind == "int8"
-        return self.layout.offsets[value.id], (value.width + 15) // 16 * 16
+        whole = 80 if self.block_order else 16
+        return self.layout.offsets[value.id], (value.width + whole - 1) // whole * whole, self.block_order
 
     def _rows_step(self, step: Step) -> None:
         gated, normed = "gate" in step.parts, "norm" in step.parts

@@ -19,8 +19,8 @@ class Layout:
 
 
 def num_floats(value: Value) -> int:
-    """The room that a value takes, in floats a token: codes are padded to 16 and have a scale and a sum."""
-    floats = (value.width + 15) // 16 * 4 + 2 if value.kind == "int8" else value.width
+    """The room that a value takes, in floats a token: codes are padded to 80 at most, and have a scale and a sum."""
+    floats = (value.width + 79) // 80 * 20 + 2 if value.kind == "int8" else value.width
     return (floats + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
