@@ -257,7 +257,8 @@ NB_MODULE(_native, m) {
         .def(nb::init<nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>, const std::string&>(),
              nb::arg("data"), nb::arg("dtype"))
         .def_prop_ro("rows", [](const Dense& d) { return d.weight.rows; })
-        .def_prop_ro("columns", [](const Dense& d) { return d.weight.columns; });
+        .def_prop_ro("columns", [](const Dense& d) { return d.weight.columns; })
+        .def_prop_ro("num_bytes", [](const Dense& d) { return d.weight.rows * d.weight.row_bytes(); });
     nb::class_<Cache>(m, "Cache")
         .def(
             "__init__",

@@ -38,7 +38,11 @@ class CpuModel:
             for plan in (plans.body, plans.head, plans.norm)
         )
         self._body, self._head, self._norm = programs
-        self._screen = self._make_screen(weights[plans.head.steps[-1].weights])
+        head = weights[plans.head.steps[-1].weights]
+        self._screen = self._make_screen(head)
+        products = (step.weights for step in plans.body.steps if step.parts[0] in ("ternary", "dense"))
+        self._weight_bytes = sum(weights[names].num_bytes for names in products)
+        self._weight_bytes += (self._screen or head).num_bytes
         self.capabilities = Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
@@ -74,6 +78,14 @@ class CpuModel:
         arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
         self._open_executor().run(self._body, arrays, None, hidden)
         return CpuOutput(self, hidden)
+
+    def bytes_read(self, contexts: Sequence[int]) -> int:
+        """Bytes of weights and cache that a greedy step of one token a sequence reads, behind so many tokens each.
+
+        Of a screened head it counts the screen, not the few rows that are then computed exactly.
+        """
+        block_size, block_bytes = self.capabilities.block_size, self.capabilities.block_bytes
+        return self._weight_bytes + sum((context + 1) * block_bytes // block_size for context in contexts)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, (from, to), in order."""
