@@ -4,6 +4,10 @@
 #include "kernels.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -15,6 +19,7 @@ const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avxvnni_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 void add_avx512vbmi(Kernels&) {}
+void add_avx512amx(Kernels&) {}
 #endif
 #ifndef BITNET_ARM
 const Kernels* neon_kernels() { return nullptr; }
@@ -36,12 +41,24 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni") && has_avx2();
 }
 bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi"); }
+// Linux lets a process use the tiles once it has asked.
+bool has_amx() {
+#ifdef __linux__
+    unsigned a, b, c, d;
+    constexpr long request_permission = 0x1023, tile_data = 18;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 24) && (d & 1u << 25) &&
+           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+    return false;
+#endif
+}
 bool has_neon() { return false; }
 #else
 bool has_avx2() { return false; }
 bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512vbmi() { return false; }
+bool has_amx() { return false; }
 #if defined(__aarch64__) && defined(__linux__)
 bool has_neon() { return getauxval(AT_HWCAP) & 1ul << 20; }  // HWCAP_ASIMDDP
 #else
@@ -50,7 +67,7 @@ bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
 #endif
 
 struct Available {
-    Kernels with_vbmi;
+    Kernels best_avx512;
     const Kernels* list[5];
     int count = 0;
     Available() {
@@ -61,10 +78,11 @@ struct Available {
         offer(generic_kernels());
     }
     const Kernels* avx512() {
-        if (!has_avx512vbmi() || !avx512_kernels()) return avx512_kernels();
-        with_vbmi = *avx512_kernels();
-        add_avx512vbmi(with_vbmi);
-        return &with_vbmi;
+        if (!avx512_kernels()) return nullptr;
+        best_avx512 = *avx512_kernels();
+        if (has_avx512vbmi()) add_avx512vbmi(best_avx512);
+        if (has_amx()) add_avx512amx(best_avx512);
+        return &best_avx512;
     }
     void offer(const Kernels* kernels) {
         if (kernels) list[count++] = kernels;

@@ -106,13 +106,22 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
         for (int64_t s = 0; s < batch->num_sequences; s++)
             for (int64_t t = batch->starts[s]; t < batch->starts[s + 1]; t++) sequences_[size_t(t)] = int32_t(s);
     }
-    const int64_t bytes = program.arena_floats() * num_tokens * 4;
+    const int64_t bytes = program.arena_floats() * num_tokens * 4 + program.slack_bytes();
     if (arena_.bytes() < bytes) arena_ = Memory(bytes);
     for (auto& scratch : scratch_)
-        if (int64_t(scratch.size()) < program.scratch_floats()) scratch.resize(size_t(program.scratch_floats()));
+        if (int64_t(scratch.size()) < program.scratch_floats(num_tokens))
+            scratch.resize(size_t(program.scratch_floats(num_tokens)));
 
-    const Context context{*kernels_,  num_tokens, reinterpret_cast<float*>(arena_.data()), input, output, batch,
-                          sequences_, scratch_};
+    const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
+    const Context context{*kernels_,
+                          num_tokens,
+                          matrix ? 1 : kMaxTileTokens,
+                          reinterpret_cast<float*>(arena_.data()),
+                          input,
+                          output,
+                          batch,
+                          sequences_,
+                          scratch_};
     parallel(program.cost() * num_tokens, [&](int thread) {
         [[maybe_unused]] const FloatMode mode;
         Clock::time_point before = Clock::now();

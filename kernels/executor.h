@@ -56,6 +56,7 @@ class Cache {
 struct Context {
     const Kernels& kernels;
     int64_t num_tokens;
+    int64_t tile_tokens;  // codes of so many tokens are interleaved
     float* arena;
     const float* input;
     float* output;
@@ -74,14 +75,19 @@ class Step {
     virtual ~Step() = default;
     virtual int64_t units(const Context& context) const { return context.num_tokens; }
     virtual int64_t chunk(const Context&) const { return 1; }
-    virtual int64_t scratch_floats() const { return 0; }
+    // What a thread needs for `num_tokens` tokens beside the arena.
+    virtual int64_t scratch_floats(int64_t num_tokens) const {
+        (void)num_tokens;
+        return 0;
+    }
     virtual void work(const Context& context, int64_t first, int64_t last, int thread) const = 0;
 };
 
-// The tokens of a step are cut into tiles of at most kMaxTileTokens, as evenly as possible.
+// The tokens of a step are cut into tiles of at most `tile_tokens`, as evenly as possible.
 struct Tiles {
     int64_t num_tokens, count;
-    explicit Tiles(int64_t tokens) : num_tokens(tokens), count((tokens + kMaxTileTokens - 1) / kMaxTileTokens) {}
+    explicit Tiles(const Context& c)
+        : num_tokens(c.num_tokens), count((c.num_tokens + c.tile_tokens - 1) / c.tile_tokens) {}
     int64_t begin(int64_t tile) const { return num_tokens * tile / count; }
     int64_t of(int64_t token) const { return ((token + 1) * count - 1) / num_tokens; }
 };
@@ -110,7 +116,9 @@ class Program {
     void add(Rows x, Rows y, Rows out);
 
     int64_t arena_floats() const { return arena_floats_; }
-    int64_t scratch_floats() const;
+    int64_t scratch_floats(int64_t num_tokens) const;
+    // Bytes of codes that a matrix product may read behind those of the last token.
+    int64_t slack_bytes() const { return kMatrixTokens * max_padded_ + 64; }
     const std::vector<std::unique_ptr<Step>>& steps() const { return steps_; }
     int64_t input_width() const { return input_width_; }
     int64_t output_width() const { return output_width_; }
@@ -124,7 +132,7 @@ class Program {
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 
-    int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0;
+    int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0;
     const Cache* cache_ = nullptr;
     std::vector<std::unique_ptr<Step>> steps_;
 };

@@ -52,6 +52,19 @@ struct RowTask {
     int32_t* code_sum;
 };
 
+// One group of 32 rows and any number of tokens, whose codes stand one token after the other. Codes are read for tokens
+// up to the next multiple of 16, and 48 bytes beyond the last; acc is written for as many.
+struct MatrixTask {
+    const uint8_t* weights;  // U2 steps
+    int steps;
+    const int8_t* codes;
+    int64_t code_stride;
+    int tokens;
+    int32_t* acc;      // [tokens rounded up to 16][32]
+    uint8_t* scratch;  // matrix_scratch_bytes
+};
+constexpr int kMatrixTokens = 16;  // from so many tokens on
+
 struct DenseTask {
     const void* weight;  // [rows, columns] row-major
     Dtype dtype;
@@ -110,6 +123,8 @@ struct Kernels {
     // T5 blocks of one group into U2 steps, and their product with one token; null where the plain way is as good.
     void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int32_t* acc);
+    // acc[token][32] for many tokens at once; null where ternary_tile is the way.
+    void (*matrix_product)(const MatrixTask& task);
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
 };
@@ -119,6 +134,7 @@ const Kernels* avx2_kernels();  // null where this build has no such path
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 void add_avx512vbmi(Kernels& kernels);  // the T5 functions, to a table of AVX-512
+void add_avx512amx(Kernels& kernels);   // the matrix product
 const Kernels* neon_kernels();
 
 // The names of the paths that this machine can run, best first. `find` returns null for any other.

@@ -51,9 +51,9 @@ struct RowStep final : Step {
         up = *what.up;
         what.up = &up;
     }
-    int64_t scratch_floats() const override { return (what.x.width + 15) / 16 * 16; }
+    int64_t scratch_floats(int64_t) const override { return (what.x.width + 15) / 16 * 16; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        const Tiles tiles(c.num_tokens);
+        const Tiles tiles(c);
         for (int64_t t = first; t < last; t++) {
             RowTask task{};
             task.x = c.at(what.x, t);
@@ -94,10 +94,14 @@ struct TernaryStep final : Step {
         if (c.num_tokens > kMaxTileTokens) return 1;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    int64_t scratch_floats() const override { return is_t5() ? weight->steps() * kStepBytes / 4 : 0; }
+    // Expanded T5, and for a matrix product a byte for each weight and the sums of all tokens.
+    int64_t expanded_bytes() const { return is_t5() ? weight->steps() * kStepBytes : 0; }
+    int64_t spread_bytes() const { return (weight->steps() + 3) / 4 * 16 * kStepBytes; }
+    int64_t scratch_floats(int64_t num_tokens) const override {
+        const int64_t sums = num_tokens < kMatrixTokens ? 0 : (num_tokens + 15) / 16 * 16 * kGroupRows;
+        return (expanded_bytes() + (sums ? spread_bytes() : 0)) / 4 + sums;
+    }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
-        const Tiles tiles(c.num_tokens);
         const bool direct = is_t5() && c.num_tokens == 1 && c.kernels.block_tile;
         auto* expanded = reinterpret_cast<uint8_t*>(c.scratch[size_t(thread)].data());
         for (int64_t g = first; g < last; g++) {
@@ -107,16 +111,29 @@ struct TernaryStep final : Step {
                 expand(data, int(weight->steps() / kBlockSteps), expanded);
                 data = expanded;
             }
-            for (int64_t tile = 0; tile < tiles.count; tile++) {
-                const int64_t t = tiles.begin(tile);
-                const int tokens = int(tiles.begin(tile + 1) - t);
-                const int8_t* codes = c.codes(x) + t * x.padded;
-                if (direct)
-                    c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), acc);
-                else
-                    c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
-                store(c, weight->groups()[size_t(g)], acc, t, tokens);
-            }
+            if (c.tile_tokens == 1 && c.num_tokens > 1)
+                matrix(c, weight->groups()[size_t(g)], data, expanded + expanded_bytes());
+            else
+                tiles(c, weight->groups()[size_t(g)], data, direct);
+        }
+    }
+    void matrix(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, uint8_t* scratch) const {
+        auto* acc = reinterpret_cast<int32_t*>(scratch + spread_bytes());
+        c.kernels.matrix_product({data, int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens), acc, scratch});
+        store(c, group, acc, 0, int(c.num_tokens));
+    }
+    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool direct) const {
+        alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
+        const Tiles tiles(c);
+        for (int64_t tile = 0; tile < tiles.count; tile++) {
+            const int64_t t = tiles.begin(tile);
+            const int tokens = int(tiles.begin(tile + 1) - t);
+            const int8_t* codes = c.codes(x) + t * x.padded;
+            if (direct)
+                c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), acc);
+            else
+                c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
+            store(c, group, acc, t, tokens);
         }
     }
     void store(const Context& c, const TernaryWeight::Group& group, const int32_t* acc, int64_t t, int tokens) const {
@@ -184,7 +201,7 @@ struct AttendStep final : Step {
     float scale;
     AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s) : cache(ca), layer(l), q(q_), out(o), scale(s) {}
     int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
-    int64_t scratch_floats() const override { return 8 * cache->layout().padded_dim + 4 * kBlockTokens; }
+    int64_t scratch_floats(int64_t) const override { return 8 * cache->layout().padded_dim + 4 * kBlockTokens; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const CacheLayout& layout = cache->layout();
         const int heads = int(q.width / layout.head_dim / layout.num_kv_heads);
@@ -239,6 +256,7 @@ void Program::check(const Codes& codes, int64_t columns) {
     const int64_t whole = codes.block_order ? kBlockColumns : kStepColumns;
     require(codes.padded % whole == 0 && codes.padded >= columns && codes.padded < columns + whole,
             "codes are padded to whole steps or blocks");
+    max_padded_ = std::max(max_padded_, codes.padded);
     require(codes.offset >= 0 && codes.offset % 16 == 0 && codes.offset + codes.floats() <= arena_floats_,
             "codes lie outside the arena");
 }
@@ -324,9 +342,9 @@ void Program::add(Rows x, Rows y, Rows out) {
     steps_.push_back(std::make_unique<AddStep>(x, y, out));
 }
 
-int64_t Program::scratch_floats() const {
+int64_t Program::scratch_floats(int64_t num_tokens) const {
     int64_t most = 0;
-    for (const auto& step : steps_) most = std::max(most, step->scratch_floats());
+    for (const auto& step : steps_) most = std::max(most, step->scratch_floats(num_tokens));
     return most;
 }
 

@@ -14,7 +14,8 @@ namespace {
 
 constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, const int8_t*, int, int, int32_t*),
                                int64_t (*peak)(int64_t)) {
-    return {name, tile, ternary_store, embed, row, dense, rope, cache_write, attend, add_rows, screen, nullptr, nullptr, peak};
+    return {name,   tile,     ternary_store, embed,   row,     dense,   rope, cache_write,
+            attend, add_rows, screen,        nullptr, nullptr, nullptr, peak};
 }
 
 }  // namespace
