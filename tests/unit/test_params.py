@@ -19,6 +19,7 @@ from bitnet_inference.errors import InvalidParams
         ({"temperature": -0.1}, "temperature is -0.1: give 0 to 100"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": 10**400}, "temperature is inf: give 0 to 100"),
         ({"temperature": "1"}, "temperature is '1': give a number"),
         ({"temperature": True}, "temperature is True"),
         ({"temperature": None}, "temperature is None"),

@@ -134,3 +134,15 @@ def test_dropping_gives_all_blocks_back():
     assert queue.pool.num_free == 7
     queue.drop(requests[1])
     assert queue.pool.num_free == 10 and not queue.has_work
+
+
+def test_a_request_that_comes_and_goes_while_others_are_dropped():
+    queue, requests = scheduler(), [request(1), request(1)]
+    queue.submit(requests[0])
+    queue.cancel(requests[0])
+    dropped = queue.drop_cancelled()
+    assert next(dropped) is requests[0]
+    queue.submit(requests[1])
+    queue.cancel(requests[1])
+    assert list(dropped) == [requests[1]]
+    assert not queue.has_work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -13,6 +14,7 @@ from bitnet_inference.errors import InvalidParams
 MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
 MAX_TEMPERATURE = 100.0
 _MAX_TOKENS = (1 << 31) - 1
+_MAX_REAL = 1e300
 
 
 class _Range(NamedTuple):
@@ -138,7 +140,7 @@ class SamplingParams:
 def _real(wanted: _Range, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidParams(f"{wanted.name} is {value!r}: give a number ({wanted.meaning})")
-    number = float(value)
+    number = math.inf if abs(value) > _MAX_REAL else float(value)  # a huge whole number is no float
     if not wanted.low <= number <= wanted.high:  # NaN too
         raise InvalidParams(f"{wanted.name} is {number}: give {wanted.low:g} to {wanted.high:g} ({wanted.meaning})")
     return number

@@ -64,9 +64,9 @@ class Scheduler:
 
     def drop_cancelled(self) -> Iterator[Request]:
         """Forget the cancelled requests that have not ended, and give their blocks back."""
-        self._welcome()
         while self._cancellations:
             request = self._cancellations.popleft()
+            self._welcome()  # only now: whoever cancelled it has submitted it before
             if request in self.running or request in self.waiting:
                 self.drop(request)
                 yield request
