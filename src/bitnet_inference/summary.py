@@ -13,8 +13,6 @@ from bitnet_inference.llm import default_params
 from bitnet_inference.model.loader import describe
 from bitnet_inference.text.tokenizer import Tokenizer
 
-CACHE_BYTES = {"bfloat16": 2, "float32": 4}
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -85,7 +83,8 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     a_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     ternary = sum(_num_ternary(checkpoint))
     dense = checkpoint.num_parameters - ternary
-    caches = [f"{_size(1000 * a_token * size)} ({dtype})" for dtype, size in CACHE_BYTES.items()]
+    bytes_a_number = {"bfloat16": 2, "float32": 4, "int8": 1 + 4 / checkpoint.config.head_dim}  # and its scale
+    caches = [f"{_size(int(1000 * a_token * size))} ({dtype})" for dtype, size in bytes_a_number.items()]
     return [
         ("files", _size(checkpoint.num_bytes)),
         ("loaded", f"{_size(ternary // 4)} of ternary weights at 2 bits, {_size(2 * dense)} of others at 16 bits"),

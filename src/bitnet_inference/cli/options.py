@@ -25,7 +25,9 @@ LOADING: Mapping[str, Any] = {
     "model": Annotated[str | None, typer.Option("--model", "-m", metavar="PATH", help=MODEL_HELP)],
     "threads": Annotated[int | None, typer.Option(metavar="N", help="CPU threads. Default: one a physical core.")],
     "device": Annotated[str | None, typer.Option(help='"cpu", "reference" (plain NumPy, slow), or "auto".')],
-    "cache_dtype": Annotated[str | None, typer.Option(help='Numbers in the KV cache: "bfloat16" or "float32".')],
+    "cache_dtype": Annotated[
+        str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
+    ],
 }
 SAMPLING: Mapping[str, Any] = {
     "temperature": Annotated[
