@@ -196,7 +196,7 @@ struct BoundScreen {
         const nb::gil_scoped_release release;
         screen = std::make_unique<Screen>(weight, executor);
     }
-    nb::tuple top(Executor& executor, Floats x, int64_t k) const {
+    nb::tuple top(Executor& executor, Floats x, int64_t k) {
         require(int64_t(x.shape(1)) == nb::cast<Dense&>(head).weight.columns, "x has another width than the head");
         require(k >= 1 && k <= nb::cast<Dense&>(head).weight.rows, "k lies outside 1 .. the number of rows");
         auto ids = new_matrix<int32_t>(x.shape(0), size_t(k));

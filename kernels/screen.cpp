@@ -152,6 +152,11 @@ namespace {
 
 // The k-th largest of the finite numbers among `values`; -inf where there are fewer.
 float kth_largest(const float* values, int64_t count, int64_t k) {
+    if (k == 1 && count % 16 == 0) {  // a lower end is never +inf: it would have an infinite bound
+        Lanes best = set1(-std::numeric_limits<float>::infinity());
+        for (int64_t i = 0; i < count; i += 16) best = max(load(values + i), best);  // keeps `best` where one is NaN
+        return reduce_max(best);
+    }
     std::vector<float> best;  // a heap with the smallest on top
     const auto greater = std::greater<float>();
     for (int64_t i = 0; i < count; i++) {
@@ -169,22 +174,22 @@ float kth_largest(const float* values, int64_t count, int64_t k) {
 
 }  // namespace
 
-int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
-                    float* logits) const {
+int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) {
     if (k < 1 || k > head_.rows) throw std::invalid_argument("k lies outside 1 .. the number of rows");
     int64_t computed = 0;
     const int64_t padded = int64_t(scales_.size());
-    std::vector<float> upper(size_t(kInputsAtOnce * padded)), lower(upper.size());
+    upper_.resize(size_t(kInputsAtOnce * padded));
+    lower_.resize(upper_.size());
     for (int64_t begin = 0; begin < num_inputs; begin += kInputsAtOnce) {
         const int count = int(std::min<int64_t>(kInputsAtOnce, num_inputs - begin));
         const Inputs inputs(x + begin * head_.columns, count, head_.columns, steps_);
         executor.each(tiles_, 8, [&](int64_t first, int64_t last, int) {
             for (int64_t tile = first; tile < last; tile++)
-                score_tile(executor.kernels(), inputs, tile, upper.data(), lower.data());
+                score_tile(executor.kernels(), inputs, tile, upper_.data(), lower_.data());
         });
         for (int i = 0; i < count; i++) {
-            const float* ends = upper.data() + i * padded;
-            const float least = kth_largest(lower.data() + i * padded, head_.rows, k);
+            const float* ends = upper_.data() + i * padded;
+            const float least = kth_largest(lower_.data() + i * padded, head_.rows, k);
             std::vector<int32_t> kept;
             for (int64_t row = 0; row < head_.rows; row++)
                 if (!(ends[row] < least)) kept.push_back(int32_t(row));

@@ -27,7 +27,7 @@ class Screen {
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
     // logits [R, k]. Returns how many rows were computed exactly.
-    int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
+    int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits);
     int64_t bytes() const { return weights_.bytes(); }
 
   private:
@@ -39,6 +39,7 @@ class Screen {
     int64_t steps_, tiles_;
     Memory weights_;
     std::vector<float> scales_, sizes_, errors_;  // s, |s q| and |d| of each row
+    std::vector<float> upper_, lower_;            // both ends of each row's score, by input
 };
 
 }  // namespace bitnet
