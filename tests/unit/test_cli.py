@@ -1,5 +1,6 @@
 """The command, on the model that comes with the package."""
 
+import functools
 import json
 import os
 import re
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bitnet_inference import cli
+from bitnet_inference import bench, cli
 from bitnet_inference.cli import conversation
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORY = "Tell me a story about a brave fox called Mia"
+
+
+QUICK = functools.partial(bench.Workload, prompts=(8,), batches=(2,), num_decoded=2, num_samples=1, min_sample_s=0)
 
 
 def bitnet(*args, stdin=None):
@@ -125,13 +129,14 @@ def test_inspect_tells_everything_that_is_wrong(tmp_path):
     assert "memory" in result.stdout and "tokenizer.json: the file is missing" in result.stderr
 
 
-def test_bench_measures(tmp_path):
+def test_bench_measures(tmp_path, monkeypatch):
     file = tmp_path / "numbers.json"
+    monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
     result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--threads", "1", "--json", str(file))
     assert result.exit_code == 0, result.output
-    assert "generation" in result.stdout
+    assert "limited by" in result.stdout and "discarded" in result.stdout
     numbers = json.loads(file.read_text())
-    assert numbers["threads"] == 1 and numbers["decode_speed"] > 0
+    assert numbers["threads"] == 1 and numbers["decode"]["0"] > 0 and numbers["limits"]["bandwidth_gb_s"] > 0
     assert bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--json", str(tmp_path)).exit_code == 2
 
 

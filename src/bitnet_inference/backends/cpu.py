@@ -41,7 +41,7 @@ class CpuModel:
         head = weights[plans.head.steps[-1].weights]
         self._screen = self._make_screen(head)
         products = (step.weights for step in plans.body.steps if step.parts[0] in ("ternary", "dense"))
-        self._weight_bytes = sum(weights[names].num_bytes for names in products)
+        self._weight_bytes: int = sum(weights[names].num_bytes for names in products)
         self._weight_bytes += (self._screen or head).num_bytes
         self.capabilities = Capabilities(
             block_size=native.BLOCK_TOKENS,
