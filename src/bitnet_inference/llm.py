@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,14 +150,13 @@ class LLM:
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         """The natural log-probability of every token after those before it; the first token has 0.0."""
-        ids = [int(token_id) for token_id in token_ids]
         sampler, scores = RowSampler(self.config.vocab_size), [0.0]
 
         def see(first: int, logits: NDArray[np.float32]) -> None:
-            for row, token_id in zip(logits, ids[first + 1 : first + 1 + len(logits)], strict=False):
-                scores.append(sampler.score(row, token_id, 0)[0])
+            for row, token_id in zip(logits, token_ids[first + 1 : first + 1 + len(logits)], strict=False):
+                scores.append(sampler.score(row, int(token_id), 0)[0])
 
-        self._see_logits(ids, see)
+        self._see_logits(token_ids, see)
         return scores
 
     def close(self) -> None:
@@ -169,12 +169,12 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidParams("the prompt is empty: give some text")
             return self.tokenizer.encode(prompt)
-        return list(prompt)
+        return prompt
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
         given: Any = [params] * count if params is None or isinstance(params, SamplingParams) else params
@@ -184,7 +184,7 @@ class LLM:
             raise InvalidParams(f"{len(given)} params for {count} prompts: give one for each, or one for all")
         return [self.default_params if each is None else each for each in given]
 
-    def _generate(self, prompts: list[list[int]], params: Params, opening: bool = False) -> list[Generation]:
+    def _generate(self, prompts: Sequence[Sequence[int]], params: Params, opening: bool = False) -> list[Generation]:
         chosen = self._params(params, len(prompts))
         streams: list[Stream] = []
         unread: deque[Stream] = deque()
@@ -195,7 +195,7 @@ class LLM:
             return [stream.read() for stream in streams]
 
     def _stream_when_free(
-        self, prompt: list[int], params: SamplingParams, opening: bool, unread: deque[Stream]
+        self, prompt: Sequence[int], params: SamplingParams, opening: bool, unread: deque[Stream]
     ) -> Stream:
         """Open a stream; while the engine's queue is full, wait for those that are under way."""
         while True:
@@ -245,7 +245,7 @@ def is_one_prompt(prompts: object) -> bool:
     """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else."""
     if isinstance(prompts, str):
         return True
-    if isinstance(prompts, np.ndarray):
+    if isinstance(prompts, np.ndarray) and prompts.ndim:
         return prompts.ndim == 1
     if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
         _refuse_prompts(f"a prompt must be a string or a list of token ids, not {type(prompts).__name__}")
@@ -271,8 +271,10 @@ def find_model(model: str | Path) -> Path:
     """The path of a model: "default", or a path that exists. Raises NotFound."""
     if model == "default":
         return Path(__file__).parent / "default_model"
+    if not isinstance(model, str | Path):
+        raise InvalidParams(f'a model must be "default" or a path, not {type(model).__name__}')
     path = Path(model)
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises for names that are too long
         raise NotFound(
             f"{model}: there is no such file or folder: give the path of a model (for a model on the Hugging Face Hub, "
             'download it first: hf download NAME --local-dir FOLDER), or "default"'

@@ -184,6 +184,8 @@ class Stream:
         self._end = end
         reason = end.finish.reason
         if reason != "error":
+            # The engine does not know of a stop string that only the text held back has made complete.
+            reason = reason if end.stop_string is None else "stop"
             stopped_by = end.finish.token_id if end.stop_string is None else end.stop_string
             text = "".join(self._texts)
             self.output = Generation(text, self._token_ids, reason, stopped_by, self._logprobs, end.usage)

@@ -211,6 +211,12 @@ def test_files_of_no_kind(tmp_path):
     refused(tmp_path / "notes.txt", "no model file")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_model_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "model")
+    refused(tmp_path / "model", "neither a file nor a folder")
+
+
 def test_a_safetensors_file_points_to_its_folder(tmp_path):
     refused(folder(quantization=OFFLINE).write(tmp_path) / "model.safetensors", "give the folder")
 

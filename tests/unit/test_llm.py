@@ -92,6 +92,12 @@ class TestGenerate:
         output = llm.generate("The fox", SamplingParams(temperature=0.0, stop="two!"))
         assert output.text == "one two" and output.finish_reason == "stop"
 
+    def test_a_stop_string_may_come_true_at_the_end(self, llm):
+        ids = llm.tokenizer.encode("😀", add_special_tokens=False)
+        half = SamplingParams(temperature=0.0, max_tokens=1, stop="\ufffd", logit_bias={ids[0]: 100})
+        output = llm.generate("The fox", half)
+        assert (output.text, output.finish_reason, output.stopped_by) == ("", "stop", "\ufffd")
+
     def test_every_end_token_ends(self, llm, folder):
         assert llm.eos_ids == (1, 2)
         for name in ("<|end_of_text|>", TURN):
@@ -111,12 +117,16 @@ class TestGenerate:
         outputs = llm.generate(["The fox"] * 1200, SamplingParams(temperature=0.0, max_tokens=1))
         assert len(outputs) == 1200 and len({output.text for output in outputs}) == 1
 
-    @pytest.mark.parametrize("prompts", [[], (), None, 3, b"x", [None], ["a", 1], [1, "a"], [True], {"a": 1}, [b"x"]])
+    @pytest.mark.parametrize(
+        "prompts", [[], (), None, 3, b"x", [None], ["a", 1], [1, "a"], [True], {"a": 1}, [b"x"], np.array(1)]
+    )
     def test_what_is_no_prompt_is_refused(self, llm, prompts):
         with pytest.raises(InvalidParams, match=r"prompt"):
             llm.generate(prompts, GREEDY)
 
-    @pytest.mark.parametrize("prompts", ["", ["a", ""], [[]], [[1], []], [-1], [1 << 40], [376], [[1, "a"]], [[1.5]]])
+    @pytest.mark.parametrize(
+        "prompts", ["", ["a", ""], [[]], [[1], []], [-1], [1 << 40], [376], [[1, "a"]], [[1.5]], [np.array(1)]]
+    )
     def test_empty_and_impossible_prompts_are_refused(self, llm, prompts):
         with pytest.raises(InvalidParams):
             llm.generate(prompts, GREEDY)
@@ -309,8 +319,9 @@ class TestNumbers:
         expected = [0.0, *(logprobs[i, token] for i, token in enumerate(ids[1:]))]
         assert np.allclose(llm.score(ids), expected, atol=1e-5)
         assert llm.score(ids[:1]) == [0.0]
-        with pytest.raises(InvalidParams):
-            llm.score([])
+        for wrong in ([], "abc", [1.5], [True], None, 3, [-1], np.array([[1]])):
+            with pytest.raises(InvalidParams):
+                llm.score(wrong)
 
 
 class TestLife:
@@ -342,6 +353,10 @@ class TestLife:
     def test_unknown_models(self, tmp_path):
         with pytest.raises(NotFound, match="hf download"):
             LLM.load("microsoft/bitnet-b1.58-2B-4T")
+        with pytest.raises(NotFound, match="no such file"):
+            LLM.load("a" * 5000)
+        with pytest.raises(InvalidParams, match="a model must be"):
+            LLM.load(None)
         assert (find_model("default") / "tokenizer.json").exists()
         with pytest.raises(InvalidParams, match="max_cache_tokens"):
             LLM.load(max_cache_tokens=0)

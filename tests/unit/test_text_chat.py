@@ -62,6 +62,8 @@ def test_parts_of_a_special_token_do_not_meet(chat):
 def test_marks_use_characters_that_nobody_wrote(chat):
     text = f"\U000f0000{TURN}\U000f0001"
     assert text in chat._tokenizer.decode(chat.encode([{"role": "user", "content": text}]))
+    with pytest.raises(InvalidParams, match="private use"):
+        chat.encode([{"role": "user", "content": "".join(map(chr, range(0xF0000, 0xFFFFE)))}])
 
 
 @given(st.lists(st.sampled_from([TURN, BOS, EOS, "<|", "eot_id|>", "a", " ", "\U000f0000", "\n"])).map("".join))
@@ -131,6 +133,8 @@ def test_named_templates(tmp_path):
     assert chat.render(HI, template="default", tools=[{"name": "add"}]) == "d"
     with pytest.raises(InvalidParams, match="no chat template 'x': it has default, tool_use"):
         chat.render(HI, template="x")
+    with pytest.raises(InvalidParams, match="no chat template"):
+        chat.render(HI, template=["default"])
 
 
 def test_variables_reach_the_template(tmp_path):
@@ -142,6 +146,9 @@ def test_variables_reach_the_template(tmp_path):
         chat.render(HI, variables={"thinking": object()})
     with pytest.raises(InvalidParams, match="tools must be"):
         chat.render(HI, tools=[lambda: 0])
+    with pytest.raises(InvalidParams, match="variables must be"):
+        chat.render(HI, variables=[1])
+    assert chat.render(HI, variables={"self": 1, "thinking": 2}, documents=[{"text": "d"}]) == "2 d"
 
 
 def test_templates_get_what_transformers_gives_them():

@@ -115,6 +115,15 @@ def test_what_is_no_text_is_refused(tokenizer, text):
         tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"])
+def test_a_link_that_leads_nowhere_is_not_a_missing_file(tmp_path, name):
+    folder = write_folder(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "blob that was not downloaded")
+    with pytest.raises(FormatError, match="a link that leads nowhere"):
+        Tokenizer.from_folder(folder)
+
+
 def test_no_folder_and_no_file(tmp_path):
     with pytest.raises(NotFound, match="no such folder"):
         Tokenizer.from_folder(tmp_path / "absent")

@@ -14,7 +14,6 @@ from bitnet_inference.errors import InvalidParams
 MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
 MAX_TEMPERATURE = 100.0
 _MAX_TOKENS = (1 << 31) - 1
-_MAX_REAL = 1e300
 
 
 class _Range(NamedTuple):
@@ -140,7 +139,10 @@ class SamplingParams:
 def _real(wanted: _Range, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidParams(f"{wanted.name} is {value!r}: give a number ({wanted.meaning})")
-    number = math.inf if abs(value) > _MAX_REAL else float(value)  # a huge whole number is no float
+    try:
+        number = float(value)
+    except OverflowError:  # a huge whole number
+        number = math.inf
     if not wanted.low <= number <= wanted.high:  # NaN too
         raise InvalidParams(f"{wanted.name} is {number}: give {wanted.low:g} to {wanted.high:g} ({wanted.meaning})")
     return number

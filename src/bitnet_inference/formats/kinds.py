@@ -44,6 +44,8 @@ def _kind_of_folder(path: Path) -> str:
 
 
 def _kind_of_file(path: Path) -> str:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FormatError(path, "", "is neither a file nor a folder: give the path of a model")
     try:
         with path.open("rb") as file:
             start = file.read(16)

@@ -90,7 +90,7 @@ class Chat:
             )
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in templates else "default"
-        if name not in templates:
+        if not isinstance(name, str) or name not in templates:
             raise InvalidParams(f"the model has no chat template {name!r}: it has {', '.join(sorted(templates))}")
         if name not in self._compiled:
             self._compiled[name] = Template(templates[name], f"{self._tokenizer.path}: chat template {name!r}")
@@ -99,7 +99,9 @@ class Chat:
 
 def _inputs(messages: Any, tools: Any, documents: Any, variables: Any) -> dict[str, Any]:
     """All that comes from the caller, as plain values."""
-    variables = check_plain("variables", dict(variables or {}))
+    if variables is not None and not isinstance(variables, Mapping):
+        raise InvalidParams("variables must be a mapping from names to JSON values")
+    variables = check_plain("variables", {} if variables is None else dict(variables))
     if taken := {"messages", "tools", "documents", "add_generation_prompt"} & variables.keys():
         raise InvalidParams(f"{min(taken)} is no free variable of a chat template")
     return {
@@ -134,7 +136,7 @@ class Template:
         unlimited = Budget(self._max_seconds, 1 << 62)
         budget = Budget(self._max_seconds, BASE_CHARS + CHARS_PER_INPUT_CHAR * unlimited.measure(variables))
         with self._lock, self._spending(budget):
-            return "".join(budget.charge(piece) for piece in self._template.generate(**variables))
+            return "".join(budget.charge(piece) for piece in self._template.generate(variables))
 
     @contextmanager
     def _spending(self, budget: Budget) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,13 @@ def read_text_files(path: str | Path) -> TextFiles:
     )
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a file exists; a folder, a pipe or a link that leads nowhere in its place is not as good as none."""
+    if os.path.lexists(path) and not path.is_file():
+        raise FormatError(path, "", "is no file, or a link that leads nowhere: download it again, or remove it")
+    return path.is_file()
+
+
 def _read_bytes(path: Path, max_bytes: int) -> bytes:
     try:
         if (size := path.stat().st_size) > max_bytes:
@@ -74,7 +82,7 @@ def _read_tokenizer(path: Path) -> bytes:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is missing, for all of these files are optional."""
-    if not path.is_file():
+    if not _is_there(path):
         return {}
     try:
         value = json.loads(_read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
@@ -124,7 +132,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     templates = {}
     for name, file in files.items():
-        if file.is_file():
+        if _is_there(file):
             try:
                 templates[name] = _read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
             except UnicodeDecodeError as error:

@@ -77,7 +77,10 @@ class Marks:
         everything = "".join(_strings(inputs))
         self.needed = self._special.search(everything) is not None
         unused = (char for char in map(chr, _PRIVATE_USE) if char not in everything)
-        self._start, self._end = next(unused), next(unused)
+        try:
+            self._start, self._end = next(unused), next(unused)
+        except StopIteration:
+            raise InvalidParams("the messages hold all characters of private use plane 15: leave one out") from None
         alternatives = f"{self._start}({self._special.pattern}){self._end}|[{self._start}{self._end}]"
         self._marks = re.compile(alternatives)
 
