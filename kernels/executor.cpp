@@ -148,11 +148,13 @@ void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
         work(thread);
         if (team > 1) switches += forced_switches() - before;
     });
-    if (team > 1) team_.learn(now_s() - start, phases_.waited(), switches);
+    // Short regions say nothing: their threads wait for each other to wake up.
+    if (team > 1 && now_s() - start > 1e-3) team_.learn(now_s() - start, phases_.waited(), switches);
 }
 
-void Executor::each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work) {
-    parallel(kCostOfHelp, [&](int thread) {
+void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,
+                    const std::function<void(int64_t, int64_t, int)>& work) {
+    parallel(units * unit_cost, [&](int thread) {
         [[maybe_unused]] const FloatMode mode;
         phases_.begin(thread, units);
         int64_t first, last;

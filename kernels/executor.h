@@ -146,8 +146,9 @@ class Executor {
     // `seconds`, if given, has one number a step, to which the time of the step is added.
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
              double* seconds = nullptr);
-    // Calls work(first, last, thread) on all threads until `units` are done, up to `chunk` at a time.
-    void each(int64_t units, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
+    // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
+    // units of `unit_cost` multiply-adds are worth it.
+    void each(int64_t units, int64_t unit_cost, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
     const Kernels& kernels() const { return *kernels_; }
     int num_threads() const { return pool_.size(); }
 

@@ -97,7 +97,7 @@ Screen::Screen(const DenseWeight& head, Executor& executor)
       scales_(size_t(tiles_ * kScreenRows)),
       sizes_(scales_.size()),
       errors_(scales_.size()) {
-    executor.each(head.rows, 64, [&](int64_t first, int64_t last, int) {
+    executor.each(head.rows, 8 * head.columns, 64, [&](int64_t first, int64_t last, int) {
         std::vector<float> w(size_t(steps_ * kStepColumns));
         std::vector<uint8_t> codes(w.size());
         for (int64_t row = first; row < last; row++) quantise_row(row, w, codes);
@@ -183,7 +183,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
     for (int64_t begin = 0; begin < num_inputs; begin += kInputsAtOnce) {
         const int count = int(std::min<int64_t>(kInputsAtOnce, num_inputs - begin));
         const Inputs inputs(x + begin * head_.columns, count, head_.columns, steps_);
-        executor.each(tiles_, 8, [&](int64_t first, int64_t last, int) {
+        executor.each(tiles_, kScreenRows * head_.columns, 8, [&](int64_t first, int64_t last, int) {
             for (int64_t tile = first; tile < last; tile++)
                 score_tile(executor.kernels(), inputs, tile, upper_.data(), lower_.data());
         });
@@ -196,7 +196,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
             computed += int64_t(kept.size());
             const float* input = x + (begin + i) * head_.columns;
             std::vector<float> exact(kept.size());
-            executor.each(int64_t(kept.size()), 16, [&](int64_t first, int64_t last, int) {
+            executor.each(int64_t(kept.size()), head_.columns, 16, [&](int64_t first, int64_t last, int) {
                 for (int64_t j = first, end; j < last; j = end) {
                     for (end = j + 1; end < last && kept[size_t(end)] == kept[size_t(end - 1)] + 1;) end++;
                     const auto* row = static_cast<const uint8_t*>(head_.data) + kept[size_t(j)] * head_.row_bytes();
