@@ -90,7 +90,7 @@ class Chat:
             )
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in templates else "default"
-        if not isinstance(name, str) or name not in templates:
+        if name not in templates:
             raise InvalidParams(f"the model has no chat template {name!r}: it has {', '.join(sorted(templates))}")
         if name not in self._compiled:
             self._compiled[name] = Template(templates[name], f"{self._tokenizer.path}: chat template {name!r}")
