@@ -235,6 +235,25 @@ def test_a_closed_pipe_is_no_traceback():
     assert b"Traceback" not in stderr
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    "line, code, message",
+    [
+        ("run <&-", 2, "the prompt is empty"),
+        ("run x -m nowhere 2>&-", 2, ""),
+        pytest.param(
+            "inspect >/dev/full",
+            2,
+            "No space left",
+            marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason=""),
+        ),
+    ],
+)
+def test_streams_that_are_closed_or_full(line, code, message):
+    result = subprocess.run(["sh", "-c", f'"$@" {line}', "sh", *command()], capture_output=True, text=True)
+    assert result.returncode == code and message in result.stderr and len(result.stderr.splitlines()) <= 1
+
+
 def read_until(terminal, wanted, seconds=30):
     """What a program shows on its terminal, up to the wanted text."""
     shown, deadline = b"", time.monotonic() + seconds

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +13,7 @@ from typer.core import TyperGroup
 from bitnet_inference.cli.answer import run
 from bitnet_inference.cli.conversation import chat
 from bitnet_inference.cli.options import EXIT_MISTAKE
-from bitnet_inference.cli.reports import bench, inspect
+from bitnet_inference.cli.reports import bench, doctor, inspect
 from bitnet_inference.errors import BitNetError
 
 EXIT_INTERRUPTED = 130
@@ -26,6 +29,12 @@ class _Commands(TyperGroup):
         except BitNetError as error:
             typer.echo(f"bitnet: {error}", err=True)
             raise typer.Exit(EXIT_MISTAKE) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader has seen enough; the library ends us quietly
+                raise
+            typer.echo(f"bitnet: input or output fails ({error}): free space, or check the device", err=True)
+            sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
+            raise typer.Exit(EXIT_MISTAKE) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -37,7 +46,19 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point of the command."""
+    _open_missing_streams()
     app(prog_name="bitnet")
+
+
+def _open_missing_streams() -> None:
+    """Where a stream was closed by whoever started us (`<&-`), nothing can be read or is shown."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _nowhere(mode))
+
+
+def _nowhere(mode: str) -> Any:
+    return open(os.devnull, mode, encoding="utf-8")  # open until the process ends
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,5 +81,5 @@ def bitnet(
     """
 
 
-for command in (run, chat, inspect, bench):
+for command in (run, chat, inspect, bench, doctor):
     app.command()(command)
