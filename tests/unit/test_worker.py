@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -198,3 +199,21 @@ def test_a_defect_of_ours_leaves_nobody_waiting(caplog):
     with pytest.raises(Stopped):
         worker.submit(Request([1], GREEDY, Waiter()))
     assert "the books are wrong" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_has_no_thread():
+    worker = Worker(Engine(ScriptedModel()))
+    child = os.fork()
+    if child == 0:
+        told = False
+        try:
+            worker.submit(Request([1], GREEDY, Waiter()))
+        except Stopped:
+            worker.stop(drain=False)
+            told = True
+        finally:
+            os._exit(0 if told else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    worker.stop(drain=True)

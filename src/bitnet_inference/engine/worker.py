@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 from bitnet_inference.engine.engine import Engine
@@ -18,6 +19,7 @@ class Worker:
         self._engine = engine
         self._wake = threading.Condition()
         self._is_open = True
+        self._pid = os.getpid()
         self._drains = True
         self._thread = threading.Thread(target=self._run, name="bitnet-engine", daemon=True)
         self._thread.start()
@@ -27,8 +29,14 @@ class Worker:
         """Whether requests are taken."""
         return self._is_open
 
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
     def submit(self, request: Request) -> None:
         """Queue a request; raises what Engine.submit raises, and Stopped when the engine does not run any more."""
+        if self._is_forked:
+            raise Stopped('threads do not survive a fork: load the model in the child, or start it with "spawn"')
         with self._wake:
             if not self._is_open:
                 raise Stopped("the engine has stopped and takes no more requests: load the model again")
@@ -44,6 +52,8 @@ class Worker:
 
         May be called again, also without `drain` while another call drains. Called from a sink, it does not wait.
         """
+        if self._is_forked:
+            return  # the thread is not here, and what it held when the process forked is held for ever
         with self._wake:
             self._is_open = False
             self._drains = self._drains and drain
