@@ -228,7 +228,8 @@ class LLM:
 
 def _close(worker: Worker, model: Model) -> None:
     worker.stop(drain=False)
-    model.close()
+    if not worker.is_forked:  # the threads that closing would join are the parent's
+        model.close()
 
 
 @contextmanager

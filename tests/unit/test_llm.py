@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import json
+import os
 import threading
 import time
 
@@ -344,6 +345,17 @@ class TestLife:
         del llm
         gc.collect()
         assert not thread.is_alive() and len(model._cache) == 0
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_a_fork_leaves_the_model_to_its_parent(self, llm):
+        child = os.fork()
+        if child == 0:
+            try:
+                llm.close()
+            finally:
+                os._exit(0 if len(llm.model._cache) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     def test_a_stream_keeps_its_llm(self, folder):
         stream = scripted_llm(folder)[0].stream("The fox", GREEDY)

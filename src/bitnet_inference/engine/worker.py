@@ -30,12 +30,13 @@ class Worker:
         return self._is_open
 
     @property
-    def _is_forked(self) -> bool:
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one with the thread, so that nothing runs here."""
         return os.getpid() != self._pid
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises what Engine.submit raises, and Stopped when the engine does not run any more."""
-        if self._is_forked:
+        if self.is_forked:
             raise Stopped('threads do not survive a fork: load the model in the child, or start it with "spawn"')
         with self._wake:
             if not self._is_open:
@@ -52,7 +53,7 @@ class Worker:
 
         May be called again, also without `drain` while another call drains. Called from a sink, it does not wait.
         """
-        if self._is_forked:
+        if self.is_forked:
             return  # the thread is not here, and what it held when the process forked is held for ever
         with self._wake:
             self._is_open = False
