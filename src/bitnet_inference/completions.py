@@ -7,6 +7,7 @@ an empty answer with true log-probabilities; and user mistakes are InvalidParams
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import NotRequired, TypedDict
 
 from bitnet_inference.engine.params import SamplingParams
@@ -56,7 +57,7 @@ def text_completion(
     is part of the generation, and of the logprobs, where the first token has 0.0. `seed`: prompt i draws with
     seed + i. Raises InvalidParams and PromptTooLong.
     """
-    if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+    if not _is_list(prompts) or not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidParams("prompts must be a list of strings")
     ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
     outputs = _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed)
@@ -77,6 +78,8 @@ def chat_completion(
 
     The last message is the user's. Otherwise as text_completion.
     """
+    if not _is_list(dialogs):
+        raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
         _check_turns(index, dialog)
     ids = [llm.encode_chat(dialog) for dialog in dialogs]
@@ -99,6 +102,8 @@ def _generate(
 ) -> list[Generation]:
     if not prompts:
         return []
+    if seed is not None and not _is_whole(seed):
+        raise InvalidParams(f"seed is {seed!r}: give a whole number (None draws one)")
     params = [
         SamplingParams(
             temperature=temperature,
@@ -112,11 +117,19 @@ def _generate(
     return llm.generate(prompts, params)
 
 
+def _is_list(values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _room(llm: LLM, prompt: list[int], max_gen_len: int | None) -> int:
     room = max(0, llm.max_context - len(prompt))
     if max_gen_len is None:
         return room
-    if isinstance(max_gen_len, bool) or max_gen_len < 0:
+    if not _is_whole(max_gen_len) or max_gen_len < 0:
         raise InvalidParams(f"max_gen_len is {max_gen_len!r}: give a whole number of at least 0")
     return min(max_gen_len, room)
 

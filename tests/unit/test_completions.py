@@ -87,10 +87,16 @@ def test_dialogs_take_turns(llm, dialog):
 
 
 def test_mistakes(llm):
-    for prompts in ("x", [1], [None]):
+    for prompts in ("x", [1], [None], None, 5, iter(["x"])):
         with pytest.raises(InvalidParams, match="list of strings"):
             text_completion(llm, prompts)
-    for length in (-1, True):
+    for dialogs in (None, 5, "x", iter([HI])):
+        with pytest.raises(InvalidParams, match="dialogs must be"):
+            chat_completion(llm, dialogs)
+    for seed in ("1", True, 1.5):
+        with pytest.raises(InvalidParams, match="seed is"):
+            text_completion(llm, ["x"], seed=seed)
+    for length in (-1, True, "1", 1.5):
         with pytest.raises(InvalidParams, match="max_gen_len"):
             text_completion(llm, ["x"], max_gen_len=length)
     with pytest.raises(InvalidParams, match="temperature"):
