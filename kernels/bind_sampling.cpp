@@ -4,7 +4,7 @@
 //       def __init__(self, vocab_size: int, *, temperature: float, top_k: int, top_p: float, min_p: float,
 //                    repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
 //                    bias_ids: list[int], bias_values: list[float], end_ids: list[int]) -> None
-//   class RowSampler:                      # scratch memory for one vocabulary: one thread at a time
+//   class RowSampler:                      # scratch memory for one vocabulary: a second thread waits
 //       def __init__(self, vocab_size: int) -> None
 //       def sample(self, logits: NDArray[float32], rule: SamplingRule, tokens: NDArray[int32], num_prompt: int,
 //                  ban_ends: bool, seed: int, choice: int, position: int) -> int
@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "float_mode.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -100,6 +101,8 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
     const History history{tokens.data(), tokens.shape(0), num_prompt};
     nb::gil_scoped_release without_gil;
+    const auto lock = self.lock();
+    const FloatMode mode;
     return self.sample(logits.data(), rule, history, ban_ends, {seed, choice, position});
 }
 
@@ -107,6 +110,8 @@ std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logit
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require_ids(&token_id, 1, self.vocab_size());
     nb::gil_scoped_release without_gil;
+    const auto lock = self.lock();
+    const FloatMode mode;
     const double normalizer = self.log_normalizer(logits.data());
     std::vector<Scored> best;
     for (const Candidate& candidate : self.best(logits.data(), num_best))
@@ -119,6 +124,8 @@ std::vector<double> log_probabilities(RowSampler& self, const Rows& logits, cons
     require(logits.shape(0) == token_ids.shape(0), "logits must have one row for each token id");
     require_ids(token_ids.data(), token_ids.shape(0), self.vocab_size());
     nb::gil_scoped_release without_gil;
+    const auto lock = self.lock();
+    const FloatMode mode;
     std::vector<double> result;
     for (size_t row = 0; row < token_ids.shape(0); ++row) {
         const float* x = logits.data() + row * self.vocab_size();

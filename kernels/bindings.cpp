@@ -6,11 +6,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
+#include <new>
 #include <stdexcept>
 
 #include "bind_limits.h"
 #include "bind_sampling.h"
 #include "executor.h"
+#include "float_mode.h"
 #include "screen.h"
 
 namespace nb = nanobind;
@@ -32,6 +35,12 @@ using CodesTuple = std::tuple<int64_t, int64_t, bool>;
 
 void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
+}
+
+template <class A>
+void require_aligned(const A& array) {
+    const size_t item = array.itemsize() ? array.itemsize() : 1;
+    require(reinterpret_cast<uintptr_t>(array.data()) % item == 0, "an array lies at an address for no number");
 }
 
 Dtype dtype_of(const std::string& name) {
@@ -58,7 +67,12 @@ struct Dense {
           weight{array.data(), dtype_of(dtype), int64_t(array.shape(0)), int64_t(array.shape(1))} {
         require(array.itemsize() == (weight.dtype == Dtype::f32 ? 4u : 2u),
                 "the array has another item size than dtype");
+        require(array.dtype() == nb::dtype<float>() || array.dtype() == nb::dtype<uint16_t>() ||
+                    (weight.dtype == Dtype::f16 && array.dtype().code == uint8_t(nb::dlpack::dtype_code::Float)),
+                "a dense matrix is an array of float32, or of 16-bit floats as uint16");
+        require_aligned(array);
         require(weight.columns >= 1 && weight.columns <= kMaxColumns, "a dense matrix has 1 to 262144 columns");
+        require(weight.rows >= 1 && weight.rows < int64_t(1) << 31, "a dense matrix has 1 to 2^31 - 1 rows");
     }
 };
 
@@ -83,6 +97,7 @@ struct Plan {
         require(activation >= 0 && activation <= 2, "an activation is 0, 1 or 2");
         if (norm) {
             require(int64_t(norm->shape(0)) == std::get<4>(x), "the norm has another width than its rows");
+            require_aligned(*norm);
             kept.push_back(nb::cast(*norm));
         }
         return {rows_of(x), up, Activation(activation), norm ? norm->data() : nullptr, eps};
@@ -90,7 +105,7 @@ struct Plan {
     template <class T>
     T* keep(nb::object object) {
         kept.push_back(object);
-        return nb::cast<T*>(object);
+        return &nb::cast<T&>(object);
     }
 };
 
@@ -149,9 +164,8 @@ void bind_plan(nb::module_& m) {
         });
 }
 
-void run(Executor& self, const Plan& plan,
-         std::optional<std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>> arrays, std::optional<Floats> input,
-         std::optional<FloatsOut> output, std::optional<Seconds> seconds) {
+void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>> arrays,
+         std::optional<Floats> input, std::optional<FloatsOut> output, std::optional<Seconds> seconds) {
     Batch batch{};
     int64_t tokens = input ? int64_t(input->shape(0)) : 0;
     if (arrays) {
@@ -175,6 +189,10 @@ void run(Executor& self, const Plan& plan,
     require(!output || int64_t(output->shape(1)) == plan.program.output_width(),
             "the output has another width than the plan");
     require(!seconds || seconds->shape(0) == plan.program.steps().size(), "seconds has one number a step");
+    if (input) require_aligned(*input);
+    if (output) require_aligned(*output);
+    if (seconds) require_aligned(*seconds);
+    plan.program.seal();  // or another thread could add a step meanwhile
     const nb::gil_scoped_release release;
     self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
              output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
@@ -182,6 +200,7 @@ void run(Executor& self, const Plan& plan,
 
 template <class T>
 nb::ndarray<nb::numpy, T> new_matrix(size_t rows, size_t columns) {
+    if (columns && rows > size_t(std::numeric_limits<int64_t>::max()) / sizeof(T) / columns) throw std::bad_alloc();
     T* data = new T[rows * columns];
     const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
     const size_t shape[2] = {rows, columns};
@@ -199,11 +218,13 @@ struct BoundScreen {
     nb::tuple top(Executor& executor, Floats x, int64_t k) {
         require(int64_t(x.shape(1)) == nb::cast<Dense&>(head).weight.columns, "x has another width than the head");
         require(k >= 1 && k <= nb::cast<Dense&>(head).weight.rows, "k lies outside 1 .. the number of rows");
+        require_aligned(x);
         auto ids = new_matrix<int32_t>(x.shape(0), size_t(k));
         auto logits = new_matrix<float>(x.shape(0), size_t(k));
         int64_t computed;
         {
             const nb::gil_scoped_release release;
+            const FloatMode mode;
             computed = screen->top(executor, x.data(), int64_t(x.shape(0)), k, ids.data(), logits.data());
         }
         return nb::make_tuple(ids, logits, computed);
@@ -226,6 +247,7 @@ nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu
     float scale;
     {
         const nb::gil_scoped_release release;
+        const FloatMode mode;
         scale = ternarize(dense.weight.data, dense.weight.dtype, rows * columns, codes.data());
     }
     return nb::make_tuple(codes, scale);
@@ -267,6 +289,7 @@ NB_MODULE(_native, m) {
                         "a cache is float32, bfloat16 or int8");
                 require(head_dim > 0 && head_dim % 2 == 0 && num_kv_heads > 0 && num_layers > 0,
                         "the cache's shape is impossible");
+                require(head_dim <= 65536 && num_kv_heads <= 1024 && num_layers <= 65536, "the cache is too large");
                 new (self) Cache(cache_layout(dtype == "int8" ? Dtype::i8 : dtype_of(dtype), num_kv_heads, head_dim),
                                  num_layers);
             },
@@ -274,7 +297,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("block_bytes", &Cache::block_bytes)
         .def_prop_ro("num_blocks", &Cache::num_blocks)
         .def("reserve", &Cache::reserve, nb::arg("num_blocks"), nb::call_guard<nb::gil_scoped_release>())
-        .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"));
+        .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"), nb::call_guard<nb::gil_scoped_release>());
     bind_plan(m);
     nb::class_<Executor>(m, "Executor")
         .def(
@@ -287,8 +310,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("isa", [](const Executor& e) { return e.kernels().name; })
         .def_prop_ro("decodes_t5", [](const Executor& e) { return e.kernels().block_tile != nullptr; })
         .def_prop_ro("num_threads", &Executor::num_threads)
-        .def("run", run, nb::arg("program"), nb::arg("batch").none(), nb::arg("input").none(), nb::arg("output").none(),
-             nb::arg("seconds").none() = nb::none());
+        .def("run", run, nb::arg("program"), nb::arg("batch").none().noconvert(), nb::arg("input").none().noconvert(),
+             nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none());
     nb::class_<BoundScreen>(m, "Screen")
         .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))

@@ -1,12 +1,15 @@
 #include "executor.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <limits>
+#include <new>
+#include <numeric>
 #include <stdexcept>
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+
+#include "float_mode.h"
 
 namespace bitnet {
 
@@ -20,23 +23,13 @@ void require(bool ok, const char* why) {
 
 // Multiply-adds below which other threads cost more than they bring: about 0.2 ms of one core.
 constexpr int64_t kCostOfHelp = 20'000'000;
-
-// Round to nearest and keep subnormals, whatever another library set in this thread: part of "the same bits".
-class FloatMode {
-  public:
-#if defined(__x86_64__)
-    FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-    ~FloatMode() { _mm_setcsr(saved_); }
-
-  private:
-    unsigned saved_;
-#endif
-};
+// What keeps every product of sizes inside int64, and units inside the 32 bits that Phases has for them.
+constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
+constexpr int32_t kMaxPosition = 1 << 30;
 
 void check_sequence(const Batch& b, int64_t s, const Cache* cache) {
     for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) {
-        require(b.positions[t] >= 0 && b.positions[t] / kBlockTokens < b.table_width,
-                "a position lies outside its sequence's block table");
+        require(b.positions[t] / kBlockTokens < b.table_width, "a position lies outside its sequence's block table");
         require(b.slots[t] >= 0 && b.slots[t] / kBlockTokens < cache->num_blocks(), "a slot lies outside the cache");
         for (int64_t i = 0; i <= b.positions[t] / kBlockTokens && t + 1 == b.starts[s + 1]; i++) {
             const int32_t block = b.block_tables[s * b.table_width + i];
@@ -49,6 +42,8 @@ void check_sequence(const Batch& b, int64_t s, const Cache* cache) {
 void check(const Batch& b, const Program& program) {
     for (int64_t t = 0; program.vocab_size() && t < b.num_tokens; t++)
         require(b.token_ids[t] >= 0 && b.token_ids[t] < program.vocab_size(), "a token id lies outside the vocabulary");
+    for (int64_t t = 0; t < b.num_tokens; t++)
+        require(b.positions[t] >= 0 && b.positions[t] < kMaxPosition, "a position lies outside 0 .. 2^30");
     require(b.starts[0] == 0 && b.starts[b.num_sequences] == b.num_tokens, "starts run from 0 to the number of tokens");
     for (int64_t s = 0; s < b.num_sequences; s++) {
         require(b.starts[s] <= b.starts[s + 1] && b.starts[s + 1] <= b.num_tokens, "starts ascend");
@@ -70,12 +65,16 @@ CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
 void Cache::reserve(int64_t num_blocks) {
     require(num_blocks > 0 && num_blocks < (int64_t(1) << 31) / kBlockTokens,
             "the number of cache blocks is impossible");
+    const auto guard = lock();
+    num_blocks_ = 0;
     memory_ = Memory();
+    if (num_blocks > std::numeric_limits<int64_t>::max() / block_bytes()) throw std::bad_alloc();
     memory_ = Memory(num_blocks * block_bytes());
     num_blocks_ = num_blocks;
 }
 
 void Cache::copy(int64_t from, int64_t to) {
+    const auto guard = lock();
     require(from >= 0 && to >= 0 && from < num_blocks_ && to < num_blocks_, "a block lies outside the cache");
     const int64_t bytes = layout_.block_bytes;
     for (int64_t i = 0; i < num_layers_ && from != to; i++)
@@ -97,10 +96,16 @@ Executor::Executor(const std::string& isa, int num_threads)
 
 void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
                    double* seconds) {
-    require(num_tokens > 0, "a batch has at least one token");
-    require(batch || !(program.vocab_size() || program.cache()), "this program needs a batch");
+    require(pool_.is_at_home(), "an executor does not survive fork(): load the model in the process that runs it");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto cache_lock = program.cache() ? program.cache()->lock() : std::unique_lock<std::mutex>();
+    require(num_tokens > 0 && num_tokens <= kMaxTokens, "a batch has 1 to 1048576 tokens");
+    require(batch || !program.needs_batch(), "this program needs a batch");
     require((input || !program.input_width()) && (output || !program.output_width()), "an array is missing");
+    Batch kept{};
     if (batch) {
+        kept = keep(*batch);
+        batch = &kept;
         check(*batch, program);
         sequences_.resize(size_t(num_tokens));
         for (int64_t s = 0; s < batch->num_sequences; s++)
@@ -122,8 +127,8 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
                           batch,
                           sequences_,
                           scratch_};
-    parallel(program.cost() * num_tokens, [&](int thread) {
-        [[maybe_unused]] const FloatMode mode;
+    parallel(std::min(program.cost(), kMaxCost) * num_tokens, [&](int thread) noexcept {  // others wait at the barrier
+        const FloatMode mode;
         Clock::time_point before = Clock::now();
         for (size_t i = 0; i < program.steps().size(); i++) {
             const Step& step = *program.steps()[i];
@@ -136,6 +141,20 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
             before = after;
         }
     });
+}
+
+// A copy that nobody else can write: what has been checked is what is used.
+Batch Executor::keep(const Batch& batch) {
+    require(batch.num_sequences > 0 && batch.num_sequences <= kMaxTokens, "a batch has 1 to 1048576 sequences");
+    const int64_t T = batch.num_tokens, S = batch.num_sequences, sizes[] = {T, T, T, S + 1, S * batch.table_width};
+    const int32_t* sources[] = {batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables};
+    indices_.resize(size_t(std::accumulate(std::begin(sizes), std::end(sizes), int64_t(0))));
+    int32_t *next = indices_.data(), *copies[5];
+    for (int i = 0; i < 5; next += sizes[i++]) {
+        copies[i] = next;
+        if (sizes[i]) std::memcpy(next, sources[i], size_t(sizes[i]) * sizeof(int32_t));
+    }
+    return {T, S, batch.table_width, copies[0], copies[1], copies[2], copies[3], copies[4]};
 }
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
@@ -154,8 +173,10 @@ void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
 
 void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,
                     const std::function<void(int64_t, int64_t, int)>& work) {
+    require(pool_.is_at_home(), "an executor does not survive fork(): load the model in the process that runs it");
+    const std::lock_guard<std::mutex> lock(mutex_);
     parallel(units * unit_cost, [&](int thread) {
-        [[maybe_unused]] const FloatMode mode;
+        const FloatMode mode;
         phases_.begin(thread, units);
         int64_t first, last;
         while (phases_.take(thread, chunk, &first, &last)) work(first, last, thread);

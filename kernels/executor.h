@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct Batch {
 class Cache {
   public:
     Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {}
+    // Zeroed blocks; after std::bad_alloc there are none.
     void reserve(int64_t num_blocks);
     void copy(int64_t from, int64_t to);
     const CacheLayout& layout() const { return layout_; }
@@ -46,8 +48,11 @@ class Cache {
     int64_t num_blocks() const { return num_blocks_; }
     int64_t block_bytes() const { return layout_.block_bytes * num_layers_; }
     uint8_t* layer(int64_t index) const { return memory_.data() + index * num_blocks_ * layout_.block_bytes; }
+    // Held by whoever reads, writes or replaces the blocks.
+    std::unique_lock<std::mutex> lock() const { return std::unique_lock<std::mutex>(mutex_); }
 
   private:
+    mutable std::mutex mutex_;
     CacheLayout layout_;
     int64_t num_layers_, num_blocks_ = 0;
     Memory memory_;
@@ -102,7 +107,7 @@ struct RowsStep {  // what `Program::rows` does to each row
 
 class Program {
   public:
-    explicit Program(int64_t arena_floats) : arena_floats_(arena_floats) {}
+    explicit Program(int64_t arena_floats);
     Program(const Program&) = delete;
 
     void embed(const DenseWeight* table, Rows out);
@@ -125,42 +130,51 @@ class Program {
     int64_t vocab_size() const { return vocab_size_; }
     int64_t cost() const { return cost_; }  // multiply-adds a token, but for attention
     const Cache* cache() const { return cache_; }
+    bool needs_batch() const { return needs_batch_; }
+    // No step can be added from now on.
+    void seal() { sealed_ = true; }
 
   private:
+    void push(std::unique_ptr<Step> step);
     void check(const Rows& rows, int64_t width);
+    void check_written(const Rows& rows, int64_t width);
     void check(const Codes& codes, int64_t columns);
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 
     int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0;
     const Cache* cache_ = nullptr;
+    bool needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
 };
 
+// One region at a time: a second thread waits. Belongs to the process that made it.
 class Executor {
   public:
     // Throws std::invalid_argument for a path that this machine lacks.
     Executor(const std::string& isa, int num_threads);
 
-    // `batch` may be null for programs without embed, rope and attention; input and output have one row a token.
-    // `seconds`, if given, has one number a step, to which the time of the step is added.
+    // `batch` may be null for programs without embed, rotations, rope and attention; input and output have one row a
+    // token. `seconds`, if given, has one number a step, to which the time of the step is added.
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
              double* seconds = nullptr);
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
-    // units of `unit_cost` multiply-adds are worth it.
+    // units of `unit_cost` multiply-adds are worth it. `work` may throw.
     void each(int64_t units, int64_t unit_cost, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
     const Kernels& kernels() const { return *kernels_; }
     int num_threads() const { return pool_.size(); }
 
   private:
+    Batch keep(const Batch& batch);
     void parallel(int64_t cost, const std::function<void(int)>& work);
 
+    std::mutex mutex_;
     const Kernels* kernels_;
     Pool pool_;
     Phases phases_;
     Team team_;
     Memory arena_;
-    std::vector<int32_t> sequences_;
+    std::vector<int32_t> sequences_, indices_;
     std::vector<std::vector<float>> scratch_;
 };
 

@@ -15,6 +15,8 @@ void require(bool ok, const char* why) {
 
 // About this many bytes of weights a chunk: long sequential reads, and little left to wait for at the end.
 constexpr int64_t kChunkBytes = 65536;
+// Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
+constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 
 struct EmbedStep final : Step {
     const DenseWeight* table;
@@ -241,23 +243,38 @@ float* Context::at(const Rows& rows, int64_t token) const {
     return base + token * rows.stride + rows.column;
 }
 
+Program::Program(int64_t arena_floats) : arena_floats_(arena_floats) {
+    require(arena_floats >= 0 && arena_floats <= kMaxArena, "the arena's size is impossible");
+}
+
+void Program::push(std::unique_ptr<Step> step) {
+    require(!sealed_, "a program that has run takes no more steps");
+    steps_.push_back(std::move(step));
+}
+
 void Program::check(const Rows& rows, int64_t width) {
     require(rows.width == width, "a tensor of the plan has another width than its step needs");
-    require(rows.column >= 0 && rows.width > 0 && rows.column + rows.width <= rows.stride, "columns lie outside a row");
+    require(rows.stride > 0 && rows.stride <= kMaxWidth, "a row is 1 to 2^30 floats long");
+    require(rows.column >= 0 && rows.width > 0 && rows.width <= rows.stride && rows.column <= rows.stride - rows.width,
+            "columns lie outside a row");
     if (rows.base == Base::arena)
-        require(rows.offset >= 0 && rows.offset + rows.stride <= arena_floats_, "a tensor lies outside the arena");
+        require(rows.offset >= 0 && rows.offset <= arena_floats_ - rows.stride, "a tensor lies outside the arena");
     int64_t* external = rows.base == Base::input ? &input_width_ : rows.base == Base::output ? &output_width_ : nullptr;
     if (!external) return;
     require(!*external || *external == rows.stride, "the plan's input or output has two widths");
     *external = rows.stride;
 }
 
+void Program::check_written(const Rows& rows, int64_t width) {
+    require(rows.base != Base::input, "the plan's input cannot be written");
+    check(rows, width);
+}
+
 void Program::check(const Codes& codes, int64_t columns) {
     const int64_t whole = codes.block_order ? kBlockColumns : kStepColumns;
-    require(codes.padded % whole == 0 && codes.padded >= columns && codes.padded < columns + whole,
-            "codes are padded to whole steps or blocks");
+    require(codes.padded == (columns + whole - 1) / whole * whole, "codes are padded to whole steps or blocks");
     max_padded_ = std::max(max_padded_, codes.padded);
-    require(codes.offset >= 0 && codes.offset % 16 == 0 && codes.offset + codes.floats() <= arena_floats_,
+    require(codes.offset >= 0 && codes.offset % 16 == 0 && codes.offset <= arena_floats_ - codes.floats(),
             "codes lie outside the arena");
 }
 
@@ -272,58 +289,65 @@ void Program::use(const Cache* cache, int64_t layer) {
     require(!cache_ || cache_ == cache, "a plan has one cache");
     require(layer >= 0 && layer < cache->num_layers(), "the cache has no such layer");
     cache_ = cache;
+    needs_batch_ = true;
 }
 
 void Program::embed(const DenseWeight* table, Rows out) {
-    check(out, table->columns);
+    check_written(out, table->columns);
+    require(!vocab_size_ || vocab_size_ == table->rows, "a plan has one vocabulary");
     vocab_size_ = table->rows;
-    steps_.push_back(std::make_unique<EmbedStep>(table, out));
+    needs_batch_ = true;
+    push(std::make_unique<EmbedStep>(table, out));
 }
 
 void Program::rotations(std::vector<float> inverse_frequencies, Rows out) {
-    check(out, 2 * int64_t(inverse_frequencies.size()));
-    steps_.push_back(std::make_unique<RotationsStep>(std::move(inverse_frequencies), out));
+    check_written(out, 2 * int64_t(inverse_frequencies.size()));
+    // Beyond, the angle of a position could leave what sine_cosine reduces.
+    for (float f : inverse_frequencies) require(f >= 0.0f && f <= 1e6f, "a frequency lies outside 0 .. 1e6");
+    needs_batch_ = true;
+    push(std::make_unique<RotationsStep>(std::move(inverse_frequencies), out));
 }
 
 void Program::rows_to_floats(RowsStep step, Rows out) {
     check(step, out.width);
-    check(out, out.width);
+    check_written(out, out.width);
     require(step.up || step.norm, "a row step does something");
-    steps_.push_back(std::make_unique<RowStep>(step, out));
+    push(std::make_unique<RowStep>(step, out));
 }
 
 void Program::rows_to_codes(RowsStep step, Codes out) {
     check(step, step.x.width);
     check(out, step.x.width);
-    steps_.push_back(std::make_unique<RowStep>(step, out));
+    push(std::make_unique<RowStep>(step, out));
 }
 
 void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
     check(x, weight->columns());
     require(x.block_order == (weight->format() == Format::t5), "codes stand in another order than the weights");
-    check(out, weight->rows());
+    check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
+    require(weight->is_packed(), "a part of the ternary weight was never packed");
     cost_ += weight->rows() * weight->columns();
-    steps_.push_back(std::make_unique<TernaryStep>(weight, x, out, residual));
+    push(std::make_unique<TernaryStep>(weight, x, out, residual));
 }
 
 void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* residual) {
     check(x, weight->columns);
-    check(out, weight->rows);
+    check_written(out, weight->rows);
     if (residual) check(*residual, weight->rows);
     cost_ += weight->rows * weight->columns;
-    steps_.push_back(std::make_unique<DenseStep>(weight, x, out, residual));
+    push(std::make_unique<DenseStep>(weight, x, out, residual));
 }
 
 void Program::rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations) {
     use(cache, layer);
     const int64_t dim = cache->layout().head_dim, keys = dim * cache->layout().num_kv_heads;
-    check(q, q.width);
+    check_written(q, q.width);
     require(q.width % keys == 0, "query heads come in whole groups of key heads");
-    check(k, keys);
+    check_written(k, keys);
     check(v, keys);
     check(rotations, dim);
-    steps_.push_back(std::make_unique<RopeWriteStep>(cache, layer, q, k, v, rotations));
+    push(std::make_unique<RopeWriteStep>(cache, layer, q, k, v, rotations));
 }
 
 void Program::attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale) {
@@ -331,15 +355,15 @@ void Program::attend(const Cache* cache, int64_t layer, Rows q, Rows out, float 
     check(q, q.width);
     require(q.width % (int64_t(cache->layout().head_dim) * cache->layout().num_kv_heads) == 0,
             "query heads come in whole groups of key heads");
-    check(out, q.width);
-    steps_.push_back(std::make_unique<AttendStep>(cache, layer, q, out, scale));
+    check_written(out, q.width);
+    push(std::make_unique<AttendStep>(cache, layer, q, out, scale));
 }
 
 void Program::add(Rows x, Rows y, Rows out) {
     check(x, out.width);
     check(y, out.width);
-    check(out, out.width);
-    steps_.push_back(std::make_unique<AddStep>(x, y, out));
+    check_written(out, out.width);
+    push(std::make_unique<AddStep>(x, y, out));
 }
 
 int64_t Program::scratch_floats(int64_t num_tokens) const {

@@ -78,6 +78,7 @@ double RowSampler::log_normalizer(const float* logits) {
 
 std::vector<Candidate> RowSampler::best(const float* logits, size_t n) {
     if (n == 0 || !scan(logits)) return {};
+    n = std::min(n, vocab_size_);
     select(logits, n);
     std::sort(candidates_.begin(), candidates_.end(), is_better);
     return candidates_;
@@ -224,10 +225,10 @@ Cut RowSampler::min_p_cut(double min_p, double temperature) const {
 int32_t RowSampler::draw(const float* logits, const Cut& cut, const NoiseKey& key) {
     uint64_t target = multiply_high(noise_of(key), weigh_all(logits, cut));
     size_t block = 0;
-    while (target >= block_mass_[block]) target -= block_mass_[block++];
+    while (block + 1 < block_mass_.size() && target >= block_mass_[block]) target -= block_mass_[block++];
     weigh(logits, block, cut);
     size_t j = 0;
-    while (target >= weights_[j]) target -= weights_[j++];
+    while (j + 1 < kBlock && target >= weights_[j]) target -= weights_[j++];  // the row may be written meanwhile
     return static_cast<int32_t>(block * kBlock + j);
 }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <vector>
 
 #include "sampling_math.h"
@@ -53,12 +54,14 @@ struct Cut {
 constexpr int32_t kNotANumber = -1;   // instead of a token: the row holds NaN or +infinity
 constexpr int32_t kNothingLeft = -2;  // instead of a token: every token is banned
 
-// Samples and scores rows of one vocabulary; keeps its scratch memory between calls, so use one per thread.
+// Samples and scores rows of one vocabulary; keeps its scratch memory between calls: one call at a time.
 class RowSampler {
   public:
     explicit RowSampler(size_t vocab_size);
 
     size_t vocab_size() const { return vocab_size_; }
+    // Held by whoever calls what follows, where threads share a sampler.
+    std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
 
     // The token for a row [vocab_size]; below 0 for a row that has none. The row is edited and restored.
     // All ids must lie in the vocabulary.
@@ -88,6 +91,7 @@ class RowSampler {
     void set(float* logits, int32_t id, float value);
     void restore(float* logits);
 
+    std::mutex mutex_;
     size_t vocab_size_;
     float max_ = 0.0f;    // of the row last scanned
     float scale_ = 1.0f;  // 1 / temperature

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kInputsAtOnce = 4;
 constexpr double kRoundoff = 1.0 / (1 << 24);
+constexpr double kMaxNorm = 1e18;
 
 float round_up(double x) { return std::nextafter(float(x), std::numeric_limits<float>::infinity()); }
 
@@ -58,11 +59,12 @@ struct Screen::Inputs {
 
     void quantise(const float* x, int i, int64_t columns) {
         float largest = 0;
-        bool finite = true;
+        double squares = 0;  // not a number, or infinite, where an element is
         for (int64_t k = 0; k < columns; k++) {
             largest = std::max(largest, std::fabs(x[k]));
-            finite &= bool(std::isfinite(x[k]));
+            squares += double(x[k]) * x[k];
         }
+        const bool finite = std::sqrt(squares) <= kMaxNorm;
         const float a = high[i] = std::max(largest / 127.0f, std::numeric_limits<float>::min());
         const float b = low[i] = std::max(a / 254.0f, std::numeric_limits<float>::min());
         if (!finite) {  // bounds that are not numbers: every row is kept
@@ -124,8 +126,11 @@ void Screen::quantise_row(int64_t row, std::vector<float>& w, std::vector<uint8_
     uint8_t* out = weights_.data() + row / kScreenRows * steps_ * kScreenStepBytes + 4 * (row % kScreenRows);
     for (size_t k = 0; k < w.size(); k += 16, out += kScreenStepBytes) pack_step(&q[k], out);
     scales_[size_t(row)] = s;
-    sizes_[size_t(row)] = round_up(double(s) * std::sqrt(double(squares)) * (1 + 1e-9));
-    errors_[size_t(row)] = round_up(std::sqrt(std::accumulate(error, error + 16, 0.0)) * (1 + 1e-9));
+    const double size = double(s) * std::sqrt(double(squares)) * (1 + 1e-9);
+    const double lost = std::sqrt(std::accumulate(error, error + 16, 0.0)) * (1 + 1e-9);
+    const bool sound = size + lost <= kMaxNorm;
+    sizes_[size_t(row)] = sound ? round_up(size) : std::numeric_limits<float>::infinity();
+    errors_[size_t(row)] = sound ? round_up(lost) : std::numeric_limits<float>::infinity();
 }
 
 // Bounds of the exact logits of 16 rows, for each input: upper and lower are [count][rows of all tiles].
@@ -141,7 +146,8 @@ void Screen::score_tile(const Kernels& kernels, const Inputs& inputs, int64_t ti
             const float score = scales_[row] * (a * float(highs[r] - 32 * inputs.high_sum[i]) +
                                                 b * float(lows[r] - 32 * inputs.low_sum[i]));
             // Up by three roundings of the bound itself and one of each end.
-            const float bound = (errors_[row] * c + sizes_[row] * f) * 1.000001f + std::fabs(score) * 1.2e-7f;
+            const float bound = (errors_[row] * c + sizes_[row] * f) * 1.000001f + std::fabs(score) * 1.2e-7f +
+                                std::numeric_limits<float>::min();
             upper[at] = score + bound;
             lower[at] = score - bound;
         }
@@ -176,6 +182,7 @@ float kth_largest(const float* values, int64_t count, int64_t k) {
 
 int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) {
     if (k < 1 || k > head_.rows) throw std::invalid_argument("k lies outside 1 .. the number of rows");
+    const std::lock_guard<std::mutex> lock(mutex_);
     int64_t computed = 0;
     const int64_t padded = int64_t(scales_.size());
     upper_.resize(size_t(kInputsAtOnce * padded));

@@ -1,9 +1,11 @@
 #include "threads.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -38,11 +40,25 @@ void wait_while_equal(std::atomic<uint32_t>& word, uint32_t old) {
     while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
 }
 
-Pool::Pool(int num_threads) : num_threads_(num_threads) {
-    for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
+Pool::Pool(int num_threads) : num_threads_(num_threads), process_(getpid()) {
+    try {
+        for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
+    } catch (...) {  // the system gives no more threads
+        stop();
+        throw;
+    }
 }
 
 Pool::~Pool() {
+    if (is_at_home())
+        stop();
+    else  // threads of another process: nobody to join, and to destroy them is to abort
+        new std::vector<std::thread>(std::move(threads_));
+}
+
+bool Pool::is_at_home() const { return getpid() == process_; }
+
+void Pool::stop() {
     stopping_ = true;
     epoch_.fetch_add(1u << kTeamBits, std::memory_order_release);
     epoch_.notify_all();
@@ -58,8 +74,17 @@ void Pool::serve(int thread) {
         if (stopping_) return;
         was_in_team = uint32_t(thread) < (seen & kTeamMask);
         if (!was_in_team) continue;
-        (*work_)(thread);
+        guarded(*work_, thread);
         if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
+    }
+}
+
+void Pool::guarded(const std::function<void(int)>& work, int thread) {
+    try {
+        work(thread);
+    } catch (...) {
+        const std::lock_guard<std::mutex> lock(failing_);
+        failure_ = std::current_exception();
     }
 }
 
@@ -70,8 +95,9 @@ void Pool::run(int team, const std::function<void(int)>& work) {
     const uint32_t region = (epoch_.load(std::memory_order_relaxed) >> kTeamBits) + 1;
     epoch_.store(region << kTeamBits | uint32_t(team), std::memory_order_release);
     epoch_.notify_all();
-    work(0);
+    guarded(work, 0);
     for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) wait_while_equal(running_, left);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 Phases::Phases(int num_threads) : num_threads_(num_threads), shares_(new Share[size_t(num_threads)]) {}

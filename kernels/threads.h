@@ -2,8 +2,10 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -20,18 +22,26 @@ class Pool {
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return num_threads_; }
-    // Runs work(thread) for the threads 0..team-1, thread 0 being the caller, and returns when all have ended.
-    // A team of one wakes nobody.
+    // Runs work(thread) for the threads 0..team-1, thread 0 being the caller, and returns when all have ended;
+    // throws what one of them threw. A team of one wakes nobody.
     void run(int team, const std::function<void(int)>& work);
+
+    // Threads do not survive fork(): whether this is the process that started them.
+    bool is_at_home() const;
 
   private:
     void serve(int thread);
+    void stop();
+    void guarded(const std::function<void(int)>& work, int thread);
 
     const int num_threads_;
     std::atomic<uint32_t> epoch_{0};  // the number of the region, and in the low bits the size of its team
     std::atomic<uint32_t> running_{0};
-    bool stopping_ = false;  // written before epoch_ is advanced
+    std::atomic<bool> stopping_{false};  // written before epoch_ is advanced
     const std::function<void(int)>* work_ = nullptr;
+    std::mutex failing_;
+    std::exception_ptr failure_;
+    const int64_t process_;
     std::vector<std::thread> threads_;
 };
 

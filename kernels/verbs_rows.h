@@ -54,8 +54,12 @@ inline int in_block_order(int n) {
 }
 
 void store_codes(const RowTask& t, const float* y) {
-    Lanes largest = set1(0.0f);
-    for (int k = 0; k < t.width; k += 16) largest = max(largest, abs(load_first(y + k, t.width - k)));
+    Lanes largest = set1(0.0f), poison = set1(0.0f);  // 0, or not a number where one element is not finite
+    for (int k = 0; k < t.width; k += 16) {
+        const Lanes v = load_first(y + k, t.width - k);
+        largest = max(largest, abs(v));
+        poison = fma(v, set1(0.0f), poison);
+    }
     float top = reduce_max(largest);
     if (top < 1e-5f) top = 1e-5f;
     const float scale = (1.0f / top) * 127.0f;  // two roundings, as torch evaluates 127 / top
@@ -70,7 +74,7 @@ void store_codes(const RowTask& t, const float* y) {
             std::memcpy(t.codes + 4 * four * int64_t(t.lane_stride), codes + 4 * i, 4);
         }
     }
-    *t.inverse_scale = 1.0f / scale;
+    *t.inverse_scale = 1.0f / scale + reduce_add(poison);  // codes say nothing of infinities
     *t.code_sum = sum;
 }
 

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -14,7 +15,8 @@
 namespace bitnet {
 
 Memory::Memory(int64_t bytes) : bytes_(bytes) {
-    if (bytes <= 0) return;
+    if (bytes < 0) throw std::bad_alloc();
+    if (bytes == 0) return;
     void* p = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     data_ = {static_cast<uint8_t*>(p), Unmap{size_t(bytes)}};
@@ -27,9 +29,9 @@ void Unmap::operator()(uint8_t* p) const { munmap(p, size); }
 
 namespace {
 
+constexpr int64_t kMaxRows = 1 << 30;
 constexpr uint64_t kLowBits = 0x0303030303030303;
 constexpr uint32_t kLowBits32 = 0x03030303;
-constexpr int64_t kMaxRows = int64_t(1) << 31;
 
 // The codes 0..2 of a row, one a byte, whatever the source layout; `out` has room for whole steps of 8.
 uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_codes, uint8_t* out) {
@@ -72,15 +74,22 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
     const int64_t blocks = (columns + kBlockColumns - 1) / kBlockColumns;
     steps_ = format == Format::t5 ? blocks * kBlockSteps : (columns + kStepColumns - 1) / kStepColumns;
     group_bytes_ = format == Format::t5 ? blocks * kBlockBytes : steps_ * kStepBytes;
+    if (rows.empty()) throw std::invalid_argument("a ternary weight has at least one part");
+    int64_t num_groups = 0;
+    for (int64_t part : rows) {
+        if (part < 1 || part > kMaxRows) throw std::invalid_argument("a ternary matrix has 1 to 2^30 rows");
+        num_groups += (part + kGroupRows - 1) / kGroupRows;
+        if (num_groups > kMaxRows / kGroupRows) throw std::invalid_argument("the stacked matrices have too many rows");
+    }
+    memory_ = Memory(num_groups * group_bytes_);  // before anything else: it may be more than there is
     first_groups_.push_back(0);
     for (int64_t part : rows) {
-        if (part < 1 || part > kMaxRows) throw std::invalid_argument("a ternary matrix has 1 to 2^31 rows");
         for (int64_t r = 0; r < part; r += kGroupRows)
             groups_.push_back({rows_ + r, int(part - r < kGroupRows ? part - r : kGroupRows), 0.0f});
         rows_ += part;
         first_groups_.push_back(int64_t(groups_.size()));
     }
-    memory_ = Memory(int64_t(groups_.size()) * group_bytes_);
+    packed_.resize(rows.size());
 }
 
 void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* codes) {
@@ -97,6 +106,7 @@ void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* cod
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
     const int64_t rows = part_rows_[size_t(part)], quarter = (rows + 3) / 4;
     const int64_t first = first_groups_[size_t(part)], last = first_groups_[size_t(part) + 1];
+    packed_[size_t(part)] = 0;
     const bool signed_codes = layout == Layout::codes;
     std::vector<uint8_t> codes(size_t(steps_ * kStepColumns), 1);  // padding is weight 0
     const std::vector<uint8_t> padding = codes;
@@ -110,6 +120,11 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float sca
         }
         pack_row(group, int(row % kGroupRows), row < rows ? codes.data() : padding.data());
     }
+    packed_[size_t(part)] = 1;
+}
+
+bool TernaryWeight::is_packed() const {
+    return std::all_of(packed_.begin(), packed_.end(), [](char packed) { return packed; });
 }
 
 void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {

@@ -47,6 +47,7 @@ class TernaryWeight {
     void pack(int part, const uint8_t* data, Layout layout, float scale);
     int64_t num_parts() const { return int64_t(first_groups_.size()) - 1; }
     int64_t part_rows(int part) const { return part_rows_[size_t(part)]; }
+    bool is_packed() const;  // every part, without an invalid code
 
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
@@ -64,6 +65,7 @@ class TernaryWeight {
     Format format_;
     int64_t rows_ = 0, columns_, steps_, group_bytes_;
     std::vector<int64_t> part_rows_, first_groups_;
+    std::vector<char> packed_;
     std::vector<Group> groups_;
     Memory memory_;
 };

@@ -1,0 +1,416 @@
+"""The border of the kernels: whatever Python passes, the process lives, and who asks wrongly hears why."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bitnet_inference import native
+
+ISA = native.isas()[0]
+ARENA, INPUT, OUTPUT = 0, 1, 2
+MAX = 2**63 - 1
+Rows = tuple[int, int, int, int, int]
+ROW, OUT = (ARENA, 0, 16, 0, 16), (OUTPUT, 0, 16, 0, 16)
+
+
+def rows_of(base: int, width: int) -> Rows:
+    return base, 0, width, 0, width
+
+
+def dense(rows: int, columns: int) -> native.DenseWeight:
+    return native.DenseWeight(np.ones((rows, columns), np.float32), "float32")
+
+
+def doubling(width: int = 16) -> native.Program:
+    """output = input + input."""
+    program = native.Program(0)
+    program.add(rows_of(INPUT, width), rows_of(INPUT, width), rows_of(OUTPUT, width))
+    return program
+
+
+def attention(cache: native.Cache) -> native.Program:
+    program = native.Program(64)
+    q, k, v = ((ARENA, 0, 48, column, 16) for column in (0, 16, 32))
+    program.embed(dense(9, 48), rows_of(ARENA, 48))
+    program.rotations([0.0] * 8, (ARENA, 48, 16, 0, 16))
+    program.rope_write(cache, 0, q, k, v, (ARENA, 48, 16, 0, 16))
+    program.attend(cache, 0, q, OUT, 1.0)
+    return program
+
+
+def one_token(position: int = 0, table_width: int = 1) -> tuple[np.ndarray, ...]:
+    table = np.zeros((1, table_width), np.int32)
+    return (*(np.array(a, np.int32) for a in ([0], [position], [0], [0, 1])), table)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (ARENA, 0, MAX, MAX - 8, 16),
+        (ARENA, MAX - 8, 16, 0, 16),
+        (ARENA, 49, 16, 0, 16),
+        (ARENA, -16, 16, 0, 16),
+        (ARENA, 0, 16, -1, 16),
+        (ARENA, 0, -16, 0, 16),
+        (OUTPUT, 0, 1 << 40, 0, 16),
+    ],
+)
+def test_rows_that_lie_outside(rows: Rows) -> None:
+    with pytest.raises(ValueError, match=r"outside|2\^30"):
+        native.Program(64).add(ROW, ROW, rows)
+
+
+@pytest.mark.parametrize(
+    "codes", [(MAX - 15, 16, False), (-16, 16, False), (0, 32, False), (1, 16, False), (64, 16, False), (0, 160, True)]
+)
+def test_codes_that_lie_outside(codes: tuple[int, int, bool]) -> None:
+    with pytest.raises(ValueError, match="codes"):
+        native.Program(64).rows_to_codes(ROW, None, 0, None, 0.0, codes)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 62, MAX])
+def test_an_impossible_arena(size: int) -> None:
+    with pytest.raises(ValueError, match="arena"):
+        native.Program(size)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p, x: p.embed(dense(2, 16), x),
+        lambda p, x: p.rotations([1.0] * 8, x),
+        lambda p, x: p.add(ROW, ROW, x),
+        lambda p, x: p.dense(dense(16, 16), ROW, x, None),
+        lambda p, x: p.rows_to_floats(ROW, None, 0, np.ones(16, np.float32), 1e-5, x),
+        lambda p, x: p.rope_write(native.Cache("float32", 1, 1, 16), 0, x, ROW, ROW, ROW),
+        lambda p, x: p.rope_write(native.Cache("float32", 1, 1, 16), 0, ROW, x, ROW, ROW),
+        lambda p, x: p.attend(native.Cache("float32", 1, 1, 16), 0, ROW, x, 1.0),
+    ],
+)
+def test_the_input_is_never_written(write: Callable[[native.Program, Rows], None]) -> None:
+    with pytest.raises(ValueError, match="input cannot be written"):
+        write(native.Program(64), (INPUT, 0, 16, 0, 16))
+
+
+def test_rotations_need_positions() -> None:
+    program = doubling()
+    program.rotations([1.0] * 8, OUT)
+    x = np.zeros((1, 16), np.float32)
+    with pytest.raises(ValueError, match="needs a batch"):
+        native.Executor(ISA, 1).run(program, None, x, x.copy())
+
+
+@pytest.mark.parametrize("frequency", [float("nan"), float("inf"), -1.0, 1e30])
+def test_a_frequency_that_no_model_has(frequency: float) -> None:
+    with pytest.raises(ValueError, match="frequency"):
+        native.Program(0).rotations([frequency] * 8, OUT)
+
+
+def test_two_tables_of_different_vocabularies() -> None:
+    program = native.Program(64)
+    program.embed(dense(2, 16), ROW)
+    with pytest.raises(ValueError, match="one vocabulary"):
+        program.embed(dense(200000, 16), OUT)
+
+
+def test_a_program_that_has_run_takes_no_more_steps() -> None:
+    """Another thread may be going through its steps."""
+    program, x = doubling(), np.ones((1, 16), np.float32)
+    native.Executor(ISA, 1).run(program, None, x, x.copy())
+    with pytest.raises(ValueError, match="no more steps"):
+        program.add(OUT, OUT, OUT)
+
+
+@pytest.mark.parametrize("position", [-1, 2**30, 2**31 - 1])
+def test_a_position_far_outside(position: int) -> None:
+    program = native.Program(0)
+    program.rotations([1.0] * 8, OUT)
+    with pytest.raises(ValueError, match="position"):
+        native.Executor(ISA, 1).run(program, one_token(position), None, np.zeros((1, 16), np.float32))
+
+
+def test_what_is_not_a_weight_or_a_cache() -> None:
+    program = native.Program(64)
+    for wrong in (None, 3, native.Cache("float32", 1, 1, 16)):
+        for write in (
+            lambda x: program.embed(x, ROW),
+            lambda x: program.dense(x, ROW, OUT, None),
+            lambda x: program.ternary(x, (0, 16, False), OUT, None),
+            lambda x: native.Screen(x, native.Executor(ISA, 1)),
+        ):
+            with pytest.raises((TypeError, RuntimeError)):
+                write(wrong)
+    with pytest.raises((TypeError, RuntimeError)):
+        program.attend(None, 0, ROW, OUT, 1.0)
+
+
+def test_a_weight_that_was_packed_in_part() -> None:
+    weight = native.TernaryWeight(16, [8, 8])
+    codes = np.zeros((8, 16), np.uint8)
+    weight.pack(0, codes, "codes", 1.0)
+    with pytest.raises(ValueError, match="never packed"):
+        native.Program(64).ternary(weight, (0, 16, False), OUT, None)
+    weight.pack(1, codes, "codes", 1.0)
+    native.Program(64).ternary(weight, (0, 16, False), OUT, None)
+    with pytest.raises(ValueError, match="no ternary code"):
+        weight.pack(1, codes + 7, "codes", 1.0)
+    with pytest.raises(ValueError, match="never packed"):
+        native.Program(64).ternary(weight, (0, 16, False), OUT, None)
+
+
+@pytest.mark.parametrize("rows", [[1 << 62], [1 << 62, 1 << 62], [1 << 30] * 3, [-1], [0], []])
+def test_an_impossible_ternary_weight(rows: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"row|part"):
+        native.TernaryWeight(262144, rows)
+
+
+def test_more_memory_than_there_is() -> None:
+    with pytest.raises(MemoryError):
+        native.TernaryWeight(262144, [1 << 30])
+    with pytest.raises(MemoryError):
+        native.Cache("float32", 65536, 1024, 65536).reserve((1 << 26) - 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1 << 30), (1, 1 << 30, 16), (1 << 30, 1, 16), (1, 1, 3), (0, 1, 16)])
+def test_an_impossible_cache(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="cache"):
+        native.Cache("float32", *shape)
+
+
+def test_a_cache_that_could_not_be_reserved_is_empty() -> None:
+    cache = native.Cache("float32", 65536, 1, 16)
+    program, out = attention(cache), np.zeros((1, 16), np.float32)
+    with pytest.raises(ValueError, match="slot"):
+        native.Executor(ISA, 1).run(program, one_token(), None, out)
+    cache.reserve(2)
+    native.Executor(ISA, 1).run(program, one_token(), None, out)
+    with pytest.raises(MemoryError):
+        cache.reserve((1 << 26) - 1)
+    assert cache.num_blocks == 0
+    with pytest.raises(ValueError, match="slot"):
+        native.Executor(ISA, 1).run(program, one_token(), None, out)
+    with pytest.raises(ValueError, match="block"):
+        cache.copy(0, 1)
+
+
+def test_arrays_are_what_they_are_said_to_be() -> None:
+    """None is converted in silence: what is written into a copy is lost, and an id of 64 bits is another in 32."""
+    executor, x = native.Executor(ISA, 1), np.ones((4, 16), np.float32)
+    wrong = [
+        x.astype(np.float64),
+        np.ones((4, 32), np.float32)[:, ::2],
+        np.asfortranarray(x),
+        x[0],
+        x.astype(">f4"),
+        x.astype(np.complex64),
+    ]
+    for array in wrong:
+        with pytest.raises(TypeError):
+            executor.run(doubling(), None, array, x.copy())
+        with pytest.raises(TypeError):
+            executor.run(doubling(), None, x, array)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    executor.run(doubling(), None, read_only, x.copy())
+    with pytest.raises(TypeError):
+        executor.run(doubling(), None, x, read_only)
+    program = native.Program(0)
+    program.rotations([1.0] * 8, OUT)
+    batch = one_token()
+    for i in range(5):
+        with pytest.raises(TypeError):
+            executor.run(program, (*batch[:i], batch[i].astype(np.int64), *batch[i + 1 :]), None, x[:1].copy())
+
+
+def test_arrays_at_odd_addresses() -> None:
+    odd = np.zeros(4 * 16 * 4 + 4, np.uint8)[1 : 1 + 4 * 16 * 4].view(np.float32).reshape(4, 16)
+    x = np.ones((4, 16), np.float32)
+    with pytest.raises(ValueError, match="address"):
+        native.Executor(ISA, 1).run(doubling(), None, odd, x)
+    with pytest.raises(ValueError, match="address"):
+        native.Executor(ISA, 1).run(doubling(), None, x, odd)
+    with pytest.raises(ValueError, match="address"):
+        native.DenseWeight(odd, "float32")
+
+
+def test_dense_weights_of_other_numbers() -> None:
+    for array, dtype in ((np.zeros((2, 4), np.int32), "float32"), (np.zeros((2, 4), np.float16), "bfloat16")):
+        with pytest.raises(ValueError, match="dense matrix"):
+            native.DenseWeight(array, dtype)
+    with pytest.raises((TypeError, ValueError)):
+        native.DenseWeight(np.zeros((2, 4), ">f4"), "float32")
+    for shape in ((0, 4), (4, 0)):
+        with pytest.raises(ValueError, match="dense matrix"):
+            native.DenseWeight(np.zeros(shape, np.float32), "float32")
+
+
+def test_two_threads_share_an_executor_a_cache_and_a_sampler() -> None:
+    """They take turns; another thread reserves anew meanwhile."""
+    executor, cache = native.Executor(ISA, 2), native.Cache("float32", 1, 1, 16)
+    cache.reserve(4)
+    program, small = attention(cache), doubling(4096)
+    sampler = native.RowSampler(1000)
+    logits = np.arange(1000, dtype=np.float32) / 100
+    expected = sampler.score(logits, 5, 900)
+    failures: list[BaseException] = []
+
+    def body(work: Callable[[], None]) -> None:
+        try:
+            for _ in range(300):
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    def attend() -> None:
+        out = np.zeros((1, 16), np.float32)
+        executor.run(program, one_token(), None, out)
+        assert (out == 1).all()
+
+    def double() -> None:
+        x, out = np.ones((7, 4096), np.float32), np.zeros((7, 4096), np.float32)
+        executor.run(small, None, x, out)
+        assert (out == 2).all()
+
+    def score() -> None:
+        assert sampler.score(logits, 5, 900) == expected
+
+    jobs = [attend, attend, double, score, score, lambda: cache.reserve(4), lambda: cache.copy(0, 1)]
+    threads = [threading.Thread(target=body, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_many_best_tokens() -> None:
+    logits = np.arange(100, dtype=np.float32)
+    for num in (2**63, 2**64 - 1, 101):
+        assert len(native.RowSampler(100).score(logits, 5, num)[1]) == 100
+
+
+def set_rounding(mode: int) -> None:
+    ctypes.CDLL(None).fesetround(mode)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the number of the rounding mode is Linux's")
+def test_the_rounding_of_another_library_changes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    weights, x = rng.standard_normal((300, 64), np.float32), rng.standard_normal((1, 64)).astype(np.float32)
+    rule = native.SamplingRule(
+        300, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, repetition_penalty=1.1, presence_penalty=0.1,
+        frequency_penalty=0.1, bias_ids=[3], bias_values=[0.3], end_ids=[],
+    )  # fmt: skip
+
+    def everything() -> tuple[object, ...]:
+        executor, sampler = native.Executor(ISA, 2), native.RowSampler(300)
+        head = native.DenseWeight(weights, "float32")
+        ids, best, computed = native.Screen(head, executor).top(executor, x, 2)
+        codes, scale = native.ternarize(weights, "float32")
+        row = weights[:, 0].copy()
+        tokens = [sampler.sample(row, rule, np.arange(9, dtype=np.int32), 4, False, s, 0, 0) for s in range(50)]
+        scores = sampler.score(row, 5, 3), sampler.log_probabilities(row[None], np.array([5], np.int32))
+        return ids.tobytes(), best.tobytes(), computed, codes.tobytes(), scale, tokens, scores
+
+    upward = 0x400000 if os.uname().machine == "aarch64" else 0x800
+    expected = everything()
+    set_rounding(upward)
+    try:
+        found = everything()
+    finally:
+        set_rounding(0)
+    assert found == expected
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_gives_no_number(isa: str, value: float) -> None:
+    """Int8 codes cannot say it; without care the row would look sound, and differ between instruction sets."""
+    x = np.ones((3, 40), np.float32)
+    x[1, 3], x[1, 0] = value, 1e30
+    weight = native.TernaryWeight(40, [8])
+    weight.pack(0, np.ones((8, 40), np.uint8), "codes", 1.0)
+    program = native.Program(64)
+    program.rows_to_codes(rows_of(INPUT, 40), None, 0, None, 0.0, (0, 48, False))
+    program.ternary(weight, (0, 48, False), rows_of(OUTPUT, 8), None)
+    y = np.zeros((3, 8), np.float32)
+    native.Executor(isa, 1).run(program, None, x, y)
+    assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
+
+
+def test_the_screen_near_the_ends_of_float32() -> None:
+    """Products that underflow, and sums that overflow on their way: the exact head's rows all the same."""
+    rng = np.random.default_rng(4)
+    executor = native.Executor(ISA, 1)
+    for scale_w, scale_x in ((1e-20, 1e-20), (1e-25, 1e-19), (1e-30, 1e-14), (1e-38, 1e-6), (1e19, 1e19), (1e36, 1.0)):
+        weights = (rng.standard_normal((400, 48)) * scale_w).astype(np.float32)
+        x = (rng.standard_normal((3, 48)) * scale_x).astype(np.float32)
+        head = native.DenseWeight(weights, "float32")
+        program = native.Program(0)
+        program.dense(head, rows_of(INPUT, 48), rows_of(OUTPUT, 400), None)
+        exact = np.zeros((3, 400), np.float32)
+        executor.run(program, None, x, exact)
+        ids, logits, _ = native.Screen(head, executor).top(executor, x, 3)
+        finite = np.isfinite(exact).all(axis=1)
+        order = np.argsort(-exact, axis=1, kind="stable")[:, :3]
+        assert np.array_equal(ids[finite], order[finite])
+        assert logits[finite].tobytes() == np.take_along_axis(exact, order, axis=1)[finite].tobytes()
+
+
+def run_alone(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from bitnet_inference import native
+
+executor = native.Executor("generic", 3)
+head = native.DenseWeight(np.ones((4, 16), np.float32), "float32")
+child = os.fork()
+if child == 0:
+    try:
+        native.Screen(head, executor)
+    except ValueError as error:
+        print(error, flush=True)
+    sys.exit(7)  # destroys the executor
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork() here")
+def test_an_executor_after_fork() -> None:
+    done = run_alone(FORKED)
+    assert done.returncode == 7, done.stderr
+    assert "does not survive fork" in done.stdout
+
+
+NO_THREADS = """
+import resource
+from bitnet_inference import native
+
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 20), resource.RLIM_INFINITY))
+try:
+    native.Executor("generic", 1024)
+except (RuntimeError, MemoryError) as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited as on Linux")
+def test_a_system_that_gives_no_more_threads() -> None:
+    done = run_alone(NO_THREADS)
+    assert done.returncode == 0, done.stderr
+    assert "refused:" in done.stdout
