@@ -22,13 +22,13 @@ LAYERS = {
     "model": 2,
     "backends": 3, "engine": 3,
     "llm": 4,
-    "bench": 5, "completions": 5, "evaluate": 5, "replicas": 5, "summary": 5, "telemetry": 5,
+    "bench": 5, "completions": 5, "doctor": 5, "evaluate": 5, "replicas": 5, "summary": 5, "telemetry": 5,
     "server": 6,
     "cli": 7,
     "__init__": 8, "__main__": 8,
 }  # fmt: skip
 # Files at the root that are part of a room.
-PARTS = {"stream": "llm"}
+PARTS = {"stream": "llm", "doctor_checks": "doctor"}
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}
 # What a room may know of another, where that is not all of it.

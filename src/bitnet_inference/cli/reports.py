@@ -1,4 +1,4 @@
-"""`bitnet inspect` and `bitnet bench`: what a model is and how fast it is here."""
+"""`bitnet inspect`, `bench` and `doctor`: what a model is, how fast it is, and whether this machine computes right."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import typer
 
 from bitnet_inference.cli.options import EXIT_MISTAKE, LOADING, MODEL_HELP, loading_options, progress_bar, with_options
 from bitnet_inference.errors import InvalidParams
+
+EXIT_WRONG = 1
 
 
 def inspect(
@@ -69,9 +71,27 @@ def bench(
     _print_table(result.table())
 
 
+def doctor() -> None:
+    """Check this machine.
+
+    Which instruction set is used and why, every kernel against the plain one, the default model's numbers to the bit,
+    memory, and threads. A wrong result is a line on stderr, and exit code 1.
+    """
+    from bitnet_inference.doctor import diagnose
+
+    diagnosis = diagnose()
+    for title, lines in diagnosis.groups.items():
+        typer.echo(title)
+        _print_lines(lines)
+    for problem in diagnosis.problems:
+        typer.echo(f"bitnet: {problem}", err=True)
+    if diagnosis.problems:
+        raise typer.Exit(EXIT_WRONG)
+
+
 def _print_lines(lines: Iterable[tuple[str, str]]) -> None:
     for name, value in lines:
-        typer.echo(f"  {name:<14} {value}")
+        typer.echo(f"  {name:<16} {value}")
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:

@@ -1,0 +1,129 @@
+"""One check a verb: runs the kernels of one path on fixed numbers, and gives the bytes of what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import native
+from bitnet_inference.config import CACHE_DTYPES
+
+Check = Callable[[str], bytes]
+Rows = tuple[int, int, int, int, int]
+ARENA, INPUT, OUTPUT = 0, 1, 2
+
+
+def ternary_product(isa: str) -> bytes:
+    """Quantised rows times ternary matrices of both formats, for tiles of every kind of size."""
+    results = []
+    for weight_format in ("u2", "t5"):
+        for rows, columns in ((70, 200), (33, 1040)):
+            random = np.random.default_rng(rows)
+            weight = native.TernaryWeight(columns, [rows], weight_format)
+            weight.pack(0, random.integers(-1, 2, (rows, columns), np.int8).view(np.uint8), "codes", 0.7)
+            whole = 80 if weight_format == "t5" else 16
+            codes = 0, -(-columns // whole) * whole, weight_format == "t5"
+            program = native.Program(codes[1] // 4 + 32)
+            program.rows_to_codes(_whole(INPUT, columns), None, 0, None, 0.0, codes)
+            program.ternary(weight, codes, _whole(OUTPUT, rows), None)
+            results += [_run(program, isa, _normal(random, tokens, columns), rows) for tokens in (1, 2, 3, 4, 11, 45)]
+    return b"".join(results)
+
+
+def rows(isa: str) -> bytes:
+    """Gates, norms, and the additions of a residual."""
+    random = np.random.default_rng(1)
+    width, results = 117, []
+    norm = random.standard_normal(width).astype(np.float32)
+    x = 9 * _normal(random, 5, 2 * width)
+    gate, up = (INPUT, 0, 2 * width, 0, width), (INPUT, 0, 2 * width, width, width)
+    for activation, weights in ((0, norm), (1, None), (1, norm), (2, None), (2, norm)):
+        program = native.Program(16)
+        program.rows_to_floats(gate, up if activation else None, activation, weights, 1e-5, _whole(OUTPUT, width))
+        results.append(_run(program, isa, x, width))
+    program = native.Program(16)
+    program.add(gate, up, _whole(OUTPUT, width))
+    return b"".join([*results, _run(program, isa, x, width)])
+
+
+def dense_product(isa: str) -> bytes:
+    """Rows times dense matrices of every dtype."""
+    results = []
+    for dtype in ("float32", "float16", "bfloat16"):
+        random = np.random.default_rng(2)
+        weight = native.DenseWeight(_as_dtype(_normal(random, 37, 150), dtype), dtype)
+        program = native.Program(16)
+        program.dense(weight, _whole(INPUT, 150), _whole(OUTPUT, 37), None)
+        results += [_run(program, isa, _normal(random, tokens, 150), 37) for tokens in (1, 3, 9)]
+    return b"".join(results)
+
+
+def attention(isa: str) -> bytes:
+    """Embedding, rotation, the write into caches of every dtype, and attention over more than one segment."""
+    tokens, heads, kv_heads, dim = 300, 6, 2, 40
+    width, queries, keys = (heads + 2 * kv_heads) * dim, heads * dim, kv_heads * dim
+    random, results = np.random.default_rng(3), []
+    table = native.DenseWeight(_normal(random, tokens, width), "float32")
+    num_blocks = -(-tokens // native.BLOCK_TOKENS)
+    stride, turns = -(-width // 16) * 16, -(-dim // 16) * 16
+    at = np.arange(tokens, dtype=np.int32)
+    batch = (at, at, at, np.array([0, tokens], np.int32), np.arange(num_blocks, dtype=np.int32)[None])
+    q, k, v = (
+        (ARENA, 0, stride, column, wide) for column, wide in ((0, queries), (queries, keys), (queries + keys, keys))
+    )
+    for dtype in CACHE_DTYPES:
+        cache = native.Cache(dtype, 1, kv_heads, dim)
+        cache.reserve(num_blocks)
+        program = native.Program(stride + turns)
+        angles = (ARENA, stride, turns, 0, dim)
+        program.embed(table, (ARENA, 0, stride, 0, width))
+        program.rotations([10000.0 ** (-2 * i / dim) for i in range(dim // 2)], angles)
+        program.rope_write(cache, 0, q, k, v, angles)
+        program.attend(cache, 0, q, _whole(OUTPUT, queries), dim**-0.5)
+        output = np.empty((tokens, queries), np.float32)
+        native.Executor(isa, 2).run(program, batch, None, output)
+        results.append(output.tobytes())
+    return b"".join(results)
+
+
+def screen(isa: str) -> bytes:
+    """The best logits of a head through the certified screen."""
+    random = np.random.default_rng(4)
+    head = native.DenseWeight(_as_dtype(_normal(random, 3001, 100), "bfloat16"), "bfloat16")
+    executor, results = native.Executor(isa, 2), []
+    for inputs in (1, 3, 5):
+        ids, logits, _ = native.Screen(head, executor).top(executor, _normal(random, inputs, 100), 3)
+        results += [ids.tobytes(), logits.tobytes()]
+    return b"".join(results)
+
+
+CHECKS: Mapping[str, Check] = {
+    "ternary product": ternary_product,
+    "norms and gates": rows,
+    "dense product": dense_product,
+    "attention": attention,
+    "screened head": screen,
+}
+
+
+def _whole(base: int, width: int) -> Rows:
+    return base, 0, width, 0, width
+
+
+def _run(program: Any, isa: str, x: NDArray[np.float32], width: int) -> bytes:
+    output = np.empty((len(x), width), np.float32)
+    native.Executor(isa, 1).run(program, None, x, output)
+    return output.tobytes()
+
+
+def _normal(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.float32]:
+    return random.standard_normal((rows, columns), np.float32)
+
+
+def _as_dtype(x: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    if dtype == "float16":
+        return x.astype(np.float16).view(np.uint16)
+    return x if dtype == "float32" else (x.view(np.uint32) >> 16).astype(np.uint16)
