@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 IGNORED = -100
-PLAIN_SHARE = 0.2
+PLAIN_SHARE = 0.1
 Document = tuple[list[int], list[bool]]
 
 

@@ -23,11 +23,6 @@ def pack(ternary: Tensor) -> Tensor:
     return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
 
 
-def unpack(packed: Tensor) -> Tensor:
-    """Bytes [out / 4, in] to float32 ternary [out, in]."""
-    return torch.cat([(packed >> shift & 3).float() - 1 for shift in (0, 2, 4, 6)])
-
-
 def packed_tensors(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Master weights to the tensors of the file: projections packed with their scales, the rest in bfloat16."""
     tensors = {}

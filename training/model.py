@@ -108,8 +108,8 @@ class Attention(nn.Module):
         self.o_proj = BitLinear(width, config.hidden_size, gain=(2 * config.num_layers) ** -0.5)
         self.attn_sub_norm = RMSNorm(width, config.norm_eps)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: "Cache | None") -> Tensor:
-        """Features [B, T, C] to [B, T, C]; with a cache the T rows continue what it holds."""
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Features [B, T, C] to [B, T, C]."""
         rows, length, _ = x.shape
         q, k, v = (
             proj(x).view(rows, length, -1, self.config.head_dim).transpose(1, 2)
@@ -118,28 +118,11 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         dtype = self.q_proj.product_dtype
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if cache is not None:
-            k, v = cache.append(k, v)
         group = self.config.num_heads // self.config.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         out = out.transpose(1, 2).reshape(rows, length, -1).float()
         return self.o_proj(self.attn_sub_norm(out))
-
-
-class Cache:
-    """Keys and values [B, K, positions so far, D] of one layer, for sampling; only the first append may hold T > 1."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add T positions; returns all keys and values so far."""
-        if self.keys is not None and self.values is not None:
-            keys, values = torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
-        self.keys, self.values = keys, values
-        return keys, values
 
 
 class FeedForward(nn.Module):
@@ -167,9 +150,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: Cache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """The residual stream [B, T, C], float32, after attention and feed-forward."""
-        x = x + self.self_attn(self.input_layernorm(x), rope, cache)
+        x = x + self.self_attn(self.input_layernorm(x), rope)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -191,11 +174,11 @@ class StoryTeller(nn.Module):
             if isinstance(module, BitLinear):
                 module.product_dtype = product_dtype
 
-    def forward(self, ids: Tensor, start: int = 0, caches: list[Cache] | None = None) -> Tensor:
-        """Token ids [B, T] at positions start.. to logits [B, T, vocabulary], float32."""
-        rope = self.cos[start : start + ids.shape[1]], self.sin[start : start + ids.shape[1]]
+    def forward(self, ids: Tensor) -> Tensor:
+        """Token ids [B, T] at positions 0.. to logits [B, T, vocabulary], float32."""
+        rope = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         x = self.embed_tokens(ids)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, rope, caches[number] if caches else None)
+        for layer in self.layers:
+            x = layer(x, rope)
         x = self.norm(x).to(self.product_dtype)
         return functional.linear(x, self.embed_tokens.weight.to(self.product_dtype)).float()

@@ -110,7 +110,7 @@ class Run:
 
     def step(self) -> float:
         """One update: first rows of about one document, so that names come from the right story; then long rows."""
-        ids, labels = next(self.long if self.progress > 0.7 else self.short)
+        ids, labels = next(self.long if self.progress > 0.6 else self.short)
         self.set_rates()
         loss = self.loss(self.model, ids, labels)
         loss.backward()

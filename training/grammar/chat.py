@@ -5,23 +5,24 @@ import random
 from . import requests, words
 from .moods import draw_mood
 from .story import Character, Story, articles, choose, draw_character, tell
-from .talk import FOLLOW_UPS, OFF_TOPIC, REFUSALS, SMALL_TALK, SYSTEM_PROMPTS
+from .talk import FOLLOW_UPS, OFF_TOPIC, REFUSALS, SMALL_TALK, SYSTEM_PROMPTS, THANKS
 
 Message = dict[str, str]
 
 
 def casual(rng: random.Random, text: str) -> str:
     """A request as people type it: sometimes in lower case, without a full stop, or with a "please"."""
-    if rng.random() < 0.15:
-        text = text.lower()
+    fate = rng.random()
+    if fate < 0.16:
+        text = text.lower() if fate < 0.06 else text[0].lower() + text[1:]
     if rng.random() < 0.35:
         text = text.rstrip(".!?")
     return text
 
 
 def draw_hero(rng: random.Random) -> Character:
-    """The hero of a story; about half of the heroes have made-up names."""
-    return draw_character(rng, 0.5)
+    """The hero of a story; most heroes have made-up names, so that the model copies and does not recall."""
+    return draw_character(rng, 0.75)
 
 
 def plain_story(rng: random.Random) -> str:
@@ -54,9 +55,9 @@ def answer_about(rng: random.Random, story: Story) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def small_talk(rng: random.Random) -> list[Message]:
-    """A greeting, thanks, or a question about the story-teller."""
-    question, answer = rng.choice(SMALL_TALK)
+def small_talk(rng: random.Random, after: bool = False) -> list[Message]:
+    """A greeting, thanks, or a question about the story-teller; behind a story it is mostly thanks."""
+    question, answer = THANKS if after and rng.random() < 0.6 else rng.choice(SMALL_TALK)
     answer = choose(rng, answer)
     return [{"role": "user", "content": casual(rng, choose(rng, question))}, {"role": "assistant", "content": answer}]
 
@@ -80,9 +81,9 @@ def conversation(rng: random.Random) -> list[Message]:
     messages: list[Message] = []
     if rng.random() < 0.06:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-    if rng.random() < 0.12:
-        messages += small_talk(rng) if rng.random() < 0.6 else off_topic(rng)
-    if rng.random() < 0.05 and messages and messages[-1]["role"] == "assistant":
+    while rng.random() < 0.2:
+        messages += small_talk(rng) if rng.random() < 0.7 else off_topic(rng)
+    if rng.random() < 0.3 and messages and messages[-1]["role"] == "assistant":
         return messages
     turn, story = story_turn(rng)
     messages += turn
@@ -90,8 +91,8 @@ def conversation(rng: random.Random) -> list[Message]:
         kind = rng.random()
         if kind < 0.5:
             messages += answer_about(rng, story)
-        elif kind < 0.75:
-            return messages + (small_talk(rng) if kind < 0.65 else off_topic(rng))
+        elif kind < 0.8:
+            messages += small_talk(rng, after=True) if kind < 0.72 else off_topic(rng)
         else:
             return messages + another(rng)
     return messages

@@ -6,6 +6,8 @@ Made-up names teach the model to copy a name it has never seen from the request 
 import random
 import zlib
 
+from .pieces import ENDS, STARTS
+
 GIRLS = """
 Mia Lily Emma Anna Zoe Ella Lucy Ruby Rosie Daisy Molly Poppy Ivy Clara Nora Maya Hana Aisha Priya Lena Greta Heidi
 Sofia Luna Stella Alice Grace Chloe Amelia Olivia Ava Isla Evie Freya Elsie Maisie Hazel Willow Olive Iris Violet
@@ -74,7 +76,47 @@ def invented(rng: random.Random) -> str:
             return name
 
 
+def _known(rng: random.Random) -> str:
+    return rng.choice(KNOWN[rng.choice(("she", "he"))])
+
+
+def blended(rng: random.Random) -> str:
+    """The head of one known name and the tail of another, such as "Marina": it starts like a name the model knows."""
+    head, tail = _known(rng), _known(rng)
+    return head[: rng.randint(1, len(head) - 1)] + tail[rng.randint(1, len(tail) - 1) :]
+
+
+def altered(rng: random.Random) -> str:
+    """A known name with one or two letters put in, left out or replaced."""
+    letters = list(_known(rng))
+    for _ in range(rng.choice((1, 1, 2))):
+        at, new = rng.randrange(len(letters)), rng.choice("aaeeiioouybcdfghjklmnprstvwz")
+        letters[at : at + rng.choice((0, 1, 1))] = [new] if rng.random() < 0.75 else []
+    return "".join(letters).lower().capitalize()
+
+
+def spelled(rng: random.Random) -> str:
+    """Letters of a made-up name one by one, consonants and vowels in turn with a few slips."""
+    start = rng.randrange(2)
+    classes = ("bcdfghjklmnpqrstvwxz", "aeiouy")
+    letters = (rng.choice(classes[(start + i + (rng.random() < 0.12)) % 2]) for i in range(rng.randint(3, 7)))
+    return "".join(letters).capitalize()
+
+
+def pieced(rng: random.Random) -> str:
+    """Two or three of the tokenizer's own pieces, such as "F" and "arah"."""
+    return rng.choice(STARTS) + "".join(rng.choice(ENDS) for _ in range(rng.choice((1, 1, 2))))
+
+
+def fresh(rng: random.Random) -> str:
+    """A name in one of five ways, nearly never the same twice, which comes in two to four tokens mostly."""
+    while True:
+        name = rng.choice((invented, blended, altered, spelled, pieced, pieced, pieced))(rng)
+        if 3 <= len(name) <= 10 and not is_held_out(name):
+            return name
+
+
 def pick(rng: random.Random, invent: float) -> tuple[str, str]:
-    """A name and the pronoun that goes with it; made up with the probability given."""
+    """A name and the pronoun that goes with it; a fresh name with the probability given."""
     pronoun = rng.choice(("she", "he"))
-    return (invented(rng) if rng.random() < invent else rng.choice(KNOWN[pronoun])), pronoun
+    return (fresh(rng) if rng.random() < invent else rng.choice(KNOWN[pronoun])), pronoun

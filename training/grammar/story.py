@@ -48,13 +48,17 @@ class Story:
 
 
 def draw_character(rng: random.Random, invent: float, taken: tuple[str, ...] = ()) -> Character:
-    """A character whose name is not taken; the kind may fix the pronoun. Only heroes may be of a made-up kind."""
+    """A character whose name does not start like a taken one; the kind may fix the pronoun.
+
+    Only heroes may be of a made-up kind.
+    """
     while True:
         name, pronoun = names.pick(rng, invent)
         kind = words.kind(rng, made_up=0.0 if taken else 0.02)
         fixed = words.KIND_PRONOUN.get(kind, pronoun)
         known_other = fixed != pronoun and name in names.KNOWN[pronoun]
-        if name not in taken and kind not in taken and not known_other:
+        alike = any(name[:3] == other[:3] for other in taken)
+        if not alike and kind not in taken and not known_other:
             return Character(name, kind, fixed)
 
 
@@ -151,8 +155,8 @@ def tell(rng: random.Random, hero: Character, mood: str, home: str, theme: str |
     """A story about the hero given; of a plot of the theme, if there is one."""
     name = rng.choice([key for key, plot in PLOTS.items() if theme in (None, plot[0])])
     theme, item, beats = PLOTS[name]
-    friend = draw_character(rng, 0.25, (hero.name, hero.kind))
-    guest = draw_character(rng, 0.25, (hero.name, hero.kind, friend.name, friend.kind))
+    friend = draw_character(rng, 0.4, (hero.name, hero.kind))
+    guest = draw_character(rng, 0.4, (hero.name, hero.kind, friend.name, friend.kind))
     slots = _people(hero, friend, guest) | _things(rng, item, hero.kind) | {"mood": mood, "home": home}
     slots["moral"] = rng.choice(MORALS[theme])
     early, later = MOODS.get(mood, ANY_MOOD)

@@ -47,6 +47,8 @@ SMALL_TALK = [
     ),
 ]
 
+THANKS = SMALL_TALK[3]
+
 OFF_TOPIC = """
 What is the [capital|population|weather|biggest city] [of|in] [France|Germany|Italy|Japan|China|Spain|Peru|Kenya|London|Paris]?
 How [much|many] is [2 + 2|5 times 7|12 plus 30|100 divided by 4|3 * 8|17 - 9]?
