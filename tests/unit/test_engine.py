@@ -232,6 +232,7 @@ def test_broken_logits_end_only_their_request(params, value):
     run(engine)
     assert (broken.reason, sound.reason) == ("error", "length")
     assert isinstance(broken.finishes[0].error, EngineError)
+    assert "at position 4: its weights are broken" in str(broken.finishes[0].error)
     assert len(broken.token_ids) == 3
     assert sound.token_ids == greedy_text(model, [1], 10)
 

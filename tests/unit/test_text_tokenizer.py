@@ -115,6 +115,15 @@ def test_what_is_no_text_is_refused(tokenizer, text):
         tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_files_that_would_take_gigabytes_are_not_read(tmp_path, name):
+    folder = write_folder(tmp_path)
+    with (folder / name).open("wb") as file:
+        file.truncate(41 << 20)
+    with pytest.raises(FormatError, match="at most"):
+        Tokenizer.from_folder(folder)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"])
 def test_a_link_that_leads_nowhere_is_not_a_missing_file(tmp_path, name):
     folder = write_folder(tmp_path)

@@ -70,7 +70,7 @@ class Sampler:
         picks = []
         for (request, _), token_id, logit in zip(wanted, ids[:, 0].tolist(), logits[:, 0].tolist(), strict=True):
             is_sound = abs(logit) < float("inf")
-            picks.append(Pick(request, token_id) if is_sound else _failed(request, "the best logit is not finite"))
+            picks.append(Pick(request, token_id) if is_sound else _broken(request))
         return picks
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
@@ -78,9 +78,10 @@ class Sampler:
         key = (request.seed, request.choice, len(tokens))
         token_id = self._rows.sample(logits, request.rule, tokens, request.num_prompt, request.bans_ends, *key)
         if token_id == -1:
-            return _failed(request, "the model's logits hold NaN or infinity")
+            return _broken(request)
         if token_id == -2:
-            return _failed(request, "min_tokens and logit_bias leave no token to choose from")
+            why = "min_tokens and logit_bias leave no token to choose from"
+            return _failed(request, why, "lower min_tokens, or ban fewer tokens")
         return Pick(request, token_id, self._score(request, logits, token_id))
 
     def _score(self, request: Request, logits: NDArray[np.float32], token_id: int) -> TokenLogprobs | None:
@@ -102,5 +103,10 @@ def _is_plain(request: Request) -> bool:
     return params.is_greedy and params.logprobs is None and not params.edits_logits and not request.bans_ends
 
 
-def _failed(request: Request, why: str) -> Pick:
-    return Pick(request, -1, error=EngineError(f"{why} at position {len(request.tokens)}"))
+def _broken(request: Request) -> Pick:
+    cure = "its weights are broken, or not what its config.json says: download the model again"
+    return _failed(request, "the model's logits hold NaN or infinity", cure)
+
+
+def _failed(request: Request, why: str, cure: str) -> Pick:
+    return Pick(request, -1, error=EngineError(f"{why} at position {len(request.tokens)}: {cure}"))

@@ -10,8 +10,8 @@ from typing import Any
 
 from bitnet_inference.errors import FormatError, NotFound
 
-MAX_TOKENIZER_BYTES = 256 << 20
-MAX_CONFIG_BYTES = 32 << 20
+MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
+MAX_CONFIG_BYTES = 8 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -70,7 +70,7 @@ def _read_bytes(path: Path, max_bytes: int) -> bytes:
             raise FormatError(path, "", f"{size} bytes, at most {max_bytes} are read: this is no such file")
         return path.read_bytes()
     except OSError as error:
-        raise FormatError(path, "", f"cannot be read: {error.strerror}") from None
+        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from None
 
 
 def _read_tokenizer(path: Path) -> bytes:
