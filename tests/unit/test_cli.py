@@ -129,6 +129,13 @@ def test_inspect_tells_everything_that_is_wrong(tmp_path):
     assert "memory" in result.stdout and "tokenizer.json: the file is missing" in result.stderr
 
 
+def test_doctor_finds_nothing_wrong():
+    result = bitnet("doctor")
+    assert result.exit_code == 0 and result.stderr == "", result.output
+    for word in ("chosen", "golden logits", "the same bits on", "GB/s read", "free for this process"):
+        assert word in result.stdout
+
+
 def test_bench_measures(tmp_path, monkeypatch):
     file = tmp_path / "numbers.json"
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)

@@ -20,6 +20,7 @@ from bitnet_inference.doctor import (
     write_golden,
 )
 from bitnet_inference.errors import BitNetError
+from bitnet_inference.llm import find_model
 
 MODEL = Path(__file__).parents[1] / "golden" / "bitnet-packed"
 
@@ -129,3 +130,10 @@ def test_an_instruction_set_that_is_not_here_is_refused():
     absent = next(isa for isa in ("neon", "avx2") if isa not in native.isas())
     with pytest.raises(BitNetError, match="is not available"):
         diagnose(EngineConfig(isa=absent))
+
+
+def test_the_default_model_has_its_golden_logits():
+    """After a change of its weights: python training/golden_logits.py src/bitnet_inference/default_model."""
+    said, problems = check_golden(find_model("default"), EngineConfig(threads=1).resolve())
+    assert not problems, problems[0]
+    assert "the same bits on" in said and "generic" in said
