@@ -16,6 +16,9 @@ struct alignas(64) TileShapes {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+// In memory for good: gcc 12 believes that loading them reads 8 bytes.
+const TileShapes shapes;
+
 constexpr int kTileBytes = 16 * kStepBytes;  // 64 columns of 32 rows, a byte a weight
 
 // The fields of U2 steps as bytes: 4 columns of 32 rows in 128 bytes, which is how AMX wants its second factor. Columns
@@ -39,6 +42,7 @@ int spread(const uint8_t* w, int steps, uint8_t* bytes) {
 
 void matrix_product(const MatrixTask& t) {
     const int tiles = spread(t.weights, t.steps, t.scratch);
+    asm volatile("" : : : "memory");  // which gcc 12 forgets to say of the loads of tiles
     const TileShapes shapes;
     _tile_loadconfig(&shapes);
     for (int first = 0; first < t.tokens; first += 32) {

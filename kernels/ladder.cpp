@@ -1,4 +1,5 @@
 // Checks every path of this machine against the generic one, and times them: `ladder check`, `ladder time [path]`.
+// `ladder hash` prints one number for the results of the generic and the best path, the same on every architecture.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -7,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "executor.h"
 #include "kernels.h"
+#include "screen.h"
 #include "weights.h"
 
 using namespace bitnet;
@@ -56,8 +59,9 @@ using Check = std::function<Result(const Kernels&, Random)>;
 
 template <class T>
 void append(Result& result, const std::vector<T>& values) {
-    const auto* p = reinterpret_cast<const uint8_t*>(values.data());
-    result.insert(result.end(), p, p + values.size() * sizeof(T));
+    const size_t before = result.size(), bytes = values.size() * sizeof(T);
+    result.resize(before + bytes);
+    std::memcpy(result.data() + before, values.data(), bytes);
 }
 
 Result check_ternary(const Kernels& kernels, Random random) {
@@ -169,17 +173,100 @@ Result check_attention(const Kernels& kernels, Random random) {
     return result;
 }
 
+TernaryWeight ternary_weight(Random& random, int64_t rows, int64_t columns, Format format) {
+    const auto w = floats(random, rows * columns);
+    std::vector<int8_t> c(w.size());
+    const float scale = ternarize(w.data(), Dtype::f32, rows * columns, c.data());
+    TernaryWeight weight(columns, {rows}, format);
+    weight.pack(0, reinterpret_cast<const uint8_t*>(c.data()), Layout::codes, scale);
+    return weight;
+}
+
+// A layer with every verb for two sequences, and the screen, on three threads.
+Result check_program(const Kernels& kernels, Random random) {
+    constexpr int tokens = 40, hidden = 320, dim = 32, vocab = 300;
+    const Format format = random.below(2) ? Format::u2 : Format::t5;
+    const Dtype cache_dtype[] = {Dtype::f32, Dtype::bf16, Dtype::i8};
+    Cache cache(cache_layout(cache_dtype[random.below(3)], 2, dim), 1);
+    cache.reserve(5);
+    const auto qkv = ternary_weight(random, 256, hidden, Format::u2), up = ternary_weight(random, 1280, hidden, format);
+    const auto table = floats(random, vocab * hidden), output = floats(random, hidden * 128);
+    const auto head = floats(random, vocab * 640), norm = floats(random, 640);
+    const DenseWeight embedding{table.data(), Dtype::f32, vocab, hidden}, o{output.data(), Dtype::f32, hidden, 128};
+    const DenseWeight logits{head.data(), Dtype::f32, vocab, 640};
+    std::vector<float> frequencies;
+    for (int i = 0; i < dim / 2; i++) frequencies.push_back(1.0f / float(1 + i * i * i));
+
+    const auto rows = [](int64_t offset, int64_t stride, int64_t column, int64_t width) {
+        return Rows{Base::arena, offset, stride, column, width};
+    };
+    const Rows x = rows(0, hidden, 0, hidden), q = rows(320, 256, 0, 128), k = rows(320, 256, 128, 64);
+    const Rows v = rows(320, 256, 192, 64), angles = rows(576, dim, 0, dim), attended = rows(608, 128, 0, 128);
+    const Rows gate = rows(736, 1280, 0, 640), other = rows(736, 1280, 640, 640), gated = rows(2016, 640, 0, 640);
+    const Codes first{2656, hidden, false}, second{2656, hidden, format == Format::t5};
+    Program program(2656 + 96);
+    program.embed(&embedding, x);
+    program.rows_to_codes({x, nullptr, Activation::none, norm.data(), 1e-5f}, first);
+    program.ternary(&qkv, first, rows(320, 256, 0, 256), nullptr);
+    program.rotations(frequencies, angles);
+    program.rope_write(&cache, 0, q, k, v, angles);
+    program.attend(&cache, 0, q, attended, 0.01f);
+    program.dense(&o, attended, x, &x);
+    program.rows_to_codes({x, nullptr, Activation::none, nullptr, 0.0f}, second);
+    program.ternary(&up, second, rows(736, 1280, 0, 1280), nullptr);
+    program.rows_to_floats({gate, &other, Activation(1 + random.below(2)), norm.data(), 1e-6f}, gated);
+    program.dense(&logits, gated, {Base::output, 0, vocab, 0, vocab}, nullptr);
+
+    std::vector<int32_t> ids, positions, slots;
+    const std::vector<int32_t> starts{0, 25, tokens}, blocks{3, 0, 1, 2};
+    for (int t = 0; t < tokens; t++) {
+        ids.push_back(random.below(vocab));
+        positions.push_back(t < 25 ? t : t - 25);
+        slots.push_back(blocks[t < 25 ? 0 : 2] * kBlockTokens + positions.back());
+    }
+    const Batch batch{tokens, 2, 2, ids.data(), positions.data(), slots.data(), starts.data(), blocks.data()};
+    Executor executor(kernels.name, 3);
+    std::vector<float> out(tokens * vocab), best(3 * 2);
+    executor.run(program, tokens, &batch, nullptr, out.data());
+    std::vector<int32_t> best_ids(3 * 2);
+    const int64_t computed =
+        Screen(embedding, executor).top(executor, table.data(), 3, 2, best_ids.data(), best.data());
+    Result result;
+    append(result, out);
+    append(result, best);
+    append(result, best_ids);
+    append(result, std::vector<int64_t>{computed});
+    return result;
+}
+
+struct Verb {
+    const char* name;
+    Check check;
+    uint64_t seeds;
+};
+
+const Verb kVerbs[] = {{"ternary", check_ternary, 60},     {"row", check_row, 60},
+                       {"dense", check_dense, 60},         {"screen", check_screen, 60},
+                       {"attention", check_attention, 60}, {"program", check_program, 6}};
+
+int hash_all() {
+    int count;
+    const Kernels* const* paths = available_kernels(&count);
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+    for (const Kernels* path : {generic_kernels(), paths[0]})
+        for (const Verb& verb : kVerbs)
+            for (uint64_t seed = 0; seed < verb.seeds; seed++)
+                for (uint8_t byte : verb.check(*path, {seed})) hash = (hash ^ byte) * 0x100000001b3;
+    std::printf("%016llx\n", static_cast<unsigned long long>(hash));
+    return 0;
+}
+
 int check_all() {
-    const std::pair<const char*, Check> checks[] = {{"ternary", check_ternary},
-                                                    {"row", check_row},
-                                                    {"dense", check_dense},
-                                                    {"screen", check_screen},
-                                                    {"attention", check_attention}};
     int count, failed = 0, passed = 0;
     const Kernels* const* paths = available_kernels(&count);
     for (int i = 0; i < count; i++)
-        for (const auto& [verb, check] : checks)
-            for (uint64_t seed = 0; seed < 60; seed++) {
+        for (const auto& [verb, check, seeds] : kVerbs)
+            for (uint64_t seed = 0; seed < seeds; seed++) {
                 const bool same = check(*paths[i], {seed}) == check(*generic_kernels(), {seed});
                 (same ? passed : failed)++;
                 if (!same) std::printf("%s: %s differs from generic with seed %d\n", paths[i]->name, verb, int(seed));
@@ -270,7 +357,8 @@ void time_attention(const Kernels& kernels) {
 int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "check") return check_all();
-    if (what != "time") return std::fprintf(stderr, "usage: ladder check | ladder time [path]\n"), 2;
+    if (what == "hash") return hash_all();
+    if (what != "time") return std::fprintf(stderr, "usage: ladder check | ladder hash | ladder time [path]\n"), 2;
     int count;
     const Kernels* const* paths = available_kernels(&count);
     for (int i = 0; i < count; i++) {
