@@ -160,6 +160,8 @@ def test_missing_sizes(tmp_path, key):
         ("rms_norm_eps", {"rms_norm_eps": -1e-5}),
         ("rms_norm_eps", {"rms_norm_eps": float("nan")}),
         ("rms_norm_eps", {"rms_norm_eps": True}),
+        ("rms_norm_eps", {"rms_norm_eps": 1e300}),
+        ("rope_theta", {"rope_theta": 1e-300}),
         ("rope_theta", {"rope_theta": 0}),
         ("rope_theta", {"rope_theta": float("inf")}),
         ("rope_theta", {"rope_theta": 10**400}),

@@ -16,6 +16,7 @@ from bitnet_inference.errors import (
     FormatError,
     InvalidParams,
     NotFound,
+    OutOfMemory,
     PromptTooLong,
     Stopped,
     Unsupported,
@@ -135,6 +136,10 @@ class TestGenerate:
     def test_a_prompt_longer_than_the_context(self, llm):
         with pytest.raises(PromptTooLong, match="300 tokens, at most 255 fit"):
             llm.generate([5] * 300, GREEDY)
+
+    def test_a_prompt_longer_than_the_cache(self, folder):
+        with scripted_llm(folder, num_blocks=2)[0] as llm, pytest.raises(OutOfMemory, match="raise max_cache_tokens"):
+            llm.generate([5] * 8, GREEDY)
 
     def test_an_error_ends_its_neighbours(self, llm):
         def fail(history, logits):

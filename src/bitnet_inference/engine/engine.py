@@ -91,7 +91,7 @@ class Engine:
         if request.num_prompt + room > max_positions:
             raise PromptTooLong(request.num_prompt, max_positions - room)
         if request.num_prompt + room > self.max_context:
-            cure = "shorten it, or give the engine more memory (max_num_blocks)"
+            cure = "shorten it, free memory, or raise max_cache_tokens"
             raise OutOfMemory(f"the cache holds {self.max_context} tokens, the prompt has {request.num_prompt}: {cure}")
 
     def _schedule(self) -> list[Share]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from bitnet_inference.errors import FormatError
 
 MAX_JSON_BYTES = 8 << 20  # a header of 60,000 tensors; what Python makes of it stays below 200 MB
 _MAX_SHOWN = 60
+_MIN_FLOAT, _MAX_FLOAT = 1e-37, 1e37
 
 
 def shown(value: object) -> str:
@@ -92,14 +92,11 @@ class Fields:
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A finite number above 0, which is one in float32 too."""
         value = self._get(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not _MIN_FLOAT < value < _MAX_FLOAT:
             raise self.wrong(key, "is not a finite number above 0: correct it")
-        try:
-            return float(value)
-        except OverflowError:
-            raise self.wrong(key, "is not a finite number: correct it") from None
+        return float(value)
 
     def flag(self, key: str) -> bool:
         """true or false; false where absent."""
