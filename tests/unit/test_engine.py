@@ -191,7 +191,7 @@ def test_what_can_never_run_is_refused_at_once():
         generate(model, [23], GREEDY)
     with pytest.raises(InvalidParams, match="stop_token_ids"):
         generate(model, [1], SamplingParams(stop_token_ids=[23]))
-    with pytest.raises(OutOfMemory, match="max_num_blocks"):
+    with pytest.raises(OutOfMemory, match="max_cache_tokens"):
         generate(model, [1] * 12, GREEDY)
     assert generate(model, [1] * 11, GREEDY).reason == "length"
 
