@@ -176,6 +176,8 @@ def test_mistakes_are_one_line_and_exit_code_2(args, message):
 def test_prompts_that_are_no_text():
     result = bitnet("run", "-", stdin=b"\xff\xfe")
     assert result.exit_code == 2 and "not UTF-8 at byte 0" in result.stderr
+    result = bitnet("run", "a" + os.fsdecode(b"\xff"))
+    assert result.exit_code == 2 and "not UTF-8 at byte 1" in result.stderr
 
 
 def test_unknown_options_are_refused():

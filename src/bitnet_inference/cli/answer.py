@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
@@ -48,14 +49,15 @@ def run(
 def _read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise InvalidParams('there is no prompt: write bitnet run "your prompt"')
-    if prompt is None or prompt == "-":
-        try:
-            prompt = sys.stdin.buffer.read().decode().removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise InvalidParams(f"the prompt is not UTF-8 at byte {error.start}: convert it") from None
-    if not prompt:
+    is_piped = prompt is None or prompt == "-"
+    given = sys.stdin.buffer.read().removesuffix(b"\n") if is_piped else os.fsencode(prompt or "")
+    try:
+        text = given.decode()  # an argument too, whatever the locale says that its bytes are
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"the prompt is not UTF-8 at byte {error.start}: convert it") from None
+    if not text:
         raise InvalidParams("the prompt is empty: give some text")
-    return prompt
+    return text
 
 
 def system_messages(system: str | None) -> list[dict[str, str]]:
