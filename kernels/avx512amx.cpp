@@ -43,7 +43,6 @@ int spread(const uint8_t* w, int steps, uint8_t* bytes) {
 void matrix_product(const MatrixTask& t) {
     const int tiles = spread(t.weights, t.steps, t.scratch);
     asm volatile("" : : : "memory");  // which gcc 12 forgets to say of the loads of tiles
-    const TileShapes shapes;
     _tile_loadconfig(&shapes);
     for (int first = 0; first < t.tokens; first += 32) {
         const bool two = t.tokens - first > 16;

@@ -29,7 +29,9 @@ namespace {
 
 #if defined(__x86_64__)
 bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c, d;  // older clangs do not know "f16c"
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & 1u << 29);
 }
 bool has_avxvnni() {  // older compilers do not know the name
     unsigned a, b, c, d;
