@@ -55,7 +55,7 @@ template <>
 struct Tile<Dtype::i8> {
     static constexpr int bytes = 32;
     static void put(uint8_t* tile, int lane, int which, float x) {
-        tile[16 * which + lane] = uint8_t(int8_t(std::nearbyint(x)));
+        tile[16 * which + lane] = uint8_t(int8_t(x == x ? std::nearbyint(x) : 0.0f));
     }
     static void get(const uint8_t* tile, Lanes& low, Lanes& high) {
         low = load_i8((const int8_t*)tile);
@@ -68,13 +68,17 @@ inline float* scales_of(const CacheLayout& c, const uint8_t* head) {
     return (float*)(head + c.head_bytes - 2 * kBlockTokens * 4);
 }
 
-// What to multiply n numbers by so that they are codes, -127 to 127; `scale` undoes it. 1 for caches of floats.
+// What to multiply n numbers by so that they are codes, -127 to 127; `scale` undoes it, and is not a number where one
+// of them is not finite. 1 for caches of floats.
 template <Dtype D>
 float to_codes(const float* x, int n, float* scale) {
     if (D != Dtype::i8) return 1.0f;
-    float largest = 0;
-    for (int i = 0; i < n; i++) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-    *scale = largest / 127.0f;
+    float largest = 0, poison = 0;
+    for (int i = 0; i < n; i++) {
+        largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
+        poison += x[i] * 0.0f;
+    }
+    *scale = largest / 127.0f + poison;
     return largest > 1e-30f ? 127.0f / largest : 0.0f;
 }
 

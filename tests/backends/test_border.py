@@ -346,6 +346,28 @@ def test_a_row_that_is_not_finite_gives_no_number(isa: str, value: float) -> Non
     assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_token_that_is_not_finite_is_seen_by_those_behind_it(isa: str, cache_dtype: str, value: float) -> None:
+    """And by nobody else: not by those before it, not by another sequence."""
+    cache = native.Cache(cache_dtype, 1, 1, 16)
+    cache.reserve(2)
+    program = native.Program(64)
+    table = np.ones((2, 48), np.float32)
+    table[1, 32:] = value  # the values of token 1
+    program.embed(native.DenseWeight(table, "float32"), rows_of(ARENA, 48))
+    program.rotations([0.0] * 8, (ARENA, 48, 16, 0, 16))
+    q, k, v = ((ARENA, 0, 48, column, 16) for column in (0, 16, 32))
+    program.rope_write(cache, 0, q, k, v, (ARENA, 48, 16, 0, 16))
+    program.attend(cache, 0, q, OUT, 1.0)
+    lists = ([0, 1, 0, 0, 0], [0, 1, 2, 0, 1], [0, 1, 2, 32, 33], [0, 3, 5], [[0], [1]])
+    y = np.zeros((5, 16), np.float32)
+    native.Executor(isa, 1).run(program, tuple(np.array(a, np.int32) for a in lists), None, y)
+    assert np.isfinite(y[[0, 3, 4]]).all()
+    assert not np.isfinite(y[[1, 2]]).any()
+
+
 def test_the_screen_near_the_ends_of_float32() -> None:
     """Products that underflow, and sums that overflow on their way: the exact head's rows all the same."""
     rng = np.random.default_rng(4)
