@@ -12,6 +12,7 @@ from bitnet_inference import config as config_module
 from bitnet_inference import native
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Batch, Model
 
@@ -101,6 +102,17 @@ def test_neighbours_in_the_batch(folder: Path, ids: np.ndarray, expected: np.nda
     first = logits(model, [sequence(model, ids[:40], 0, 0), sequence(model, ids[::-1][:7].copy(), 0, 1)])
     second = logits(model, [sequence(model, ids[::-1][7:30].copy(), 7, 1), sequence(model, ids[40:], 40, 0)])
     assert np.concatenate([first[:40], second[23:]]).tobytes() == expected.tobytes()
+
+
+def test_a_cache_that_the_system_refuses_is_our_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def reserve(self, num_blocks: int) -> None:
+            raise MemoryError
+
+    model = load(folder, native.isas()[0], 1)
+    monkeypatch.setattr(model, "_cache", Refusing())
+    with pytest.raises(OutOfMemory, match="cache of 3 blocks"):
+        model.reserve(3)
 
 
 def test_rows_of_the_head_alone(folder: Path, ids: np.ndarray, expected: np.ndarray) -> None:

@@ -67,10 +67,14 @@ class CpuModel:
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; what was cached before is gone."""
         wanted = num_blocks * self.capabilities.block_bytes
+        too_much = f"a cache of {num_blocks} blocks takes {wanted >> 20} MB: lower the context or the load"
         if wanted > available_bytes():
-            raise OutOfMemory(f"a cache of {num_blocks} blocks takes {wanted >> 20} MB: lower the context or the load")
+            raise OutOfMemory(too_much)
         self._open_executor()
-        self._cache.reserve(num_blocks)
+        try:
+            self._cache.reserve(num_blocks)
+        except MemoryError as error:
+            raise OutOfMemory(too_much) from error
 
     def forward(self, batch: Batch) -> CpuOutput:
         """Advance every sequence of the batch by its tokens."""
