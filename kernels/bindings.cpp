@@ -10,7 +10,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "bind_limits.h"
+#include "bind_machine.h"
 #include "bind_sampling.h"
 #include "executor.h"
 #include "float_mode.h"
@@ -317,6 +317,6 @@ NB_MODULE(_native, m) {
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
         .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
     m.attr("BLOCK_TOKENS") = kBlockTokens;
-    bind_limits(m);
+    bind_machine(m);
     bind_sampling(m);
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.engine import Engine
@@ -14,6 +15,9 @@ from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usag
 from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.model.contract import Batch, Capabilities
+
+settings.register_profile("shared machine", settings.default, deadline=None)  # a step may take long there
+settings.load_profile("shared machine")
 
 _MASK = (1 << 64) - 1
 

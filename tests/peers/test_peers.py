@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -13,8 +14,6 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, Ternary
 from bitnet_inference.probe import Sampler
 
-gguf = pytest.importorskip("gguf")
-pytest.importorskip("llama_cpp")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -1,4 +1,4 @@
-#include "limits.h"
+#include "machine.h"
 
 #include <algorithm>
 #include <atomic>

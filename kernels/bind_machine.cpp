@@ -4,18 +4,18 @@
 //       def __init__(self, num_bytes: int, num_threads: int) -> None
 //       def read_bandwidth(self) -> float           # bytes a second
 //       def int8_peak(self, isa: str) -> float      # multiply-adds a second
-#include "bind_limits.h"
+#include "bind_machine.h"
 
 #include <nanobind/stl/string.h>
 
 #include <new>
 #include <stdexcept>
 
-#include "limits.h"
+#include "machine.h"
 
 namespace nb = nanobind;
 
-void bind_limits(nb::module_& m) {
+void bind_machine(nb::module_& m) {
     using namespace nb::literals;
     using bitnet::Limits;
     using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
