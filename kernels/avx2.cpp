@@ -1,5 +1,6 @@
 // AVX2 without VNNI: `vpmaddubsw` multiplies pairs into int16, which is widened before it can overflow.
 #include "lanes_avx2.h"
+#include "tile_parts.h"
 #include "verbs.h"
 
 namespace {
@@ -53,32 +54,13 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, 
         for (int q = 0; q < Q; q++) _mm256_storeu_si256((__m256i*)(acc + t * kGroupRows + 8 * (first + q)), sums[q][t]);
 }
 
-template <int T>
-void tile(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
-    constexpr int Q = T == 1 ? 4 : T == 2 ? 2 : 1;
-    for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, stride, first, acc);
-}
-
-void tokens_of_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int stride, int32_t* acc) {
-    switch (tokens) {
-        case 1:
-            return tile<1>(w, a, steps, stride, acc);
-        case 2:
-            return tile<2>(w, a, steps, stride, acc);
-        case 3:
-            return tile<3>(w, a, steps, stride, acc);
-        default:
-            return tile<4>(w, a, steps, stride, acc);
+struct TokenTile {
+    template <int T>
+    static void run(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
+        constexpr int Q = T == 1 ? 4 : T == 2 ? 2 : 1;
+        for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, stride, first, acc);
     }
-}
-
-void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    const int parts = (tokens + 3) / 4;
-    for (int i = 0; i < parts; i++) {
-        const int first = tokens * i / parts, last = tokens * (i + 1) / parts;
-        tokens_of_tile(w, a + 4 * first, steps, last - first, tokens, acc + first * kGroupRows);
-    }
-}
+};
 
 int64_t int8_peak(int64_t iterations) {
     __m256i sums[12];
@@ -96,6 +78,6 @@ int64_t int8_peak(int64_t iterations) {
 }  // namespace
 
 const bitnet::Kernels* bitnet::avx2_kernels() {
-    static constexpr Kernels kernels = make_kernels("avx2", ternary_tile, int8_peak);
+    static constexpr Kernels kernels = make_kernels("avx2", tile_in_parts<TokenTile, 4>, int8_peak);
     return &kernels;
 }

@@ -1,5 +1,6 @@
 // AVX-VNNI: the AVX-512 kernel in 256-bit halves; a step of 32 rows is four registers of 8 rows.
 #include "lanes_avx2.h"
+#include "tile_parts.h"
 #include "verbs.h"
 
 namespace {
@@ -40,40 +41,13 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, 
 }
 
 // 16 registers: all four quarters for one or two tokens, then two, then one at a time.
-template <int T>
-void tile(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
-    constexpr int Q = T <= 2 ? 4 : T <= 4 ? 2 : 1;
-    for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, stride, first, acc);
-}
-
-void tokens_of_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int stride, int32_t* acc) {
-    switch (tokens) {
-        case 1:
-            return tile<1>(w, a, steps, stride, acc);
-        case 2:
-            return tile<2>(w, a, steps, stride, acc);
-        case 3:
-            return tile<3>(w, a, steps, stride, acc);
-        case 4:
-            return tile<4>(w, a, steps, stride, acc);
-        case 5:
-            return tile<5>(w, a, steps, stride, acc);
-        case 6:
-            return tile<6>(w, a, steps, stride, acc);
-        case 7:
-            return tile<7>(w, a, steps, stride, acc);
-        default:
-            return tile<8>(w, a, steps, stride, acc);
+struct TokenTile {
+    template <int T>
+    static void run(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
+        constexpr int Q = T <= 2 ? 4 : T <= 4 ? 2 : 1;
+        for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, stride, first, acc);
     }
-}
-
-void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    const int parts = (tokens + 7) / 8;
-    for (int i = 0; i < parts; i++) {
-        const int first = tokens * i / parts, last = tokens * (i + 1) / parts;
-        tokens_of_tile(w, a + 4 * first, steps, last - first, tokens, acc + first * kGroupRows);
-    }
-}
+};
 
 int64_t int8_peak(int64_t iterations) {
     __m256i sums[12];
@@ -89,6 +63,6 @@ int64_t int8_peak(int64_t iterations) {
 }  // namespace
 
 const bitnet::Kernels* bitnet::avxvnni_kernels() {
-    static constexpr Kernels kernels = make_kernels("avxvnni", ternary_tile, int8_peak);
+    static constexpr Kernels kernels = make_kernels("avxvnni", tile_in_parts<TokenTile, 8>, int8_peak);
     return &kernels;
 }

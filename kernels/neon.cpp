@@ -1,6 +1,7 @@
 // ARM NEON with dotprod: `sdot` multiplies four codes by four broadcast activations; a step is eight registers of 4
 // rows.
 #include "lanes_neon.h"
+#include "tile_parts.h"
 #include "verbs.h"
 
 namespace {
@@ -37,39 +38,12 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, 
         for (int q = 0; q < 2; q++) vst1q_s32(acc + t * kGroupRows + 4 * (first + q), sums[q][t]);
 }
 
-template <int T>
-void tile(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
-    for (int first = 0; first < 8; first += 2) tile_part<T>(w, a, steps, stride, first, acc);
-}
-
-void tokens_of_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int stride, int32_t* acc) {
-    switch (tokens) {
-        case 1:
-            return tile<1>(w, a, steps, stride, acc);
-        case 2:
-            return tile<2>(w, a, steps, stride, acc);
-        case 3:
-            return tile<3>(w, a, steps, stride, acc);
-        case 4:
-            return tile<4>(w, a, steps, stride, acc);
-        case 5:
-            return tile<5>(w, a, steps, stride, acc);
-        case 6:
-            return tile<6>(w, a, steps, stride, acc);
-        case 7:
-            return tile<7>(w, a, steps, stride, acc);
-        default:
-            return tile<8>(w, a, steps, stride, acc);
+struct TokenTile {
+    template <int T>
+    static void run(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
+        for (int first = 0; first < 8; first += 2) tile_part<T>(w, a, steps, stride, first, acc);
     }
-}
-
-void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    const int parts = (tokens + 7) / 8;
-    for (int i = 0; i < parts; i++) {
-        const int first = tokens * i / parts, last = tokens * (i + 1) / parts;
-        tokens_of_tile(w, a + 4 * first, steps, last - first, tokens, acc + first * kGroupRows);
-    }
-}
+};
 
 int64_t int8_peak(int64_t iterations) {
     int32x4_t sums[12];
@@ -85,6 +59,6 @@ int64_t int8_peak(int64_t iterations) {
 }  // namespace
 
 const bitnet::Kernels* bitnet::neon_kernels() {
-    static constexpr Kernels kernels = make_kernels("neon", ternary_tile, int8_peak);
+    static constexpr Kernels kernels = make_kernels("neon", tile_in_parts<TokenTile, 8>, int8_peak);
     return &kernels;
 }
