@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import sys
 import time
@@ -114,7 +115,7 @@ class Measurements:
             ("", "tokens/s", "limit", "reached", "limited by"),
             *((f"prompt of {length}", *speed.cells) for length, speed in self.prompt.items()),
             *((f"decoding at {context}", *speed.cells) for context, speed in self.decode.items()),
-            *((f"{count} at a time", *speed.cells) for count, speed in self.batch.items()),
+            *((f"batch of {count}", *speed.cells) for count, speed in self.batch.items()),
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -174,6 +175,15 @@ def measure(
         )
     finally:
         model.close()
+
+
+def refuse_unwritable(file: Path) -> None:
+    """Raise InvalidParams where numbers could not be written into the file: better before measuring than after."""
+    folder = file.parent
+    if not folder.is_dir():
+        raise InvalidParams(f"{file} cannot be written: there is no folder {folder}: make it, or choose another")
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise InvalidParams(f"{file} cannot be written: give a file in a folder that you may write to")
 
 
 def num_multiply_adds(config: ModelConfig) -> tuple[int, int]:

@@ -31,7 +31,7 @@ def test_everything_that_fits_is_measured_beside_a_limit():
     assert seen[-1][0] == seen[-1][1] > 0
     titles, *rows = result.table()
     assert [row[0] for row in rows] == [
-        "prompt of 8", "prompt of 16", "decoding at 0", "decoding at 4", "1 at a time", "3 at a time",
+        "prompt of 8", "prompt of 16", "decoding at 0", "decoding at 4", "batch of 1", "batch of 3",
     ]  # fmt: skip
     assert {len(row) for row in rows} == {len(titles)}
     assert "kept" in dict(result.lines())["samples"]

@@ -144,7 +144,15 @@ def test_bench_measures(tmp_path, monkeypatch):
     assert "limited by" in result.stdout and "discarded" in result.stdout
     numbers = json.loads(file.read_text())
     assert numbers["threads"] == 1 and numbers["decode"]["0"] > 0 and numbers["limits"]["bandwidth_gb_s"] > 0
-    assert bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--json", str(tmp_path)).exit_code == 2
+
+
+@pytest.mark.parametrize("name, cure", [("", "may write"), ("absent/numbers.json", "make it"), ("text/x", "make it")])
+def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cure):
+    (tmp_path / "text").touch()
+    monkeypatch.setattr("bitnet_inference.bench.measure", lambda *_, **__: pytest.fail("it measures"))
+    result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--json", str(tmp_path / name))
+    assert result.exit_code == 2 and "cannot be written" in result.stderr and cure in result.stderr, result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,12 @@ def bench(
     most memory that it takes. Medians; samples that other processes disturb are taken again. Takes about a minute for
     two billion parameters.
     """
-    from bitnet_inference.bench import measure
+    from bitnet_inference.bench import measure, refuse_unwritable
     from bitnet_inference.config import EngineConfig
     from bitnet_inference.llm import find_model
 
+    if json_file is not None:
+        refuse_unwritable(json_file)
     model, options = loading_options(ctx)
     with progress_bar() as progress:
         result = measure(find_model(model), EngineConfig.from_env(**options), progress=progress)
