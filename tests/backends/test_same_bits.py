@@ -1,31 +1,90 @@
-"""The promise: the CPU backend gives the same bits on every path. Whole models, every logit."""
+"""The promise: the CPU backend gives the same bits on every path. Whole models, every logit, and text.
+
+A path is a way to the same result. The plain one computes it once: generic kernels, one thread, every request alone.
+Every other path is held to it, and so every pair of paths is compared. docs/reproducibility.md tells why it holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from bitnet_inference import LLM, SamplingParams, native
 from bitnet_inference import config as config_module
-from bitnet_inference import native
-from bitnet_inference.backends import load_model
+from bitnet_inference.backends import cpu, load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.model.contract import Batch, Model
+from bitnet_inference.model.contract import Batch, Model, Output
+from bitnet_inference.stream import Generation
+from bitnet_inference.text.tokenizer import Tokenizer
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
 DEFAULT = Path(config_module.__file__).parent / "default_model"
 FOLDERS = [DEFAULT, GOLDEN / "llama-rms-norm", GOLDEN / "llama3-bf16", GOLDEN / "llama-partial"]
 NUM_TOKENS = 70
+BEST = native.isas()[0]
+
+
+class Tally:
+    """Counts what was compared, and says so at the end of the run."""
+
+    def __init__(self) -> None:
+        self.num_paths = self.num_tokens = self.num_different_bits = 0
+
+    def logits(self, found: np.ndarray, expected: np.ndarray) -> None:
+        assert found.shape == expected.shape
+        self.compare(found.tobytes(), expected.tobytes(), len(found))
+
+    def texts(self, found: Sequence[Generation], expected: Sequence[Generation]) -> None:
+        num_tokens = sum(len(each.token_ids) for each in expected)
+        self.compare(*(b"".join(map(as_bytes, texts)) for texts in (found, expected)), num_tokens)
+
+    def compare(self, found: bytes, expected: bytes, num_tokens: int) -> None:
+        different = num_different_bits(found, expected)
+        self.num_paths += 1
+        self.num_tokens += num_tokens
+        self.num_different_bits += different
+        assert different == 0
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        counts = f"{self.num_paths} paths, {self.num_tokens} tokens, {self.num_different_bits} bits different"
+        terminalreporter.write_line(f"same bits: compared {counts} ({', '.join(native.isas())})")
+
+
+@pytest.fixture(scope="session")
+def same(pytestconfig: pytest.Config) -> Tally:
+    tally = Tally()
+    pytestconfig.pluginmanager.register(tally)
+    return tally
+
+
+def num_different_bits(found: bytes, expected: bytes) -> int:
+    if found == expected:
+        return 0
+    num_common = min(len(found), len(expected))
+    one, other = (np.frombuffer(each, np.uint8)[:num_common] for each in (found, expected))
+    return int(np.unpackbits(one ^ other).sum()) + 8 * (max(len(found), len(expected)) - num_common)
+
+
+def as_bytes(each: Generation) -> bytes:
+    """Everything that a caller gets to see, the floats of log-probabilities to the bit."""
+    logprobs = [(at.logprob, *(value for pair in at.top for value in pair)) for at in each.logprobs or ()]
+    parts = [each.text.encode(), each.finish_reason.encode(), np.array(each.token_ids, np.int32).tobytes()]
+    return b"".join([*parts, *(np.array(row, np.float64).tobytes() for row in logprobs)])
 
 
 def load(folder: Path, isa: str, threads: int, cache_dtype: str = "bfloat16", ternary_format: str = "u2") -> Model:
     config = EngineConfig(isa=isa, threads=threads, cache_dtype=cache_dtype, ternary_format=ternary_format)
     model = load_model(open_checkpoint(folder), config)
-    model.reserve(16)
+    model.reserve(80)
     return model
 
 
@@ -37,12 +96,16 @@ def sequence(model: Model, ids: np.ndarray, start: int, first_block: int) -> tup
     return ids, positions, table[positions // size] * size + positions % size, table
 
 
-def logits(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> np.ndarray:
+def forward(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> Output:
     """One forward for several pieces."""
     ids, positions, slots, tables = zip(*pieces, strict=True)
     starts = np.cumsum([0, *map(len, ids)]).astype(np.int32)
     flat = [np.concatenate(part).astype(np.int32) for part in (ids, positions, slots)]
-    return model.forward(Batch(*flat, starts, np.stack(tables))).full(range(int(starts[-1])))
+    return model.forward(Batch(*flat, starts, np.stack(tables)))
+
+
+def logits(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> np.ndarray:
+    return forward(model, pieces).full(range(sum(len(ids) for ids, *_ in pieces)))
 
 
 @pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
@@ -65,43 +128,58 @@ def expected(folder: Path, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("isa", native.isas())
 def test_instruction_sets_and_threads(
-    folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, threads: int
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, threads: int
 ) -> None:
     model = load(folder, isa, threads)
-    assert logits(model, [sequence(model, ids, 0, 0)]).tobytes() == expected.tobytes()
+    same.logits(logits(model, [sequence(model, ids, 0, 0)]), expected)
 
 
-@pytest.mark.parametrize("cuts", [(1, 2, 3), (32,), (31, 33, 64), tuple(range(1, NUM_TOKENS))])
-def test_chunks_of_the_prompt(folder: Path, ids: np.ndarray, expected: np.ndarray, cuts: tuple[int, ...]) -> None:
-    model = load(folder, native.isas()[0], 2)
-    bounds = [0, *cuts, NUM_TOKENS]
-    chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise(bounds)]
-    assert np.concatenate(chunks).tobytes() == expected.tobytes()
+ONE_BY_ONE = tuple(range(1, NUM_TOKENS))
+CHUNKS_OF_1_TO_11_TOKENS = (1, 3, 6, 10, 15, 21, 28, 36, 45, 55, 66)
+
+
+@pytest.mark.parametrize("cuts", [(32,), (31, 33, 64), CHUNKS_OF_1_TO_11_TOKENS, ONE_BY_ONE], ids=len)
+@pytest.mark.parametrize("isa", native.isas())
+def test_chunks_of_the_prompt(
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, cuts: tuple[int, ...]
+) -> None:
+    model = load(folder, isa, 2)
+    chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise([0, *cuts, NUM_TOKENS])]
+    same.logits(np.concatenate(chunks), expected)
 
 
 @pytest.mark.parametrize("isa", native.isas())
-def test_formats_in_memory(folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
+def test_formats_in_memory(same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
     model = load(folder, isa, 2, ternary_format="t5")
-    assert logits(model, [sequence(model, ids[:66], 0, 1)]).tobytes() == expected[:66].tobytes()
+    first = logits(model, [sequence(model, ids[:66], 0, 1)])
     one_by_one = [logits(model, [sequence(model, ids[i : i + 1], i, 1)]) for i in range(66, NUM_TOKENS)]
-    assert np.concatenate(one_by_one).tobytes() == expected[66:].tobytes()
+    same.logits(np.concatenate([first, *one_by_one]), expected)
 
 
 @pytest.mark.parametrize("isa", native.isas())
-def test_an_int8_cache(folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
+def test_an_int8_cache(same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
     whole = logits(generic := load(folder, "generic", 1, "int8"), [sequence(generic, ids, 0, 0)])
     model = load(folder, isa, 2, "int8")
     chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise([0, 5, 40, NUM_TOKENS])]
-    assert np.concatenate(chunks).tobytes() == whole.tobytes()
+    same.logits(np.concatenate(chunks), whole)
     assert np.sqrt(np.mean((whole - expected) ** 2) / np.mean(expected**2)) < 0.05
 
 
-def test_neighbours_in_the_batch(folder: Path, ids: np.ndarray, expected: np.ndarray) -> None:
-    model = load(folder, native.isas()[0], 2)
+@pytest.mark.parametrize("isa", native.isas())
+def test_neighbours_in_the_batch(same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
+    model = load(folder, isa, 2)
     logits(model, [sequence(model, ids[::-1].copy(), 0, 1)])
     first = logits(model, [sequence(model, ids[:40], 0, 0), sequence(model, ids[::-1][:7].copy(), 0, 1)])
     second = logits(model, [sequence(model, ids[::-1][7:30].copy(), 7, 1), sequence(model, ids[40:], 40, 0)])
-    assert np.concatenate([first[:40], second[23:]]).tobytes() == expected.tobytes()
+    same.logits(np.concatenate([first[:40], second[23:]]), expected)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_batches_of_every_size(same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
+    model, most = load(folder, isa, 3), 13  # one more than a tile of the kernels takes
+    logits(model, [sequence(model, ids[:i], 0, 6 * i) for i in range(1, most)])
+    for size in range(1, most + 1):
+        same.logits(logits(model, [sequence(model, ids[i : i + 1], i, 6 * i) for i in range(size)]), expected[:size])
 
 
 def test_a_cache_that_the_system_refuses_is_our_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,19 +187,203 @@ def test_a_cache_that_the_system_refuses_is_our_error(folder: Path, monkeypatch:
         def reserve(self, num_blocks: int) -> None:
             raise MemoryError
 
-    model = load(folder, native.isas()[0], 1)
+    model = load(folder, BEST, 1)
     monkeypatch.setattr(model, "_cache", Refusing())
     with pytest.raises(OutOfMemory, match="cache of 3 blocks"):
         model.reserve(3)
 
 
-def test_rows_of_the_head_alone(folder: Path, ids: np.ndarray, expected: np.ndarray) -> None:
-    model = load(folder, native.isas()[0], 2)
-    token_ids, positions, slots, table = sequence(model, ids, 0, 0)
-    batch = Batch(token_ids, positions, slots.astype(np.int32), np.array([0, NUM_TOKENS], np.int32), table[None])
-    output = model.forward(batch)
-    assert output.full([69, 3]).tobytes() == expected[[69, 3]].tobytes()
-    best, values = output.top([5], 3)
-    order = np.argsort(-expected[5], kind="stable")[:3]
-    assert best[0].tolist() == order.tolist()
-    assert values[0].tobytes() == expected[5][order].tobytes()
+@pytest.mark.parametrize("isa", native.isas())
+def test_rows_of_the_head_alone_and_screened(
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_read = []
+    for least in (1, 1 << 60):
+        monkeypatch.setattr(cpu, "MIN_SCREENED_WEIGHTS", least)
+        model = load(folder, isa, 2)
+        bytes_read.append(model.bytes_read([0]))
+        output = forward(model, [sequence(model, ids, 0, 0)])
+        same.logits(np.concatenate([output.full([row]) for row in range(NUM_TOKENS)]), expected)
+        same.logits(output.full([69, 3]), expected[[69, 3]])
+        for k in (1, 3):
+            for rows in ([5], range(NUM_TOKENS)):
+                same_best(same, *output.top(rows, k), expected[list(rows)], k)
+    assert bytes_read[0] < bytes_read[1]  # it was screened
+
+
+def same_best(same: Tally, best: np.ndarray, values: np.ndarray, expected: np.ndarray, k: int) -> None:
+    order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
+    assert best.tolist() == order.tolist()
+    same.logits(values, np.take_along_axis(expected, order, axis=1))
+
+
+# A model of which one token alone is work for several threads, with a head that is screened; 34 + 17 million weights.
+WIDE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_hidden_layers": 3,
+        "vocab_size": 17000, "bos_token_id": 16998, "eos_token_id": 16999}  # fmt: skip
+NUM_WIDE = 4
+
+
+class Wide(NamedTuple):
+    folder: Path
+    ids: np.ndarray
+    expected: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Wide:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        import synthesize
+
+        patch.setitem(synthesize.SHAPES, "wide", synthesize.SHAPES["tiny"] | WIDE)
+        folder = tmp_path_factory.mktemp("wide") / "model"
+        synthesize.synthesize("wide", folder)
+    ids = np.random.default_rng(0).integers(0, 17000, NUM_WIDE, np.int32)
+    model = load(folder, "generic", 1)
+    return Wide(folder, ids, logits(model, [sequence(model, ids, 0, 0)]))
+
+
+@pytest.mark.parametrize("ternary_format", ["u2", "t5"])
+@pytest.mark.parametrize("isa", native.isas())
+def test_one_token_on_several_threads(same: Tally, wide: Wide, isa: str, ternary_format: str) -> None:
+    for threads in (2, 3):
+        model, steps = load(wide.folder, isa, threads, ternary_format=ternary_format), []
+        for i in range(NUM_WIDE):
+            output = forward(model, [sequence(model, wide.ids[i : i + 1], i, 0)])
+            steps.append(output.full([0]))
+            same_best(same, *output.top([0], 1), wide.expected[i : i + 1], 1)
+        same.logits(np.concatenate(steps), wide.expected)
+
+
+# Text: what callers see. Every request of JOBS on every path, by itself and among the others.
+STORY = (
+    "Once upon a time there was a fox who lived under an old oak near the river. Every morning she ran to the "
+    "water and looked for her friend the heron. One day the heron did not come. The fox waited until the sun stood "
+    "high. Then she went to look for him."
+)
+
+
+class Job(NamedTuple):
+    prompt: str
+    params: SamplingParams
+
+
+JOBS = (
+    Job("Once upon a time", SamplingParams(temperature=0.0, max_tokens=16)),
+    Job(STORY, SamplingParams(temperature=0.0, max_tokens=12)),
+    Job("The little mole", SamplingParams(temperature=0.0, max_tokens=10, repetition_penalty=1.3, logprobs=3)),
+    Job("The owl said", SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=16, logprobs=2)),
+    Job("The owl said", SamplingParams(temperature=1.3, seed=8, max_tokens=16)),
+    Job(
+        STORY[:100], SamplingParams(temperature=0.8, top_k=40, min_p=0.02, presence_penalty=0.5, seed=9, max_tokens=12)
+    ),
+)
+
+
+class Watch:
+    """Holds a model's first step until `open`, so that all requests are there, and counts what the steps compute."""
+
+    def __init__(self, model: Model) -> None:
+        self._model_forward, self._gate = model.forward, Event()
+        self.num_tokens = self.most_tokens = self.most_sequences = 0
+        model.forward = self.forward  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        self._gate.set()
+
+    def forward(self, batch: Batch) -> Output:
+        self._gate.wait()
+        self.num_tokens += len(batch.token_ids)
+        self.most_tokens = max(self.most_tokens, len(batch.token_ids))
+        self.most_sequences = max(self.most_sequences, len(batch.starts) - 1)
+        return self._model_forward(batch)
+
+
+def load_llm(max_cache_tokens: int = 2048, **options: object) -> tuple[LLM, Watch]:
+    watch = Watch(model := load_model(open_checkpoint(DEFAULT), EngineConfig(**options)))  # type: ignore[arg-type]
+    return LLM(model, Tokenizer.from_folder(DEFAULT), max_cache_tokens=max_cache_tokens), watch
+
+
+def alone(llm: LLM) -> list[Generation]:
+    return [llm.generate(*job) for job in JOBS]
+
+
+def together(llm: LLM) -> list[Generation]:
+    return llm.generate([job.prompt for job in JOBS], [job.params for job in JOBS])
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[Generation]:
+    llm, watch = load_llm(isa="generic", threads=1, ternary_format="u2")
+    watch.open()
+    with llm:
+        return alone(llm)
+
+
+def paths_of_text() -> Iterator[tuple[str, int, str, int]]:
+    """Instruction set, threads, format, max_batch_tokens: all of them differ from one to the next."""
+    for isa in native.isas():
+        yield isa, 2, "t5", 16
+        if isa != "generic":  # it is slow, and computes what is expected
+            yield isa, 1, "u2", 512
+            yield isa, 3, "u2", 5
+
+
+@pytest.mark.parametrize(("isa", "threads", "ternary_format", "max_batch_tokens"), list(paths_of_text()))
+def test_text(
+    same: Tally, texts: list[Generation], isa: str, threads: int, ternary_format: str, max_batch_tokens: int
+) -> None:
+    llm, watch = load_llm(isa=isa, threads=threads, ternary_format=ternary_format, max_batch_tokens=max_batch_tokens)
+    with llm:
+        streams = [llm.stream(*job) for job in JOBS]
+        watch.open()
+        same.texts([stream.read() for stream in streams], texts)
+        assert watch.most_sequences > 2 and watch.most_tokens <= max_batch_tokens
+        if isa != "generic":
+            same.texts(alone(llm), texts)
+            same.texts(together(llm), texts)
+
+
+def test_text_of_repeated_runs(same: Tally, texts: list[Generation]) -> None:
+    for _ in range(3):
+        llm, watch = load_llm()
+        watch.open()
+        with llm:
+            for _ in range(3):
+                same.texts(alone(llm), texts)
+
+
+def test_text_among_requests_that_come_and_go(same: Tally, texts: list[Generation]) -> None:
+    llm, watch = load_llm(max_batch_tokens=24)
+    watch.open()
+    endless = SamplingParams(seed=1, max_tokens=None, ignore_eos=True)
+    with llm, llm.stream("The bear", endless) as neighbour:
+        pieces = iter(neighbour)
+        for job, expected in zip(JOBS, texts, strict=True):
+            next(pieces)
+            with llm.stream("The badger", endless) as passing:
+                stream = llm.stream(*job)
+                next(iter(passing))
+            same.texts([stream.read()], [expected])
+
+
+def test_text_of_requests_that_lose_their_cache(same: Tally, texts: list[Generation]) -> None:
+    """Four blocks of 32 tokens: whoever came last gives its blocks back, and computes its tokens again."""
+    llm, watch = load_llm(max_cache_tokens=128)
+    with llm:
+        streams = [llm.stream(*job) for job in JOBS]
+        watch.open()
+        same.texts([stream.read() for stream in streams], texts)
+        num_known = sum(len(llm.tokenizer.encode(job.prompt)) for job in JOBS) + sum(len(t.token_ids) for t in texts)
+    assert watch.num_tokens > num_known
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_text_through_the_screened_head(
+    same: Tally, texts: list[Generation], isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "MIN_SCREENED_WEIGHTS", 1)
+    llm, watch = load_llm(isa=isa)
+    watch.open()
+    with llm:
+        same.texts(together(llm)[:2], texts[:2])
