@@ -17,7 +17,8 @@ inline void add_products(__m512i& sum, const __m512i& codes, const __m512i& acti
 
 // T tokens, F of the four fields in a pass over the columns. The fields are masked in place, not shifted: half the
 // instructions beside the products. Their sums are shifted once at the end, which is exact: a sum stays below
-// 192 * 127 * columns / 4 < 2^31 (kMaxColumns). Passes share a chunk of columns that stays in the nearest cache.
+// 192 * 127 * columns / 4 < 2^31 (kMaxColumns). Passes share a chunk of columns that stays in the nearest cache, and
+// each fetches its part of the next.
 template <int T, int F>
 void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
     constexpr int kChunk = F == 4 ? 1 << 30 : 96;
@@ -32,11 +33,14 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
 #pragma GCC unroll 12
                 for (int t = 0; t < T; t++) sums[f][0][t] = sums[f][1][t] = _mm512_setzero_si512();
             const uint8_t* ws = w + begin * kStepBytes;
+            [[maybe_unused]] const uint8_t* next = w + end * kStepBytes;
             const int8_t* as = a + (begin * 16 + 4 * first) * T;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T) {
                 if constexpr (F == 4) {
-                    __builtin_prefetch(ws + 4096, 0, 2);
-                    __builtin_prefetch(ws + 4096 + 64, 0, 2);
+                    __builtin_prefetch(ws + 3072, 0, 2);
+                    __builtin_prefetch(ws + 3072 + 64, 0, 2);
+                } else {
+                    __builtin_prefetch(next + (first * kChunk / F + s - begin) * (kStepBytes * F / 4), 0, 3);
                 }
 #pragma GCC unroll 4
                 for (int f = 0; f < F; f++) {

@@ -75,4 +75,7 @@ void matrix_product(const MatrixTask& t) {
 
 }  // namespace
 
-void bitnet::add_avx512amx(Kernels& kernels) { kernels.matrix_product = matrix_product; }
+void bitnet::add_avx512amx(Kernels& kernels) {
+    kernels.name = "avx512amx";
+    kernels.matrix_product = matrix_product;
+}

@@ -69,22 +69,25 @@ bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
 #endif
 
 struct Available {
-    Kernels best_avx512;
-    const Kernels* list[5];
+    Kernels avx512, avx512amx;
+    const Kernels* list[6];
     int count = 0;
     Available() {
-        if (has_avx512()) offer(avx512());
+        if (has_avx512() && avx512_kernels()) offer_avx512();
         if (has_avxvnni()) offer(avxvnni_kernels());
         if (has_avx2()) offer(avx2_kernels());
         if (has_neon()) offer(neon_kernels());
         offer(generic_kernels());
     }
-    const Kernels* avx512() {
-        if (!avx512_kernels()) return nullptr;
-        best_avx512 = *avx512_kernels();
-        if (has_avx512vbmi()) add_avx512vbmi(best_avx512);
-        if (has_amx()) add_avx512amx(best_avx512);
-        return &best_avx512;
+    void offer_avx512() {
+        avx512 = *avx512_kernels();
+        if (has_avx512vbmi()) add_avx512vbmi(avx512);
+        if (has_amx()) {
+            avx512amx = avx512;
+            add_avx512amx(avx512amx);
+            offer(&avx512amx);
+        }
+        offer(&avx512);
     }
     void offer(const Kernels* kernels) {
         if (kernels) list[count++] = kernels;

@@ -127,6 +127,8 @@ struct Kernels {
     void (*matrix_product)(const MatrixTask& task);
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
+    // Reads whole kibibytes as fast as this path can, and returns something that depends on all of them.
+    uint64_t (*read_memory)(const uint8_t* data, int64_t bytes);
 };
 
 const Kernels* generic_kernels();
@@ -134,7 +136,7 @@ const Kernels* avx2_kernels();  // null where this build has no such path
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 void add_avx512vbmi(Kernels& kernels);  // the T5 functions, to a table of AVX-512
-void add_avx512amx(Kernels& kernels);   // the matrix product
+void add_avx512amx(Kernels& kernels);   // the matrix product, and the name of a path of its own
 const Kernels* neon_kernels();
 
 // The names of the paths that this machine can run, best first. `find` returns null for any other.

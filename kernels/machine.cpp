@@ -18,21 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kRounds = 5;
 constexpr std::chrono::milliseconds kRound{12};
 constexpr int64_t kChunk = 1 << 18;
-constexpr int64_t kAhead = 4096;  // the distance at which the kernels prefetch
 constexpr int64_t kIterations = 2000;
-
-uint64_t read_chunk(const uint8_t* data) {
-    uint64_t sums[8] = {};
-    for (const uint8_t* line = data; line < data + kChunk; line += 64) {
-        __builtin_prefetch(line + kAhead, 0, 2);
-        uint64_t words[8];
-        std::memcpy(words, line, 64);
-        for (int i = 0; i < 8; i++) sums[i] += words[i];
-    }
-    uint64_t sum = 0;
-    for (const uint64_t each : sums) sum += each;
-    return sum;
-}
 
 // Threads of its own, so that what is measured does not depend on the executor's pool.
 void on_all_threads(int num_threads, const std::function<void(int)>& work) {
@@ -56,10 +42,13 @@ Limits::Limits(int64_t bytes, int num_threads)
 }
 
 double Limits::read_bandwidth() {
+    int paths;
+    const Kernels& widest = *available_kernels(&paths)[0];  // 16 bytes at a time would take twice as long as 64
     return median_rate([&](int thread) {
         const int64_t chunks = memory_.bytes() / kChunk, first = chunks * thread / num_threads_;
         const int64_t count = chunks * (thread + 1) / num_threads_ - first;
-        volatile uint64_t sink = read_chunk(memory_.data() + (first + next_chunks_[size_t(thread)]++ % count) * kChunk);
+        const int64_t chunk = first + next_chunks_[size_t(thread)]++ % count;
+        volatile uint64_t sink = widest.read_memory(memory_.data() + chunk * kChunk, kChunk);
         (void)sink;
         return kChunk;
     });

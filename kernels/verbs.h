@@ -15,7 +15,7 @@ namespace {
 constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, const int8_t*, int, int, int32_t*),
                                int64_t (*peak)(int64_t)) {
     return {name,   tile,     ternary_store, embed,   row,     dense,   rope, cache_write,
-            attend, add_rows, screen,        nullptr, nullptr, nullptr, peak};
+            attend, add_rows, screen,        nullptr, nullptr, nullptr, peak, read_memory};
 }
 
 }  // namespace

@@ -125,6 +125,25 @@ void add_rows(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i++) out[i] = x[i] + y[i];
 }
 
+uint64_t read_memory(const uint8_t* data, int64_t num_bytes) {
+    Bytes seen[4];
+    for (Bytes& each : seen) each = no_bytes();
+    for (const uint8_t* p = data; p < data + num_bytes; p += 256)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __builtin_prefetch(p + 64 * i + 2048, 0, 2);
+            seen[i] = mask_or(load_bytes(p + 64 * i), 255, seen[i]);
+        }
+    const int8_t ones[4] = {1, 1, 1, 1};
+    Sums sums = no_sums();
+    for (const Bytes& each : seen) sums = dot(sums, mask_or(each, 63, no_bytes()), ones);
+    int32_t totals[16];
+    store_sums(totals, sums);
+    uint64_t total = 0;
+    for (const int32_t each : totals) total += uint64_t(each);
+    return total;
+}
+
 // 16 rows of 6-bit weights (screen.h) times V vectors of codes.
 template <int V>
 void screen_vectors(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {

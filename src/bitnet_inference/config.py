@@ -1,6 +1,6 @@
 """How a model is run: frozen, and the only place that reads the environment.
 
-BITNET_ISA      one of generic, avx2, avxvnni, avx512, neon: forces the instruction set of the CPU backend
+BITNET_ISA      one of generic, avx2, avxvnni, avx512, avx512amx, neon: forces the instruction set of the CPU backend
 BITNET_THREADS  a number: the default for `threads`
 """
 
@@ -16,7 +16,7 @@ from bitnet_inference.errors import InvalidParams, Unavailable
 DEVICES = ("auto", "cpu", "reference")
 CACHE_DTYPES = ("bfloat16", "float32", "int8")
 TERNARY_FORMATS = ("auto", "u2", "t5")
-ISAS = ("generic", "avx2", "avxvnni", "avx512", "neon")
+ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
 
 

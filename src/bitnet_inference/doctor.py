@@ -27,8 +27,10 @@ GOLDEN = "golden.json"
 NUM_PROMPT, NUM_STEPS = 40, 8  # tokens computed at once, and then one by one
 _AVX2 = ("avx2", "fma", "f16c")
 # What the paths need, by its name in /proc/cpuinfo, and where.
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", *_AVX2)
 FEATURES = {
-    "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", *_AVX2),
+    "avx512amx": ("amx_tile", "amx_int8", *_AVX512),
+    "avx512": _AVX512,
     "avxvnni": ("avx_vnni", *_AVX2),
     "avx2": _AVX2,
     "neon": ("asimddp",),
