@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level interface, with the surface of bitnet_inference.bench.Runner."""
+"""llama.cpp through llama-cpp-python's low-level interface."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _SILENCE: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)  # 
 
 class LlamaCpp:
     """A GGUF model. Single sequences and batches have contexts of their own."""
+
+    version = f"llama-cpp-python {llama_cpp.__version__}"
 
     def __init__(self, path: Path, threads: int, max_context: int, max_batch: int, num_batch_steps: int) -> None:
         """Loads the model; raises OSError where llama.cpp cannot."""

@@ -1,115 +1,211 @@
-"""Ours beside llama.cpp on the same weights, in turns, in one process: `peers.py FOLDER [--threads 2] [--json FILE]`.
+"""Ours beside llama.cpp and Transformers on the same weights, in turns: `peers.py FOLDER [--threads 2] [--json FILE]`.
 
-FOLDER is a BitNet model, as `synthesize.py --shape bitnet-2b-4t FOLDER` writes it. Its weights are written as GGUF
-(TQ2_0, embedding and head F16) and run by llama-cpp-python (the extra "peers"). Both decode greedily. llama.cpp's arch
-"bitnet" has SiLU where this model has squared ReLU, so its text differs; what it computes and reads is as much. The
-samples of a pair are taken one right after the other; ratios are medians over the pairs. Samples that other processes
-disturb are taken again.
+FOLDER is a BitNet model, as `synthesize.py --shape bitnet-2b-4t FOLDER` writes it. llama.cpp gets the weights as GGUF
+(TQ2_0, embedding and head F16), Transformers the folder. All decode greedily, each in a process of its own that sleeps
+while another is measured. llama.cpp's arch "bitnet" has SiLU where this model has squared ReLU, so its text differs;
+what it computes and reads is as much. A ratio is our speed by theirs: the median over pairs of samples that are taken
+one right after the other. Pairs that other processes disturb are taken again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import llama_cpp
-from gguf_file import write_gguf
-from llama_cpp_peer import LlamaCpp
+from peer_engines import NEEDS, Peer, is_installed, llama_cpp, ours, transformers
+from peer_process import EngineFailed, EngineProcess
+from turns import Comparison, Row, Sample, longest, rows_of, take_pairs, take_sample
 
-from bitnet_inference.backends import load_model
-from bitnet_inference.bench import Runner, Workload
+from bitnet_inference.bench import Workload, refuse_unwritable
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, InvalidParams
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.probe import Sampler, make_limits, median
+from bitnet_inference.probe import MAX_ATTEMPTS, MAX_DISTURBANCE, machine_busy_s
+
+INSTALL = 'pip install ".[peers]"'
+Running = Sequence[tuple[Peer, EngineProcess]]
 
 
-class Peer(Protocol):
-    """Who can be measured."""
+@dataclass(frozen=True)
+class Result:
+    """A row of the table: what, and ours beside each peer that ran it."""
 
-    def prompt(self, length: int) -> None:
-        """A prompt, up to the choice of the first token of the answer."""
-        ...
+    row: Row
+    found: dict[str, Comparison]
 
-    def decode(self, context: int, num_steps: int, num_sequences: int) -> None:
-        """Greedy steps of all sequences, behind what lies in the cache."""
-        ...
+    @property
+    def ours(self) -> float:
+        """Our tokens a second: the median over all pairs."""
+        return statistics.median(pair.ours.tokens_s for each in self.found.values() for pair in each.pairs)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers, down to the samples."""
+        peers = {
+            name: {"tokens_s": each.tokens_s, "ratio": each.ratio, "is_disturbed": each.is_disturbed, **asdict(each)}
+            for name, each in self.found.items()
+        }
+        return {"row": str(self.row), "ours_tokens_s": self.ours, "peers": peers}
 
 
-Result = tuple[str, float, float, float]  # what, our tokens a second, theirs, ratio
+def compare(ours: EngineProcess, peers: Running, workload: Workload) -> Iterator[Result]:
+    """Row by row, each peer in turns with ours."""
+    for row in rows_of(workload):
+        rows = [(process, own) for peer, process in peers if (own := peer.own(row)) is not None]
+        if rows:
+            ours.prepare(row)
+            yield Result(
+                row, {theirs.name: _compared(ours, row, theirs, own, workload.num_samples) for theirs, own in rows}
+            )
 
 
-def compare(ours: Peer, theirs: Peer, workload: Workload, sampler: Sampler) -> list[Result]:
-    """All that the workload says, one after the other; the sampler takes one sample at a time."""
-    results = []
+def _compared(ours: EngineProcess, row: Row, theirs: EngineProcess, own: Row, num_pairs: int) -> Comparison:
+    theirs.prepare(own)
+    return take_pairs(partial(_sample, ours, row), partial(_sample, theirs, own), num_pairs)
 
-    def add(name: str, num_tokens: int, run: Callable[[Peer], None]) -> None:
-        pairs = [[sampler.measure(lambda peer=peer: run(peer))[0].seconds for peer in (ours, theirs)]  # type: ignore[misc]
-                 for _ in range(workload.num_samples)]  # fmt: skip
-        mine, other = (num_tokens / statistics.median(each) for each in zip(*pairs, strict=True))
-        ratio = statistics.median(b / a for a, b in pairs)
-        results.append((name, mine, other, ratio))
-        print(f"{name:<18} {mine:>8.1f} {other:>10.1f} {ratio:>7.2f}x", flush=True)
 
-    steps = workload.num_decoded
-    for length in workload.prompts:
-        add(f"prompt of {length}", length, lambda peer: peer.prompt(length))  # noqa: B023
-    for context in workload.contexts:
-        for peer in (ours, theirs):
-            peer.prompt(max(context, 1))
-        add(f"decoding at {context}", steps, lambda peer: peer.decode(context, steps, 1))  # noqa: B023
-    steps = workload.num_batch_steps
-    for count in workload.batches:
-        add(f"{count} at a time", steps * count, lambda peer: peer.decode(0, steps, count))  # noqa: B023
-    return results
+def _sample(process: EngineProcess, row: Row) -> Sample:
+    return take_sample(partial(process.measure, row), row.num_tokens)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--threads", type=int, help="for both; one a physical core otherwise")
-    parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--gguf", type=Path, help="keep the GGUF file there, and use it if it is there")
+    parser.add_argument("--threads", type=int, help="for all; one a physical core otherwise")
+    parser.add_argument("--samples", type=int, default=3, help="pairs a row")
+    parser.add_argument("--peers", type=_names, metavar="NAMES", help=f"of {', '.join(NEEDS)}; else those installed")
+    parser.add_argument("--isa", type=_names, default=[], metavar="NAMES", help="ours with these instruction sets too")
+    parser.add_argument("--head", metavar="NAME", help="how ours computes the head, see EngineConfig")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="keep the GGUF file there, and use it if it is there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     arguments = parser.parse_args()
     try:
         _run(arguments)
-    except (BitNetError, OSError, ValueError) as error:
-        parser.error(str(error))
+    except (BitNetError, EngineFailed, OSError, ValueError) as error:
+        parser.exit(2, f"peers.py: {error}\n")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    config = EngineConfig.from_env(device="cpu", threads=arguments.threads).resolve()
-    threads = config.threads or 1
-    checkpoint = open_checkpoint(arguments.folder)
-    with tempfile.TemporaryDirectory() as room:
-        path = arguments.gguf or Path(room) / "model.gguf"
-        if not path.exists():
-            write_gguf(checkpoint, path)
-        model = load_model(checkpoint, config)
-        workload = Workload(batches=(4, 8, 16), num_samples=arguments.samples).fitting(model)
-        longest = max(*workload.prompts, *(context + workload.num_decoded for context in workload.contexts))
-        theirs = LlamaCpp(path, threads, longest, max(workload.batches), workload.num_batch_steps)
-        ours = Runner(model, workload)
-        ours.warm_up()
-        sampler = Sampler(make_limits(threads), config.isa, num_samples=1)
-        print(f"{arguments.folder.name}, {threads} threads, {config.isa}; llama-cpp-python {llama_cpp.__version__}")
-        print(f"{'tokens a second':<18} {'ours':>8} {'llama.cpp':>10} {'ratio':>8}")
-        results = compare(ours, theirs, workload, sampler)
-        theirs.close()
-        model.close()
-    bandwidth, int8_peak = (median(sampler.all, value) for value in (lambda s: s.bandwidth, lambda s: s.int8_peak))
-    print(f"samples: {sampler.summary()}")
-    print(f"beside them: {bandwidth / 1e9:.1f} GB/s read, {int8_peak / 1e9:.0f} billion int8 multiply-adds/s (medians)")
     if arguments.json:
-        rows = [dict(zip(("what", "ours", "llama_cpp", "ratio"), row, strict=True)) for row in results]
-        arguments.json.write_text(json.dumps({"threads": threads, "isa": config.isa, "results": rows}, indent=2) + "\n")
+        refuse_unwritable(arguments.json)
+    workload = Workload(num_samples=arguments.samples)
+    room, needed = open_checkpoint(arguments.folder).config.max_positions, longest(workload)
+    if room < needed:
+        raise InvalidParams(f"{arguments.folder}: its context has {room} tokens: give a model with {needed}")
+    chosen = choose(arguments.peers)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ours, *peers = _started(stack, _engines(arguments, workload, chosen, scratch))
+        if not peers:
+            raise InvalidParams(f"there is nothing to compare with: {INSTALL}, or choose an --isa")
+        conditions = _conditions(arguments, [process.version for _, process in (ours, *peers)])
+        print("\n".join(conditions), end="\n\n")
+        results = _measured(ours, peers, workload)
+    print("\n".join(["", *notes(results)]))
+    if arguments.json:
+        numbers = {"conditions": conditions, "results": [result.as_json() for result in results]}
+        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+def choose(names: list[str] | None) -> list[str]:
+    """The peers to measure: all those named, or those installed; raises InvalidParams for others than there are."""
+    for name in names or ():
+        if name not in NEEDS:
+            raise InvalidParams(f"--peers has {name!r}: choose of {', '.join(NEEDS)}")
+        if not is_installed(name):
+            raise InvalidParams(f"--peers has {name}, which is not installed: {INSTALL}")
+    if names is not None:
+        return names
+    for name in NEEDS:
+        if not is_installed(name):
+            print(f"{name} is left out, as it is not installed: {INSTALL}")
+    return [name for name in NEEDS if is_installed(name)]
+
+
+def _engines(arguments: argparse.Namespace, workload: Workload, chosen: list[str], scratch: Path) -> Iterator[Peer]:
+    """Ours, the peers, and ours with other instruction sets."""
+    folder, head = arguments.folder, {"head": arguments.head} if arguments.head else {}
+    config = EngineConfig.from_env(device="cpu", threads=arguments.threads, **head).resolve()
+    others = [replace(config, isa=isa).resolve() for isa in arguments.isa]
+    yield ours(f"ours, {arguments.head}" if arguments.head else "ours", folder, config, workload)
+    if "llama.cpp" in chosen:
+        yield llama_cpp(folder, arguments.gguf or scratch / "model.gguf", config.threads or 1, workload)
+    if "transformers" in chosen:
+        yield transformers(folder, config.threads or 1, workload)
+    for other in others:
+        yield ours(f"ours, {other.isa}", folder, other, workload)
+
+
+def _started(stack: ExitStack, engines: Iterable[Peer]) -> Iterator[tuple[Peer, EngineProcess]]:
+    for engine in engines:
+        print(f"loading {engine.name}", file=sys.stderr)
+        yield engine, stack.enter_context(closing(EngineProcess(engine.name, engine.make)))
+
+
+def _conditions(arguments: argparse.Namespace, versions: list[str]) -> list[str]:
+    threads = EngineConfig.from_env(threads=arguments.threads).resolve().threads
+    return [f"{arguments.folder.resolve().name} on {_processor()}, {threads} threads", ", ".join(versions)]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _measured(ours: tuple[Peer, EngineProcess], peers: Running, workload: Workload) -> list[Result]:
+    """All results; each row is printed when it is there."""
+    names = [peer.name for peer, _ in peers]
+    print(line("tokens/s", [ours[0].name, *(cell for name in names for cell in (name, "ratio"))]))
+    results = []
+    for result in compare(ours[1], peers, workload):
+        results.append(result)
+        cells = [cell for name in names for cell in _cells(result.found.get(name))]
+        print(line(str(result.row), [f"{result.ours:.1f}", *cells]), flush=True)
+    return results
+
+
+def line(title: str, cells: Sequence[str]) -> str:
+    """A line of the table."""
+    return (f"{title:<18}" + "".join(f"{cell:>15}" for cell in cells)).rstrip()
+
+
+def _cells(found: Comparison | None) -> tuple[str, str]:
+    if found is None:
+        return "", ""
+    return f"{found.tokens_s:.1f}", f"{found.ratio:.2f}x{'*' if found.is_disturbed else ' '}"
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What was wrong with the samples."""
+    found = [each for result in results for each in result.found.values()]
+    kept, discarded = sum(len(each.pairs) for each in found), sum(each.num_discarded for each in found)
+    lines = [f"{kept} pairs kept, {discarded} discarded because other processes ran"]
+    if machine_busy_s() is None:
+        lines = [f"{kept} pairs; this system does not tell what other processes use: see that nothing else runs"]
+    if any(each.is_disturbed for each in found):
+        lines.append(
+            f"* others took {MAX_DISTURBANCE:.0%} of the processors or more in too many of {MAX_ATTEMPTS} attempts a"
+            " pair: measure again when nothing else runs"
+        )
+    return lines
 
 
 if __name__ == "__main__":

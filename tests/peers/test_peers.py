@@ -1,7 +1,12 @@
-"""benchmarks/peers.py: the same weights for both, in turns. Needs the extra "peers"."""
+"""benchmarks/peers.py: the same weights for all, in turns. Needs the extra "peers"."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 import gguf
@@ -10,9 +15,10 @@ import pytest
 
 from bitnet_inference.backends.reference import dense_matrix, ternary_codes
 from bitnet_inference.bench import Workload
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, Ternary
-from bitnet_inference.probe import Sampler
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -53,25 +59,109 @@ def test_llama_cpp_runs_it(checkpoint, tmp_path):
     peer.close()
 
 
-def test_the_peers_are_measured_in_turns(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from peers import compare
+@pytest.mark.filterwarnings("ignore")  # torch warns about itself
+def test_transformers_runs_it(checkpoint, tmp_path):
+    from transformers_peer import Transformers
 
-    calls = []
+    peer = Transformers(tmp_path / "tiny", threads=1, max_context=64)
+    peer.prompt(40)
+    peer.decode(40, 3, 1)
+    peer.decode(40, 3, 1)
+    assert peer._cache.get_seq_length() == 43
+    peer.decode(0, 2, 4)
+    assert peer._cache.get_seq_length() == 2
 
-    class Played:
-        def __init__(self, name):
-            self.name = name
 
-        def prompt(self, length):
-            calls.append((self.name, "prompt", length))
+def test_engines_sleep_while_another_is_measured(checkpoint, tmp_path):
+    from peer_engines import llama_cpp, ours, transformers
+    from peer_process import EngineProcess
+    from turns import REST_S, Row
 
-        def decode(self, context, num_steps, num_sequences):
-            calls.append((self.name, context, num_steps * num_sequences))
+    folder, workload, row = tmp_path / "tiny", Workload(contexts=(0,)), Row(prompt=128)
+    config = EngineConfig(threads=2).resolve()
+    for peer in (
+        ours("ours", folder, config, workload),
+        llama_cpp(folder, tmp_path / "tiny.gguf", 2, workload),
+        transformers(folder, 2, workload),
+    ):
+        process = EngineProcess(peer.name, peer.make)
+        process.prepare(row)
+        timing = process.measure(row)
+        assert timing.seconds > 0 and timing.cpu_s > 0
+        time.sleep(REST_S)
+        before = processor_s(process.pid)
+        time.sleep(0.5)
+        assert processor_s(process.pid) - before <= 0.01, peer.name
+        process.close()
 
-    workload = Workload(prompts=(8,), contexts=(4,), batches=(2,), num_decoded=3, num_batch_steps=5, num_samples=2)
-    results = compare(Played("a"), Played("b"), workload, Sampler(num_samples=1, min_s=0))
-    assert [result[0] for result in results] == ["prompt of 8", "decoding at 4", "2 at a time"]
-    kinds = [[call for call in calls if call[0] == name] for name in "ab"]
-    assert [call[1:] for call in kinds[0]] == [call[1:] for call in kinds[1]] and (4, 3) in [c[1:] for c in kinds[0]]
-    assert "ratio" not in capsys.readouterr().err
+
+def processor_s(pid):
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_an_engine_that_fails_is_named(checkpoint, tmp_path):
+    from peer_engines import ours
+    from peer_process import EngineFailed, EngineProcess
+    from turns import Row
+
+    peer = ours("ours", tmp_path / "absent", EngineConfig(threads=1).resolve(), Workload())
+    with pytest.raises(EngineFailed, match=r"^ours: NotFound: .*absent"):
+        EngineProcess(peer.name, peer.make)
+    peer = ours("ours", tmp_path / "tiny", EngineConfig(threads=1).resolve(), Workload())
+    process = EngineProcess(peer.name, peer.make)
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="ours ended with exit code -9"):
+        process.measure(Row(prompt=8))
+
+
+def test_the_table_and_the_numbers(checkpoint, tmp_path, monkeypatch, capsys):
+    import peers
+
+    monkeypatch.setattr(
+        peers, "Workload", lambda **_: Workload(prompts=(128, 256), contexts=(), batches=(2,), num_samples=1)
+    )
+    file = tmp_path / "numbers.json"
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path / "tiny"), "--isa", "generic", "--json", str(file)])
+    peers.main()
+    titles, *rows = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert titles.split() == "tokens/s ours llama.cpp ratio transformers ratio ours, generic ratio".split()
+    assert [row[:13].rstrip() for row in rows] == ["prompt of 128", "prompt of 256", "batch of 2"]
+    results = json.loads(file.read_text())["results"]
+    assert [set(result["peers"]) for result in results] == [
+        {"llama.cpp", "transformers", "ours, generic"},
+        {"llama.cpp", "ours, generic"},
+        {"llama.cpp", "transformers", "ours, generic"},
+    ]
+    peer = results[0]["peers"]["llama.cpp"]
+    assert peer["ratio"] == peer["pairs"][0]["ours"]["tokens_s"] / peer["pairs"][0]["theirs"]["tokens_s"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--json", "absent/x"], "absent/x cannot be written"),
+        (["--peers", "ollama"], "--peers has 'ollama'"),
+        (["--peers", ""], "nothing to compare with"),
+        (["--isa", "mmx"], "isa is 'mmx'"),
+        (["--samples", "0"], "at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(checkpoint, tmp_path, monkeypatch, capsys, options, message):
+    import peers
+
+    monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path / "tiny"), *options])
+    with pytest.raises(SystemExit, match="2"):
+        peers.main()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("peers.py: ") and message in error
+
+
+def test_peers_that_are_not_installed_are_named(checkpoint, monkeypatch, capsys):
+    import peers
+
+    monkeypatch.setattr(peers, "is_installed", lambda name: name == "llama.cpp")
+    assert peers.choose(None) == ["llama.cpp"]
+    assert 'transformers is left out, as it is not installed: pip install ".[peers]"' in capsys.readouterr().out
+    with pytest.raises(InvalidParams, match="transformers, which is not installed"):
+        peers.choose(["transformers"])
