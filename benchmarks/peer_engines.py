@@ -42,12 +42,12 @@ def is_installed(name: str) -> bool:
     return all(find_spec(module) for module in NEEDS[name])
 
 
-def ours(name: str, folder: Path, config: EngineConfig, workload: Workload) -> Peer:
+def our_engine(name: str, folder: Path, config: EngineConfig, workload: Workload) -> Peer:
     """This engine, with a configuration."""
     return Peer(name, partial(Ours, folder, config, workload))
 
 
-def llama_cpp(folder: Path, gguf: Path, threads: int, workload: Workload) -> Peer:
+def llama_cpp_engine(folder: Path, gguf: Path, threads: int, workload: Workload) -> Peer:
     """llama.cpp, on a GGUF file, which is written if it is not there."""
     if not gguf.exists():
         unfinished = gguf.with_name(f"{gguf.name}.part")
@@ -56,7 +56,7 @@ def llama_cpp(folder: Path, gguf: Path, threads: int, workload: Workload) -> Pee
     return Peer("llama.cpp", partial(_llama_cpp, gguf, threads, workload))
 
 
-def transformers(folder: Path, threads: int, workload: Workload) -> Peer:
+def transformers_engine(folder: Path, threads: int, workload: Workload) -> Peer:
     """Transformers, on few rows: it makes a few tokens a second."""
     return Peer(
         "transformers", partial(_transformers, folder, threads, workload), max_room=128, max_count=4, max_steps=8

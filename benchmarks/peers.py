@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peer_engines import NEEDS, Peer, is_installed, llama_cpp, ours, transformers
+from peer_engines import NEEDS, Peer, is_installed, llama_cpp_engine, our_engine, transformers_engine
 from peer_process import EngineFailed, EngineProcess
 from turns import Comparison, Row, Sample, longest, rows_of, take_pairs, take_sample
 
@@ -63,9 +63,8 @@ def compare(ours: EngineProcess, peers: Running, workload: Workload) -> Iterator
         rows = [(process, own) for peer, process in peers if (own := peer.own(row)) is not None]
         if rows:
             ours.prepare(row)
-            yield Result(
-                row, {theirs.name: _compared(ours, row, theirs, own, workload.num_samples) for theirs, own in rows}
-            )
+            found = {theirs.name: _compared(ours, row, theirs, own, workload.num_samples) for theirs, own in rows}
+            yield Result(row, found)
 
 
 def _compared(ours: EngineProcess, row: Row, theirs: EngineProcess, own: Row, num_pairs: int) -> Comparison:
@@ -96,28 +95,30 @@ def main() -> None:
 
 
 def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+    return list(dict.fromkeys(name for name in text.split(",") if name))
 
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         refuse_unwritable(arguments.json)
+    if arguments.gguf and not arguments.gguf.exists():
+        refuse_unwritable(arguments.gguf)
     workload = Workload(num_samples=arguments.samples)
     room, needed = open_checkpoint(arguments.folder).config.max_positions, longest(workload)
     if room < needed:
         raise InvalidParams(f"{arguments.folder}: its context has {room} tokens: give a model with {needed}")
-    chosen = choose(arguments.peers)
+    head = {"head": arguments.head} if arguments.head else {}
+    config = EngineConfig.from_env(device="cpu", threads=arguments.threads, **head).resolve()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ours, *peers = _started(stack, _engines(arguments, workload, chosen, scratch))
-        if not peers:
-            raise InvalidParams(f"there is nothing to compare with: {INSTALL}, or choose an --isa")
-        conditions = _conditions(arguments, [process.version for _, process in (ours, *peers)])
-        print("\n".join(conditions), end="\n\n")
-        results = _measured(ours, peers, workload)
+        first, *others = _started(stack, _engines(arguments, config, workload, scratch))
+        conditions = _conditions(arguments.folder, config, (first, *others))
+        print("{model} on {processor}, {threads} threads".format(**conditions))
+        print("; ".join(conditions["engines"].values()), end="\n\n")
+        results = _measured(first, others, workload)
     print("\n".join(["", *notes(results)]))
     if arguments.json:
-        numbers = {"conditions": conditions, "results": [result.as_json() for result in results]}
+        numbers = {**conditions, "results": [result.as_json() for result in results]}
         arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
 
@@ -136,18 +137,19 @@ def choose(names: list[str] | None) -> list[str]:
     return [name for name in NEEDS if is_installed(name)]
 
 
-def _engines(arguments: argparse.Namespace, workload: Workload, chosen: list[str], scratch: Path) -> Iterator[Peer]:
+def _engines(arguments: argparse.Namespace, config: EngineConfig, workload: Workload, scratch: Path) -> Iterator[Peer]:
     """Ours, the peers, and ours with other instruction sets."""
-    folder, head = arguments.folder, {"head": arguments.head} if arguments.head else {}
-    config = EngineConfig.from_env(device="cpu", threads=arguments.threads, **head).resolve()
+    folder, threads, chosen = arguments.folder, config.threads or 1, choose(arguments.peers)
     others = [replace(config, isa=isa).resolve() for isa in arguments.isa]
-    yield ours(f"ours, {arguments.head}" if arguments.head else "ours", folder, config, workload)
+    if not chosen and not others:
+        raise InvalidParams(f"there is nothing to compare with: {INSTALL}, or choose an --isa")
+    yield our_engine(f"ours, {arguments.head}" if arguments.head else "ours", folder, config, workload)
     if "llama.cpp" in chosen:
-        yield llama_cpp(folder, arguments.gguf or scratch / "model.gguf", config.threads or 1, workload)
+        yield llama_cpp_engine(folder, arguments.gguf or scratch / "model.gguf", threads, workload)
     if "transformers" in chosen:
-        yield transformers(folder, config.threads or 1, workload)
+        yield transformers_engine(folder, threads, workload)
     for other in others:
-        yield ours(f"ours, {other.isa}", folder, other, workload)
+        yield our_engine(f"ours, {other.isa}", folder, other, workload)
 
 
 def _started(stack: ExitStack, engines: Iterable[Peer]) -> Iterator[tuple[Peer, EngineProcess]]:
@@ -156,9 +158,11 @@ def _started(stack: ExitStack, engines: Iterable[Peer]) -> Iterator[tuple[Peer, 
         yield engine, stack.enter_context(closing(EngineProcess(engine.name, engine.make)))
 
 
-def _conditions(arguments: argparse.Namespace, versions: list[str]) -> list[str]:
-    threads = EngineConfig.from_env(threads=arguments.threads).resolve().threads
-    return [f"{arguments.folder.resolve().name} on {_processor()}, {threads} threads", ", ".join(versions)]
+def _conditions(folder: Path, config: EngineConfig, running: Running) -> dict[str, Any]:
+    engines = {engine.name: process.version for engine, process in running}
+    return {
+        "model": folder.resolve().name, "processor": _processor(), "threads": config.threads, "engines": engines
+    }  # fmt: skip
 
 
 def _processor() -> str:

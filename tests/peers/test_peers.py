@@ -73,16 +73,16 @@ def test_transformers_runs_it(checkpoint, tmp_path):
 
 
 def test_engines_sleep_while_another_is_measured(checkpoint, tmp_path):
-    from peer_engines import llama_cpp, ours, transformers
+    from peer_engines import llama_cpp_engine, our_engine, transformers_engine
     from peer_process import EngineProcess
     from turns import REST_S, Row
 
     folder, workload, row = tmp_path / "tiny", Workload(contexts=(0,)), Row(prompt=128)
     config = EngineConfig(threads=2).resolve()
     for peer in (
-        ours("ours", folder, config, workload),
-        llama_cpp(folder, tmp_path / "tiny.gguf", 2, workload),
-        transformers(folder, 2, workload),
+        our_engine("ours", folder, config, workload),
+        llama_cpp_engine(folder, tmp_path / "tiny.gguf", 2, workload),
+        transformers_engine(folder, 2, workload),
     ):
         process = EngineProcess(peer.name, peer.make)
         process.prepare(row)
@@ -101,14 +101,14 @@ def processor_s(pid):
 
 
 def test_an_engine_that_fails_is_named(checkpoint, tmp_path):
-    from peer_engines import ours
+    from peer_engines import our_engine
     from peer_process import EngineFailed, EngineProcess
     from turns import Row
 
-    peer = ours("ours", tmp_path / "absent", EngineConfig(threads=1).resolve(), Workload())
+    peer = our_engine("ours", tmp_path / "absent", EngineConfig(threads=1).resolve(), Workload())
     with pytest.raises(EngineFailed, match=r"^ours: NotFound: .*absent"):
         EngineProcess(peer.name, peer.make)
-    peer = ours("ours", tmp_path / "tiny", EngineConfig(threads=1).resolve(), Workload())
+    peer = our_engine("ours", tmp_path / "tiny", EngineConfig(threads=1).resolve(), Workload())
     process = EngineProcess(peer.name, peer.make)
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="ours ended with exit code -9"):
@@ -122,12 +122,16 @@ def test_the_table_and_the_numbers(checkpoint, tmp_path, monkeypatch, capsys):
         peers, "Workload", lambda **_: Workload(prompts=(128, 256), contexts=(), batches=(2,), num_samples=1)
     )
     file = tmp_path / "numbers.json"
-    monkeypatch.setattr(sys, "argv", ["peers.py", str(tmp_path / "tiny"), "--isa", "generic", "--json", str(file)])
+    monkeypatch.setattr(
+        sys, "argv", ["peers.py", str(tmp_path / "tiny"), "--threads", "1", "--isa", "generic", "--json", str(file)]
+    )
     peers.main()
     titles, *rows = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert titles.split() == "tokens/s ours llama.cpp ratio transformers ratio ours, generic ratio".split()
     assert [row[:13].rstrip() for row in rows] == ["prompt of 128", "prompt of 256", "batch of 2"]
-    results = json.loads(file.read_text())["results"]
+    numbers = json.loads(file.read_text())
+    assert numbers["threads"] == 1 and numbers["engines"]["ours, generic"] == "bitnet-inference, generic"
+    results = numbers["results"]
     assert [set(result["peers"]) for result in results] == [
         {"llama.cpp", "transformers", "ours, generic"},
         {"llama.cpp", "ours, generic"},
@@ -144,6 +148,7 @@ def test_the_table_and_the_numbers(checkpoint, tmp_path, monkeypatch, capsys):
         (["--peers", "ollama"], "--peers has 'ollama'"),
         (["--peers", ""], "nothing to compare with"),
         (["--isa", "mmx"], "isa is 'mmx'"),
+        (["--gguf", "absent/x"], "absent/x cannot be written"),
         (["--samples", "0"], "at least 1"),
     ],
 )
