@@ -92,7 +92,7 @@ def sequence(model: Model, ids: np.ndarray, start: int, first_block: int) -> tup
     """Token ids, positions, slots and the block table of a piece of a sequence that has every second block."""
     size = model.capabilities.block_size
     positions = np.arange(start, start + len(ids), dtype=np.int32)
-    table = (first_block + 2 * np.arange(NUM_TOKENS // size + 1)).astype(np.int32)
+    table = (first_block + 2 * np.arange(max(NUM_TOKENS, start + len(ids)) // size + 1)).astype(np.int32)
     return ids, positions, table[positions // size] * size + positions % size, table
 
 
@@ -156,13 +156,19 @@ def test_formats_in_memory(same: Tally, folder: Path, ids: np.ndarray, expected:
     same.logits(np.concatenate([first, *one_by_one]), expected)
 
 
+@pytest.fixture(scope="module")
+def expected_int8(folder: Path, ids: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    model = load(folder, "generic", 1, "int8")
+    whole = logits(model, [sequence(model, ids, 0, 0)])
+    assert 0 < np.sqrt(np.mean((whole - expected) ** 2) / np.mean(expected**2)) < 0.05
+    return whole
+
+
 @pytest.mark.parametrize("isa", native.isas())
-def test_an_int8_cache(same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str) -> None:
-    whole = logits(generic := load(folder, "generic", 1, "int8"), [sequence(generic, ids, 0, 0)])
+def test_an_int8_cache(same: Tally, folder: Path, ids: np.ndarray, expected_int8: np.ndarray, isa: str) -> None:
     model = load(folder, isa, 2, "int8")
     chunks = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise([0, 5, 40, NUM_TOKENS])]
-    same.logits(np.concatenate(chunks), whole)
-    assert np.sqrt(np.mean((whole - expected) ** 2) / np.mean(expected**2)) < 0.05
+    same.logits(np.concatenate(chunks), expected_int8)
 
 
 @pytest.mark.parametrize("isa", native.isas())
@@ -215,6 +221,25 @@ def same_best(same: Tally, best: np.ndarray, values: np.ndarray, expected: np.nd
     order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
     assert best.tolist() == order.tolist()
     same.logits(values, np.take_along_axis(expected, order, axis=1))
+
+
+NUM_LONG, LAST = 261, range(255, 261)  # attention starts a second segment of positions at 256
+
+
+@pytest.fixture(scope="module")
+def long_expected() -> tuple[np.ndarray, np.ndarray]:
+    ids = np.random.default_rng(1).integers(0, open_checkpoint(DEFAULT).config.vocab_size, NUM_LONG, np.int32)
+    model = load(DEFAULT, "generic", 1)
+    return ids, forward(model, [sequence(model, ids, 0, 0)]).full(LAST)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_a_long_context(same: Tally, long_expected: tuple[np.ndarray, np.ndarray], isa: str) -> None:
+    ids, expected = long_expected
+    model = load(DEFAULT, isa, 3)
+    logits(model, [sequence(model, ids[:255], 0, 1)])
+    steps = [logits(model, [sequence(model, ids[a:b], a, 1)]) for a, b in pairwise([255, 256, 257, NUM_LONG])]
+    same.logits(np.concatenate(steps), expected)
 
 
 # A model of which one token alone is work for several threads, with a head that is screened; 34 + 17 million weights.
