@@ -10,7 +10,6 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from gguf_file import write_gguf
 from turns import Engine, Row, longest
 
 from bitnet_inference.backends import load_model
@@ -50,6 +49,8 @@ def our_engine(name: str, folder: Path, config: EngineConfig, workload: Workload
 def llama_cpp_engine(folder: Path, gguf: Path, threads: int, workload: Workload) -> Peer:
     """llama.cpp, on a GGUF file, which is written if it is not there."""
     if not gguf.exists():
+        from gguf_file import write_gguf
+
         unfinished = gguf.with_name(f"{gguf.name}.part")
         write_gguf(open_checkpoint(folder), unfinished)
         os.replace(unfinished, gguf)

@@ -16,7 +16,6 @@ import pytest
 from bitnet_inference.backends.reference import dense_matrix, ternary_codes
 from bitnet_inference.bench import Workload
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, Ternary
 
@@ -160,13 +159,3 @@ def test_mistakes_are_one_line(checkpoint, tmp_path, monkeypatch, capsys, option
         peers.main()
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("peers.py: ") and message in error
-
-
-def test_peers_that_are_not_installed_are_named(checkpoint, monkeypatch, capsys):
-    import peers
-
-    monkeypatch.setattr(peers, "is_installed", lambda name: name == "llama.cpp")
-    assert peers.choose(None) == ["llama.cpp"]
-    assert 'transformers is left out, as it is not installed: pip install ".[peers]"' in capsys.readouterr().out
-    with pytest.raises(InvalidParams, match="transformers, which is not installed"):
-        peers.choose(["transformers"])

@@ -1,4 +1,4 @@
-"""benchmarks/turns.py: which pairs of samples count."""
+"""benchmarks/peers.py without the peers: which pairs of samples count, and what is said where a peer is absent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from bitnet_inference.bench import Workload
+from bitnet_inference.errors import InvalidParams
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import peers
 import turns
 from turns import Pair, Row, Sample, Timing, longest, rows_of, take_pairs, take_sample
 
@@ -79,3 +81,19 @@ def test_a_row_is_prepared_by_what_it_needs():
         row.prepare(Engine())
         row.run(Engine())
     assert calls == [8, 8, 40, (40, 2, 1), (40, 3, 1), (0, 2, 4), (0, 5, 4)]
+
+
+def test_peers_that_are_not_installed_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(peers, "is_installed", lambda name: name == "llama.cpp")
+    assert peers.choose(None) == ["llama.cpp"]
+    assert 'transformers is left out, as it is not installed: pip install ".[peers]"' in capsys.readouterr().out
+    with pytest.raises(InvalidParams, match="transformers, which is not installed"):
+        peers.choose(["transformers"])
+
+
+def test_rows_that_stayed_disturbed_are_explained():
+    quiet, loud = (taken(repeat(Sample(20, share)), repeat(Sample(10, share))) for share in (QUIET, LOUD))
+    row = Row(prompt=8)
+    assert peers.notes([peers.Result(row, {"a": quiet})]) == ["3 pairs kept, 0 discarded because other processes ran"]
+    kept, star = peers.notes([peers.Result(row, {"a": quiet, "b": loud})])
+    assert kept.startswith("6 pairs kept, 6 discarded") and star.startswith("* others took 5%")
