@@ -1,4 +1,4 @@
-"""Every example in docs/ runs, and what the README shows is one of them."""
+"""Every example in docs/ runs, and what README.md and docs/ show is one of them, with its output."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def source(path: Path) -> str:
+    """An example without its docstring."""
+    return path.read_text(encoding="utf-8").partition("\n\n")[2]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_it_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path))
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if source(path) in text and (shown := re.search(r"```text\n(.*?)```", text, re.DOTALL)):
+            assert shown[1] == printed
 
 
-def test_the_readme_shows_examples() -> None:
-    readme = (ROOT / "README.md").read_text()
-    sources = [path.read_text().partition("\n\n")[2] for path in EXAMPLES]
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert blocks
+def test_what_the_pages_show_is_an_example() -> None:
+    sources = list(map(source, EXAMPLES))
+    blocks = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    assert len(blocks) >= 2
     for block in blocks:
         assert block in sources

@@ -78,6 +78,9 @@ def bitnet(
     """Run language models whose weights are -1, 0 and +1.
 
     Try: bitnet run "Tell me a story about a brave fox called Mia"
+
+    In the environment, BITNET_THREADS sets the number of threads and BITNET_ISA the instruction set; "bitnet doctor"
+    lists those of this machine.
     """
 
 

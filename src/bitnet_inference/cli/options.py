@@ -23,7 +23,9 @@ MODEL_HELP = 'A model folder, or "default" for the one that comes with the packa
 # Options that several commands have: name, type and how it is shown. All default to None, "not given".
 LOADING: Mapping[str, Any] = {
     "model": Annotated[str | None, typer.Option("--model", "-m", metavar="PATH", help=MODEL_HELP)],
-    "threads": Annotated[int | None, typer.Option(metavar="N", help="CPU threads. Default: one a physical core.")],
+    "threads": Annotated[
+        int | None, typer.Option(metavar="N", help="CPU threads. Default: BITNET_THREADS, or one a physical core.")
+    ],
     "device": Annotated[str | None, typer.Option(help='"cpu", "reference" (plain NumPy, slow), or "auto".')],
     "cache_dtype": Annotated[
         str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
