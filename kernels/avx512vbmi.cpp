@@ -61,8 +61,8 @@ void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc)
     for (int b = 0; b < num_blocks; b++, a += kBlockColumns)
 #pragma GCC unroll 4
         for (int s = 0; s < 4; s++, w += kStepBytes) {
-            __builtin_prefetch(w + 4096, 0, 2);
-            __builtin_prefetch(w + 4096 + 64, 0, 2);
+            __builtin_prefetch(w + 3072, 0, 2);
+            __builtin_prefetch(w + 3072 + 64, 0, 2);
             const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
             const __m512i u = first_four(tables, x), v = first_four(tables, y);
 #pragma GCC unroll 4

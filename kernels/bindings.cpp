@@ -14,6 +14,7 @@
 #include "bind_sampling.h"
 #include "executor.h"
 #include "float_mode.h"
+#include "quantised_head.h"
 #include "screen.h"
 
 namespace nb = nanobind;
@@ -231,6 +232,25 @@ struct BoundScreen {
     }
 };
 
+// The scores of a head in fewer bits; the head itself is not needed once this is made.
+struct BoundHead {
+    std::unique_ptr<QuantisedHead> head;
+    BoundHead(const Dense& dense, int bits, Executor& executor) {
+        require(bits == 6 || bits == 8, "a quantised head has 6 or 8 bits");
+        const nb::gil_scoped_release release;
+        head = std::make_unique<QuantisedHead>(dense.weight, bits, executor);
+    }
+    void scores(Executor& executor, Floats x, FloatsOut out) const {
+        require(int64_t(x.shape(1)) == head->columns(), "x has another width than the head");
+        require(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == head->rows(), "out is [inputs, rows]");
+        require_aligned(x);
+        require_aligned(out);
+        const nb::gil_scoped_release release;
+        const FloatMode mode;
+        head->scores(executor, x.data(), int64_t(x.shape(0)), out.data());
+    }
+};
+
 std::vector<std::string> isas() {
     int count;
     const Kernels* const* list = available_kernels(&count);
@@ -316,6 +336,10 @@ NB_MODULE(_native, m) {
         .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
         .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
+    nb::class_<BoundHead>(m, "QuantisedHead")
+        .def(nb::init<const Dense&, int, Executor&>(), nb::arg("head"), nb::arg("bits"), nb::arg("executor"))
+        .def("scores", &BoundHead::scores, nb::arg("executor"), nb::arg("x").noconvert(), nb::arg("out").noconvert())
+        .def_prop_ro("num_bytes", [](const BoundHead& h) { return h.head->bytes(); });
     m.attr("BLOCK_TOKENS") = kBlockTokens;
     bind_machine(m);
     bind_sampling(m);

@@ -123,7 +123,7 @@ class Program {
     int64_t arena_floats() const { return arena_floats_; }
     int64_t scratch_floats(int64_t num_tokens) const;
     // Bytes of codes that a matrix product may read behind those of the last token.
-    int64_t slack_bytes() const { return kMatrixTokens * max_padded_ + 64; }
+    int64_t slack_bytes() const { return kMatrixTile * max_padded_ + 64; }
     const std::vector<std::unique_ptr<Step>>& steps() const { return steps_; }
     int64_t input_width() const { return input_width_; }
     int64_t output_width() const { return output_width_; }

@@ -22,8 +22,9 @@ constexpr int kStepBytes = 128;
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;
-constexpr int kScreenRows = 16;  // screen.h
-constexpr int kScreenStepBytes = 192;
+// The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
+constexpr int kHeadRows = 16;
+constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64;
 constexpr int kMaxTileTokens = 12;
 // |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
 constexpr int64_t kMaxColumns = 262144;
@@ -52,18 +53,19 @@ struct RowTask {
     int32_t* code_sum;
 };
 
-// One group of 32 rows and any number of tokens, whose codes stand one token after the other. Codes are read for tokens
-// up to the next multiple of 16, and 48 bytes beyond the last; acc is written for as many.
+// One or two groups of 32 rows and any number of tokens, whose codes stand one token after the other. Codes are read
+// for tokens up to the next multiple of 16, and 48 bytes beyond the last; acc is written for as many.
 struct MatrixTask {
-    const uint8_t* weights;  // U2 steps
-    int steps;
+    const uint8_t* weights;  // U2 steps, one group behind the other
+    int groups, steps;
     const int8_t* codes;
     int64_t code_stride;
     int tokens;
-    int32_t* acc;      // [tokens rounded up to 16][32]
-    uint8_t* scratch;  // matrix_scratch_bytes
+    int32_t* acc;  // [groups][acc_tokens][32]
+    int acc_tokens;
 };
-constexpr int kMatrixTokens = 16;  // from so many tokens on
+constexpr int kMatrixTile = 16;   // tokens
+constexpr int kMatrixTokens = 6;  // from so many tokens on
 
 struct DenseTask {
     const void* weight;  // [rows, columns] row-major
@@ -103,6 +105,27 @@ struct AttendTask {
     float* scratch;  // 8 * padded_dim + 4 * kBlockTokens floats
 };
 
+// 16 rows of a quantised head and one input: half_scale * (high * high_sums + low * low_sums).
+struct HeadScores {
+    const float* half_scale;
+    float high, low;
+    const int32_t *high_sums, *low_sums;
+};
+struct HeadErrors {  // screen.h: |d| c + |s q| f
+    const float *error, *size;
+    float error_factor, size_factor;
+};
+// A tile of 16 rows, all 8 bits, and up to 32 vectors of activations, one after the other, padded to steps of 64
+// columns.
+struct HeadMatrixTask {
+    const uint8_t *weights6, *weights2;
+    int steps;
+    const int8_t* codes;
+    int64_t code_stride;
+    int vectors;
+    int32_t* acc;  // [32][16]: 4 * the sums of 6-bit codes + those of 2-bit codes
+};
+
 struct Kernels {
     const char* name;
     // acc[token][32] = sum over columns of code * activation, for one group of 32 rows and up to 12 tokens.
@@ -118,13 +141,19 @@ struct Kernels {
     void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
     void (*attend)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
-    // acc[vector][16] = sum over columns of 6-bit weight * code, for 16 rows and 2, 4, 6 or 8 vectors of codes.
-    void (*screen)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
+    // acc[vector][16] = sum over columns of 6-bit or 2-bit code * activation, for a tile of a quantised head and 2, 4,
+    // 6 or 8 vectors of activations, which are interleaved: [steps * 4][vectors][4].
+    void (*head_sums6)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
+    void (*head_sums2)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
+    void (*head_scores)(const HeadScores& task, float* scores);
+    // Both ends of the interval that holds each exact logit; whether one of them may reach `least`.
+    bool (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float least, float* upper, float* lower);
     // T5 blocks of one group into U2 steps, and their product with one token; null where the plain way is as good.
     void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int32_t* acc);
     // acc[token][32] for many tokens at once; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
+    void (*head_matrix)(const HeadMatrixTask& task);  // null where there is no matrix_product
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
     // Reads whole kibibytes as fast as this path can, and returns something that depends on all of them.

@@ -90,39 +90,45 @@ struct TernaryStep final : Step {
         : weight(w), x(c), out(o), has_residual(r != nullptr) {
         if (r) residual = *r;
     }
+    static constexpr int64_t kGroupsAtOnce = 2;  // of a matrix product
     bool is_t5() const { return weight->format() == Format::t5; }
     int64_t units(const Context&) const override { return int64_t(weight->groups().size()); }
     int64_t chunk(const Context& c) const override {
-        if (c.num_tokens > kMaxTileTokens) return 1;
+        if (c.num_tokens > kMaxTileTokens) return kGroupsAtOnce;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    // Expanded T5, and for a matrix product a byte for each weight and the sums of all tokens.
+    // Expanded T5, and for a matrix product the sums of all tokens.
     int64_t expanded_bytes() const { return is_t5() ? weight->steps() * kStepBytes : 0; }
-    int64_t spread_bytes() const { return (weight->steps() + 3) / 4 * 16 * kStepBytes; }
     int64_t scratch_floats(int64_t num_tokens) const override {
-        const int64_t sums = num_tokens < kMatrixTokens ? 0 : (num_tokens + 15) / 16 * 16 * kGroupRows;
-        return (expanded_bytes() + (sums ? spread_bytes() : 0)) / 4 + sums;
+        return expanded_bytes() / 4 + kGroupsAtOnce * matrix_tokens(num_tokens) * kGroupRows;
+    }
+    static int64_t matrix_tokens(int64_t num_tokens) {
+        return (num_tokens + kMatrixTile - 1) / kMatrixTile * kMatrixTile;
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const bool direct = is_t5() && c.num_tokens == 1 && c.kernels.block_tile;
         auto* expanded = reinterpret_cast<uint8_t*>(c.scratch[size_t(thread)].data());
-        for (int64_t g = first; g < last; g++) {
+        const bool matrix = c.tile_tokens == 1 && c.num_tokens > 1;
+        for (int64_t g = first, count; g < last; g += count) {
+            count = matrix && !is_t5() ? std::min(kGroupsAtOnce, last - g) : 1;
             const uint8_t* data = weight->group_data(g);
             if (is_t5() && !direct) {
                 const auto expand = c.kernels.expand_blocks ? c.kernels.expand_blocks : expand_blocks;
                 expand(data, int(weight->steps() / kBlockSteps), expanded);
                 data = expanded;
             }
-            if (c.tile_tokens == 1 && c.num_tokens > 1)
-                matrix(c, weight->groups()[size_t(g)], data, expanded + expanded_bytes());
+            if (matrix)
+                multiply(c, g, count, data, reinterpret_cast<int32_t*>(expanded + expanded_bytes()));
             else
                 tiles(c, weight->groups()[size_t(g)], data, direct);
         }
     }
-    void matrix(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, uint8_t* scratch) const {
-        auto* acc = reinterpret_cast<int32_t*>(scratch + spread_bytes());
-        c.kernels.matrix_product({data, int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens), acc, scratch});
-        store(c, group, acc, 0, int(c.num_tokens));
+    void multiply(const Context& c, int64_t first, int64_t count, const uint8_t* data, int32_t* acc) const {
+        const int tokens = int(matrix_tokens(c.num_tokens));
+        c.kernels.matrix_product(
+            {data, int(count), int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens), acc, tokens});
+        for (int64_t g = first; g < first + count; g++, acc += tokens * kGroupRows)
+            store(c, weight->groups()[size_t(g)], acc, 0, int(c.num_tokens));
     }
     void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool direct) const {
         alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];

@@ -1,8 +1,9 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
-// its bytes. All rows are scored with 6-bit weights and a proven bound on the error; only rows that may still be among
-// the best k are then computed exactly.
+// its bytes. All rows are scored with 6-bit weights and a proven bound on the error; where one of 16 rows may still be
+// among the best k, they are scored with 8 bits; only rows that may be among them even then are computed exactly.
 //
-// Proof. Row w = s q + d with whole q in -31..31, and the input x = a h + b l + e with int8 codes h and l. Then
+// Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
+// l (quantised_head.h). Then
 //     w x = s (a q.h + b q.l) + (s q).e + d.x
 // and by Cauchy-Schwarz the score S = s (a q.h + b q.l) is off by at most |s q| |e| + |d| |x|. The sums q.h and q.l are
 // exact integers; S is evaluated in float32 with at most 4 roundings of terms no larger than |s q| (|a h| + |b l|). The
@@ -11,15 +12,17 @@
 //     |exact - S| <= |d| c + |s q| f,   c = (1 + g) |x|,   f = |e| + g |x| + 4 * 2^-24 (|a h| + |b l|).
 // No sum overflows, since |w| and |x| are at most 1e18 (else the row, or every row, is kept), and what underflow loses
 // is far below the smallest normal number, which the bound has on top. |d|, |s q|, c and f are computed in double and
-// rounded up. Let L be the k-th largest of S - bound: k rows have exact logits of at least L, so a row with S + bound <
-// L is not among the best k, nor equal to one of them. Everything that is not provably below L is kept, rows and inputs
+// rounded up.
+// Let L be the k-th largest of S - bound among any of the rows: k rows have exact logits of at least L, so a row with S
+// + bound < L is not among the best k, nor equal to one of them, whichever of its two scores that is. Each thread has
+// an L of its own, of the rows that it has seen, which only grows; the one in the end is that of all rows, since a row
+// that was passed over cannot be among the k largest. Everything that is not provably below L is kept, rows and inputs
 // that are not finite too.
 #pragma once
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
-#include "executor.h"
+#include "quantised_head.h"
 
 namespace bitnet {
 
@@ -29,21 +32,22 @@ class Screen {
     Screen(const DenseWeight& head, Executor& executor);
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
-    // logits [R, k]. Returns how many rows were computed exactly. One call at a time: a second thread waits.
-    int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits);
-    int64_t bytes() const { return weights_.bytes(); }
+    // logits [R, k]. Returns how many rows were computed exactly, which depends on who saw which rows first.
+    int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
+    int64_t bytes() const { return quantised_.bytes(); }
 
   private:
-    struct Inputs;
-    void quantise_row(int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
-    void score_tile(const Kernels& kernels, const Inputs& inputs, int64_t tile, float* upper, float* lower) const;
+    struct Best;
+
+    int64_t top_of_some(Executor& executor, const float* x, int count, size_t k, int32_t* ids, float* logits) const;
+    void score_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, size_t k, Best* best) const;
+    void keep_rows(int64_t tile, const float* upper, const float* lower, size_t k, Best& best) const;
+    static void keep_best(std::vector<Best>& best, int index, size_t k, std::vector<int32_t>& rows);
+    std::vector<float> compute(Executor& executor, const float* x, const std::vector<int32_t>& rows,
+                               const std::vector<int64_t>& starts) const;
 
     DenseWeight head_;
-    int64_t steps_, tiles_;
-    Memory weights_;
-    std::vector<float> scales_, sizes_, errors_;  // s, |s q| and |d| of each row
-    std::mutex mutex_;
-    std::vector<float> upper_, lower_;  // both ends of each row's score, by input
+    QuantisedHead quantised_;
 };
 
 }  // namespace bitnet

@@ -9,13 +9,30 @@
 #include "verbs_attention.h"
 #include "verbs_products.h"
 #include "verbs_rows.h"
+#include "verbs_screen.h"
 
 namespace {
 
 constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, const int8_t*, int, int, int32_t*),
                                int64_t (*peak)(int64_t)) {
-    return {name,   tile,     ternary_store, embed,   row,     dense,   rope, cache_write,
-            attend, add_rows, screen,        nullptr, nullptr, nullptr, peak, read_memory};
+    Kernels kernels{};
+    kernels.name = name;
+    kernels.ternary_tile = tile;
+    kernels.ternary_store = ternary_store;
+    kernels.embed = embed;
+    kernels.row = row;
+    kernels.dense = dense;
+    kernels.rope = rope;
+    kernels.cache_write = cache_write;
+    kernels.attend = attend;
+    kernels.add = add_rows;
+    kernels.head_sums6 = head_sums<kHeadBytes6>;
+    kernels.head_sums2 = head_sums<kHeadBytes2>;
+    kernels.head_scores = head_scores;
+    kernels.head_bounds = head_bounds;
+    kernels.int8_peak = peak;
+    kernels.read_memory = read_memory;
+    return kernels;
 }
 
 }  // namespace

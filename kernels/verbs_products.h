@@ -1,4 +1,4 @@
-// Products: dense rows, the screen's 6-bit rows, and what is done to the sums of the ternary ones.
+// Products: dense rows, and what is done to the sums of the ternary ones.
 #pragma once
 #include "verbs_rows.h"
 
@@ -142,43 +142,6 @@ uint64_t read_memory(const uint8_t* data, int64_t num_bytes) {
     uint64_t total = 0;
     for (const int32_t each : totals) total += uint64_t(each);
     return total;
-}
-
-// 16 rows of 6-bit weights (screen.h) times V vectors of codes.
-template <int V>
-void screen_vectors(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
-    Sums sums[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) sums[v] = no_sums();
-    for (int s = 0; s < steps; s++, w += kScreenStepBytes, codes += 16 * V) {
-        __builtin_prefetch(w + 4096, 0, 2);
-        __builtin_prefetch(w + 4096 + 64, 0, 2);
-        __builtin_prefetch(w + 4096 + 128, 0, 2);
-        const Bytes low = load_bytes(w), middle = load_bytes(w + 64), high = load_bytes(w + 128);
-        const Bytes fields[4] = {mask_or(low, 15, mask_or(shift_left<4>(high), 48, no_bytes())),
-                                 mask_or(shift_right<4>(low), 15, mask_or(shift_left<2>(high), 48, no_bytes())),
-                                 mask_or(middle, 15, mask_or(high, 48, no_bytes())),
-                                 mask_or(shift_right<4>(middle), 15, mask_or(shift_right<2>(high), 48, no_bytes()))};
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++)
-#pragma GCC unroll 8
-            for (int v = 0; v < V; v++) sums[v] = dot(sums[v], fields[p], codes + 4 * (p * V + v));
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) store_sums(acc + 16 * v, sums[v]);
-}
-
-void screen(const uint8_t* w, const int8_t* codes, int steps, int vectors, int32_t* acc) {
-    switch (vectors) {
-        case 2:
-            return screen_vectors<2>(w, codes, steps, acc);
-        case 4:
-            return screen_vectors<4>(w, codes, steps, acc);
-        case 6:
-            return screen_vectors<6>(w, codes, steps, acc);
-        default:
-            return screen_vectors<8>(w, codes, steps, acc);
-    }
 }
 
 }  // namespace

@@ -1,0 +1,233 @@
+#include "quantised_head.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "lanes_generic.h"
+
+namespace bitnet {
+
+namespace {
+
+constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
+constexpr int kMatrixInputs = 8;            // from so many inputs on a matrix product is faster
+constexpr int64_t kMatrixColumns = 64;      // of a step of a matrix product
+constexpr double kRoundoff = 1.0 / (1 << 24);
+constexpr double kMaxNorm = 1e18;
+
+float round_up(double x) { return std::nextafter(float(x), std::numeric_limits<float>::infinity()); }
+
+// Half to even, for what a double holds exactly.
+double round_whole(double x) { return (x + 6755399441055744.0) - 6755399441055744.0; }
+
+// A row of the head in float32; what is beyond its columns stays 0.
+void read_row(const DenseWeight& w, int64_t row, float* out) {
+    const auto* p = static_cast<const uint8_t*>(w.data) + row * w.row_bytes();
+    if (w.dtype == Dtype::f32) {
+        std::memcpy(out, p, size_t(w.row_bytes()));
+        return;
+    }
+    const auto* bits = reinterpret_cast<const uint16_t*>(p);
+    for (int64_t k = 0; k < w.columns; k++)
+        out[k] = w.dtype == Dtype::f16 ? half_to_float(bits[k]) : bits_to_float(uint32_t(bits[k]) << 16);
+}
+
+// 16 codes of a row into a step: bits 2..5 in two planes of 64 bytes, bits 6..7 in a third.
+void pack_high(const uint8_t* codes, uint8_t* out) {
+    uint32_t field[4];
+    std::memcpy(field, codes, 16);
+    for (uint32_t& each : field) each = each >> 2 & 0x3f3f3f3f;
+    constexpr uint32_t low = 0x0f0f0f0f, two = 0x03030303;
+    const uint32_t planes[3] = {
+        (field[0] & low) | (field[1] & low) << 4, (field[2] & low) | (field[3] & low) << 4,
+        (field[0] >> 4 & two) | (field[1] >> 4 & two) << 2 | (field[2] >> 4 & two) << 4 | (field[3] >> 4 & two) << 6};
+    for (int i = 0; i < 3; i++) std::memcpy(out + 64 * i, planes + i, 4);
+}
+
+void pack_low(const uint8_t* codes, uint8_t* out) {
+    uint32_t field[4];
+    std::memcpy(field, codes, 16);
+    constexpr uint32_t two = 0x03030303;
+    const uint32_t plane = (field[0] & two) | (field[1] & two) << 2 | (field[2] & two) << 4 | (field[3] & two) << 6;
+    std::memcpy(out, &plane, 4);
+}
+
+}  // namespace
+
+HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t columns, bool in_matrix)
+    : count_(count), in_matrix_(in_matrix) {
+    const int64_t whole = in_matrix_ ? kMatrixColumns : kStepColumns;
+    padded_ = (columns + whole - 1) / whole * whole;
+    codes_.resize(size_t(2 * (in_matrix_ ? kInputsInMatrix : count) * padded_));
+    executor.each(count, 16 * columns, 1, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first; i < last; i++) quantise(x + i * columns, int(i), columns);
+    });
+}
+
+int8_t* HeadInputs::place(int index, bool low, int64_t column) {
+    if (in_matrix_) return codes_.data() + (2 * index + low) * padded_ + column;
+    int tile = 0;
+    while (first_of(tile + 1) <= index) tile++;
+    const int64_t first = first_of(tile), vector = 2 * (index - first) + low;
+    return codes_.data() + first * 2 * padded_ + (column / 4 * 2 * count_of(tile) + vector) * 4 + column % 4;
+}
+
+void HeadInputs::quantise(const float* x, int index, int64_t columns) {
+    Input& input = inputs_[index];
+    float largest = 0;
+    double squares = 0;  // not a number, or infinite, where an element is
+    for (int64_t k = 0; k < columns; k++) {
+        largest = std::max(largest, std::fabs(x[k]));
+        squares += double(x[k]) * x[k];
+    }
+    const float a = input.high = std::max(largest / 127.0f, std::numeric_limits<float>::min());
+    const float b = input.low = std::max(a / 254.0f, std::numeric_limits<float>::min());
+    input.high_total = input.low_total = 0;
+    input.error_factor = input.size_factor = std::numeric_limits<float>::quiet_NaN();
+    if (!(std::sqrt(squares) <= kMaxNorm)) return;  // bounds that are not numbers: every row is kept
+
+    double error = 0, highs = 0, lows = 0;
+    for (int64_t k = 0; k < columns; k += 4) {
+        int8_t *high = place(index, false, k), *low = place(index, true, k);
+        for (int64_t j = k; j < std::min(k + 4, columns); j++) {
+            const double h = std::clamp(round_whole(double(x[j]) / a), -127.0, 127.0);
+            const double rest = double(x[j]) - a * h, l = std::clamp(round_whole(rest / b), -127.0, 127.0);
+            const double e = rest - b * l;
+            error += e * e, highs += h * h, lows += l * l;
+            *high++ = int8_t(h), *low++ = int8_t(l);
+            input.high_total += int32_t(h), input.low_total += int32_t(l);
+        }
+    }
+    const double norm = std::sqrt(squares) * (1 + 1e-9), g = (double(columns) / 16 + 6) * kRoundoff * 1.01;
+    const double terms = a * std::sqrt(highs) + b * std::sqrt(lows);
+    input.error_factor = round_up((1 + g) * norm);
+    input.size_factor = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
+}
+
+QuantisedHead::QuantisedHead(const DenseWeight& head, int bits, Executor& executor)
+    : rows_(head.rows),
+      columns_(head.columns),
+      steps_((head.columns + kStepColumns - 1) / kStepColumns),
+      tiles_((head.rows + kHeadRows - 1) / kHeadRows) {
+    if (columns_ > kMaxHeadColumns) throw std::invalid_argument("a quantised head has at most 32768 columns");
+    weights6_ = Memory(tiles_ * steps_ * kHeadBytes6);
+    if (bits == 8) weights2_ = Memory(tiles_ * steps_ * kHeadBytes2);
+    for (auto* each : {&half_scales_, &errors6.error, &errors6.size, &errors8.error, &errors8.size})
+        each->resize(size_t(tiles_ * kHeadRows));
+    executor.each(head.rows, 8 * head.columns, 64, [&](int64_t first, int64_t last, int) {
+        std::vector<float> w(size_t(steps_ * kStepColumns));
+        std::vector<uint8_t> codes(w.size());
+        for (int64_t row = first; row < last; row++) quantise_row(head, row, w, codes);
+    });
+}
+
+void QuantisedHead::Errors::set(int64_t row, double lost, double kept) {
+    const bool sound = kept + lost <= kMaxNorm;
+    error[size_t(row)] = sound ? round_up(lost * (1 + 1e-9)) : std::numeric_limits<float>::infinity();
+    size[size_t(row)] = sound ? round_up(kept * (1 + 1e-9)) : std::numeric_limits<float>::infinity();
+}
+
+void QuantisedHead::quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w,
+                                 std::vector<uint8_t>& codes) {
+    read_row(head, row, w.data());
+    Lanes top = set1(0.0f);
+    for (size_t k = 0; k < w.size(); k += 16) top = max(top, abs(load(&w[k])));
+    const float largest = reduce_max(top);
+    const float half = largest > 1e-30f && std::isfinite(largest) ? largest / 254.0f : 0.5f, inverse = 0.5f / half;
+    double lost6[16] = {}, lost8[16] = {};
+    int32_t kept6 = 0, kept8 = 0;  // in halves of s, and in s
+    for (size_t k = 0; k < w.size(); k += 16)
+        for (size_t i = 0; i < 16; i++) {
+            const float x = w[k + i] * inverse + 128.5f;  // any code will do: its error is measured
+            const int code = x > 255.0f ? 255 : x >= 1.0f ? int(x) : 1, rough = 8 * (code >> 2) - 253;
+            const double d6 = double(w[k + i]) - double(half) * rough;
+            const double d8 = double(w[k + i]) - double(half) * (2 * (code - 128));
+            codes[k + i] = uint8_t(code);
+            kept6 += rough * rough, kept8 += (code - 128) * (code - 128);
+            lost6[i] += d6 * d6, lost8[i] += d8 * d8;
+        }
+    const int64_t tile = row / kHeadRows, place = 4 * (row % kHeadRows);
+    for (int64_t s = 0; s < steps_; s++) {
+        pack_high(&codes[size_t(s * kStepColumns)], weights6_.data() + (tile * steps_ + s) * kHeadBytes6 + place);
+        if (!weights2_.bytes()) continue;
+        pack_low(&codes[size_t(s * kStepColumns)], weights2_.data() + (tile * steps_ + s) * kHeadBytes2 + place);
+    }
+    half_scales_[size_t(row)] = half;
+    const auto root = [](const double* lanes) { return std::sqrt(std::accumulate(lanes, lanes + 16, 0.0)); };
+    errors6.set(row, root(lost6), half * std::sqrt(double(kept6)));
+    errors8.set(row, root(lost8), 2 * double(half) * std::sqrt(double(kept8)));
+}
+
+HeadInputs QuantisedHead::prepare(Executor& executor, const float* x, int count) const {
+    const bool in_matrix = executor.kernels().head_matrix && weights2_.bytes() && count >= kMatrixInputs;
+    return HeadInputs(executor, x, count, columns_, in_matrix);
+}
+
+void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                         Sums& sums) const {
+    const uint8_t* weights = weights6_.data() + tile * steps_ * kHeadBytes6;
+    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
+    const bool all_bits = inputs.in_matrix();
+    if (all_bits)
+        kernels.head_matrix({weights, weights2_.data() + tile * steps_ * kHeadBytes2, int(steps_), inputs.codes(0),
+                             inputs.padded_columns(), 2 * count, sums});
+    else
+        kernels.head_sums6(weights, inputs.codes(input_tile), int(steps_), 2 * count, sums);
+    for (int i = 0; i < count; i++)
+        for (const int low : {0, 1}) {
+            const auto& input = inputs[first + i];
+            const int32_t total = low ? input.low_total : input.high_total;
+            int32_t* of_input = sums + (2 * i + low) * kHeadRows;
+            // 8 sums may leave int32 before the total brings them back, so this is done modulo 2^32.
+            for (int r = 0; r < kHeadRows; r++)
+                of_input[r] =
+                    int32_t((all_bits ? 2u : 8u) * uint32_t(of_input[r]) - (all_bits ? 256u : 253u) * uint32_t(total));
+        }
+}
+
+void QuantisedHead::add_low(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                            Sums& sums) const {
+    int32_t added[2 * kInputsInTile * kHeadRows];
+    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
+    kernels.head_sums2(weights2_.data() + tile * steps_ * kHeadBytes2, inputs.codes(input_tile), int(steps_), 2 * count,
+                       added);
+    for (int i = 0; i < 2 * count; i++) {
+        const auto& input = inputs[first + i / 2];
+        const int32_t total = i % 2 ? input.low_total : input.high_total;
+        for (int r = 0; r < kHeadRows; r++) sums[i * kHeadRows + r] += 2 * added[i * kHeadRows + r] - 3 * total;
+    }
+}
+
+HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* sums) const {
+    const auto& input = inputs[index];
+    return {half_scales_.data() + tile * kHeadRows, input.high, input.low, sums, sums + kHeadRows};
+}
+
+void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_inputs, float* out) const {
+    for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
+        const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
+        const HeadInputs inputs = prepare(executor, x + begin * columns_, count);
+        executor.each(tiles_, kHeadRows * columns_ * count, 8, [&](int64_t first_tile, int64_t last_tile, int) {
+            const Kernels& kernels = executor.kernels();
+            for (int64_t tile = first_tile; tile < last_tile; tile++)
+                for (int t = 0; t < inputs.num_tiles(); t++) {
+                    Sums of_tile;
+                    sums(kernels, inputs, t, tile, of_tile);
+                    if (weights2_.bytes() && !inputs.in_matrix()) add_low(kernels, inputs, t, tile, of_tile);
+                    for (int i = 0; i < inputs.count_of(t); i++) {
+                        const int index = inputs.first_of(t) + i;
+                        float scores[kHeadRows];
+                        kernels.head_scores(scores_of(inputs, index, tile, of_tile + 2 * i * kHeadRows), scores);
+                        const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
+                        std::copy(scores, scores + length, out + (begin + index) * rows_ + row);
+                    }
+                }
+        });
+    }
+}
+
+}  // namespace bitnet

@@ -1,0 +1,86 @@
+// A head [rows, columns] in 8 or 6 bits a weight, and its scores for inputs of 16 bits.
+//
+// A row is w = s (q - 128) + d with codes q in 1..255, kept apart as high = q / 4 in 6 bits and low = q % 4 in 2.
+// Without the low bits a weight is s (4 high + 1.5 - 128). In halves of s both are whole numbers:
+//     8 high + 2 low - 256    and    8 high - 253.
+// An input is x = a h + b l + e with int8 codes h and l. A score is (s / 2) (a sum_h + b sum_l), the sums being exact
+// integers, so it is the same to the bit on every path.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "executor.h"
+
+namespace bitnet {
+
+constexpr int kInputsInTile = 4;     // their sums fit into the registers
+constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
+
+// Up to kInputsInMatrix inputs [count, columns] as codes, with the constants that bound their errors (screen.h).
+class HeadInputs {
+  public:
+    HeadInputs(Executor& executor, const float* x, int count, int64_t columns, bool in_matrix);
+
+    struct Input {
+        float high, low;  // a, b
+        int32_t high_total, low_total;
+        float error_factor, size_factor;  // c, f: not numbers where the input is not finite
+    };
+    int count() const { return count_; }
+    const Input& operator[](int i) const { return inputs_[i]; }
+    bool in_matrix() const { return in_matrix_; }
+    int num_tiles() const { return in_matrix_ ? 1 : (count_ + kInputsInTile - 1) / kInputsInTile; }
+    int first_of(int tile) const { return count_ * tile / num_tiles(); }
+    int count_of(int tile) const { return first_of(tile + 1) - first_of(tile); }
+    // [columns / 4][2 * count_of][4], or for a matrix product [2 * count][padded_columns]: h and l of each input.
+    const int8_t* codes(int tile) const { return codes_.data() + first_of(tile) * 2 * padded_; }
+    int64_t padded_columns() const { return padded_; }
+
+  private:
+    void quantise(const float* x, int index, int64_t columns);
+    int8_t* place(int index, bool low, int64_t column);
+
+    int count_;
+    bool in_matrix_;
+    int64_t padded_;
+    Input inputs_[kInputsInMatrix];
+    std::vector<int8_t> codes_;
+};
+
+class QuantisedHead {
+  public:
+    // Reads `head` only here. `bits`: 8, or 6.
+    QuantisedHead(const DenseWeight& head, int bits, Executor& executor);
+
+    int64_t rows() const { return rows_; }
+    int64_t columns() const { return columns_; }
+    int64_t num_tiles() const { return tiles_; }
+    int64_t bytes() const { return weights6_.bytes() + weights2_.bytes(); }
+
+    // out [num_inputs, rows]
+    void scores(Executor& executor, const float* x, int64_t num_inputs, float* out) const;
+
+    // Inputs of the right form for `sums`; so many that a matrix product is faster are one tile of it.
+    HeadInputs prepare(Executor& executor, const float* x, int count) const;
+    // The sums of a tile of rows for a tile of inputs, in halves of s: [inputs][2][16], those of h before those of l.
+    // Without the low bits; `add_low` puts them in. Where the inputs are in a matrix, all bits are in at once.
+    using Sums = int32_t[2 * kInputsInMatrix * kHeadRows];
+    void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, Sums& sums) const;
+    void add_low(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, Sums& sums) const;
+    HeadScores scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* sums) const;
+
+    struct Errors {
+        std::vector<float> error, size;  // |d| and |s q| of each row, rounded up
+        void set(int64_t row, double error, double size);
+    };
+    Errors errors6, errors8;
+
+  private:
+    void quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
+
+    int64_t rows_, columns_, steps_, tiles_;
+    Memory weights6_, weights2_;  // the second is empty where 6 bits are all
+    std::vector<float> half_scales_;
+};
+
+}  // namespace bitnet
