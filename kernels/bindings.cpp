@@ -77,15 +77,32 @@ struct Dense {
     }
 };
 
-void pack(TernaryWeight& self, int part, Bytes data, const std::string& layout, float scale) {
+// Checks what all ways to pack have in common; returns the layout.
+Layout layout_of(const TernaryWeight& self, int part, const Bytes& data, const std::string& layout) {
     require(part >= 0 && part < self.num_parts(), "there is no such part");
     require(layout == "codes" || layout == "quarters", "a layout is codes or quarters");
     const bool codes = layout == "codes";
     const int64_t rows = self.part_rows(part);
     require(int64_t(data.shape(0)) == (codes ? rows : (rows + 3) / 4) && int64_t(data.shape(1)) == self.columns(),
             "the packed array has the wrong shape");
+    return codes ? Layout::codes : Layout::quarters;
+}
+
+void pack(TernaryWeight& self, int part, Bytes data, const std::string& name, float scale) {
+    const Layout layout = layout_of(self, part, data, name);
+    require(!self.group_columns(), "this weight has scales for groups of columns: pass float32 [rows, groups]");
     const nb::gil_scoped_release release;
-    self.pack(part, data.data(), codes ? Layout::codes : Layout::quarters, scale);
+    self.pack(part, data.data(), layout, scale);
+}
+
+void pack_groups(TernaryWeight& self, int part, Bytes data, const std::string& name, Floats scales) {
+    const Layout layout = layout_of(self, part, data, name);
+    require(self.group_columns(), "this weight has one scale a matrix: pass a number");
+    require(int64_t(scales.shape(0)) == self.part_rows(part) && int64_t(scales.shape(1)) == self.column_groups(),
+            "scales are float32 [rows, groups of columns]");
+    require_aligned(scales);
+    const nb::gil_scoped_release release;
+    self.pack(part, data.data(), layout, scales.data());
 }
 
 // A program, and everything that it points to.
@@ -281,12 +298,15 @@ NB_MODULE(_native, m) {
     nb::class_<TernaryWeight>(m, "TernaryWeight")
         .def(
             "__init__",
-            [](TernaryWeight* self, int64_t columns, const std::vector<int64_t>& rows, const std::string& format) {
+            [](TernaryWeight* self, int64_t columns, const std::vector<int64_t>& rows, const std::string& format,
+               int64_t group_columns) {
                 require(format == "u2" || format == "t5", "a format is u2 or t5");
-                new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2);
+                new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2, group_columns);
             },
-            nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2")
+            nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2", nb::arg("group_columns") = 0)
         .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
+        .def("pack", pack_groups, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale").noconvert())
+        .def_prop_ro("group_columns", &TernaryWeight::group_columns)
         .def_prop_ro("format", [](const TernaryWeight& w) { return w.format() == Format::t5 ? "t5" : "u2"; })
         .def_prop_ro("rows", &TernaryWeight::rows)
         .def_prop_ro("columns", &TernaryWeight::columns)

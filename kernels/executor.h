@@ -120,7 +120,7 @@ class Program {
     void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale);
     void add(Rows x, Rows y, Rows out);
 
-    int64_t arena_floats() const { return arena_floats_; }
+    int64_t arena_floats() const { return arena_floats_ + group_sums_floats_; }
     int64_t scratch_floats(int64_t num_tokens) const;
     // Bytes of codes that a matrix product may read behind those of the last token.
     int64_t slack_bytes() const { return kMatrixTile * max_padded_ + 64; }
@@ -142,7 +142,8 @@ class Program {
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 
-    int64_t arena_floats_, input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0;
+    int64_t arena_floats_, group_sums_floats_ = 0;  // a token; the sums stand behind what the caller laid out
+    int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0;
     const Cache* cache_ = nullptr;
     bool needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;

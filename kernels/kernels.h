@@ -67,6 +67,17 @@ struct MatrixTask {
 constexpr int kMatrixTile = 16;   // tokens
 constexpr int kMatrixTokens = 6;  // from so many tokens on
 
+// One group of 32 rows with a scale for every `group_steps` steps of columns, and up to 12 interleaved tokens.
+struct GroupTask {
+    const uint8_t* weights;  // U2 steps
+    const float* scales;     // [column groups][32]
+    int steps, group_steps, tokens;
+    const int8_t* codes;
+    const int32_t* minus_sums;  // what group_sums says of each token, `sums_stride` apart
+    int64_t sums_stride;
+    float* totals;  // [tokens][32]
+};
+
 struct DenseTask {
     const void* weight;  // [rows, columns] row-major
     Dtype dtype;
@@ -134,6 +145,17 @@ struct Kernels {
     void (*ternary_store)(const int32_t* acc, int tokens, int rows, float scale, const float* inverse_scale,
                           const int32_t* code_sum, float* out, int64_t out_stride, const float* residual,
                           int64_t residual_stride);
+    // Where groups of columns have scales: totals[t][r] = the fused multiply-adds, in ascending order of the groups, of
+    // (the sum of code * activation over the group + minus_sums[t][group]) * scale[group][r] to 0.
+    void (*group_tile)(const GroupTask& task);
+    // The same for sums of one group that are known: acc[token][32] is added to totals[token][32].
+    void (*group_add)(const int32_t* acc, int tokens, const float* scales, const int32_t* minus_sums,
+                      int64_t sums_stride, float* totals);
+    // out[t][r] = residual[t][r] + totals[t][r] * inverse_scale[t]
+    void (*group_store)(const float* totals, int tokens, int rows, const float* inverse_scale, float* out,
+                        int64_t out_stride, const float* residual, int64_t residual_stride);
+    // minus_sums[group] = - the sum of one token's codes, of which every four stand 4 * lane_stride bytes apart.
+    void (*group_sums)(const int8_t* codes, int lane_stride, int steps, int group_steps, int32_t* minus_sums);
     void (*embed)(const void* row, Dtype dtype, int width, float* out);
     void (*row)(const RowTask& task);
     void (*dense)(const DenseTask& task);

@@ -1,68 +1,18 @@
 // Checks every path of this machine against the generic one, and times them: `ladder check`, `ladder time [path]`.
 // `ladder hash` prints one number for the results of the generic and the best path, the same on every architecture.
-#include <algorithm>
-#include <chrono>
+#include "ladder.h"
+
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
-#include <vector>
 
 #include "executor.h"
-#include "kernels.h"
 #include "screen.h"
 #include "weights.h"
 
 using namespace bitnet;
 
 namespace {
-
-struct Random {  // splitmix64
-    uint64_t state;
-    uint64_t next() {
-        uint64_t z = (state += 0x9e3779b97f4a7c15);
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-        return z ^ (z >> 31);
-    }
-    int below(int n) { return int(next() % uint64_t(n)); }
-    float value() { return float(int64_t(next() >> 40) - (1 << 23)) / float(1 << 21); }  // -4 .. 4
-};
-
-std::vector<float> floats(Random& random, int64_t count) {
-    std::vector<float> v(static_cast<size_t>(count));
-    for (float& x : v) x = random.value();
-    return v;
-}
-
-std::vector<uint8_t> bytes(Random& random, int64_t count) {
-    std::vector<uint8_t> v(static_cast<size_t>(count));
-    for (uint8_t& x : v) x = uint8_t(random.next());
-    return v;
-}
-
-std::vector<int8_t> codes(Random& random, int64_t count) {
-    std::vector<int8_t> v(static_cast<size_t>(count));
-    for (int8_t& x : v) x = int8_t(random.below(255) - 127);
-    return v;
-}
-
-std::vector<uint8_t> weights(Random& random, int64_t count) {  // no invalid code
-    std::vector<uint8_t> v = bytes(random, count);
-    for (uint8_t& x : v) x = uint8_t(x & ~(x >> 1 & 0x55));
-    return v;
-}
-
-// A check runs one verb with one path, from a seed, and returns the bytes of all its results.
-using Result = std::vector<uint8_t>;
-using Check = std::function<Result(const Kernels&, Random)>;
-
-template <class T>
-void append(Result& result, const std::vector<T>& values) {
-    const size_t before = result.size(), bytes = values.size() * sizeof(T);
-    result.resize(before + bytes);
-    std::memcpy(result.data() + before, values.data(), bytes);
-}
 
 Result check_ternary(const Kernels& kernels, Random random) {
     const int steps = 1 + random.below(70), tokens = 1 + random.below(kMaxTileTokens);
@@ -245,9 +195,9 @@ struct Verb {
     uint64_t seeds;
 };
 
-const Verb kVerbs[] = {{"ternary", check_ternary, 60},     {"row", check_row, 60},
-                       {"dense", check_dense, 60},         {"head", check_head, 60},
-                       {"attention", check_attention, 60}, {"program", check_program, 6}};
+const Verb kVerbs[] = {{"ternary", check_ternary, 60}, {"groups", check_groups, 60}, {"row", check_row, 60},
+                       {"dense", check_dense, 60},     {"head", check_head, 60},     {"attention", check_attention, 60},
+                       {"program", check_program, 6}};
 
 int hash_all() {
     int count;
@@ -273,20 +223,6 @@ int check_all() {
             }
     std::printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
-}
-
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median_seconds(const std::function<void()>& work) {
-    std::vector<double> times;
-    work();
-    for (int i = 0; i < 9; i++) {
-        const double start = seconds();
-        work();
-        times.push_back(seconds() - start);
-    }
-    std::nth_element(times.begin(), times.begin() + 4, times.end());
-    return times[4];
 }
 
 double peak(const Kernels& kernels) {
@@ -364,6 +300,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < count; i++) {
         if (argc > 2 && std::strcmp(argv[2], paths[i]->name)) continue;
         time_ternary(*paths[i], peak(*paths[i]));
+        time_groups(*paths[i]);
         time_dense(*paths[i]);
         time_attention(*paths[i]);
     }

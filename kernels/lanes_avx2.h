@@ -92,6 +92,7 @@ struct Bytes {
     __m256i a, b;
 };
 using Sums = Bytes;
+constexpr int kTileSums = 4;
 
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
@@ -109,7 +110,17 @@ BITNET_INLINE Bytes shift_right(const Bytes& x) {
     return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)};
 }
 BITNET_INLINE Bytes no_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+BITNET_INLINE Bytes set_bytes(uint8_t x) { return {_mm256_set1_epi8(char(x)), _mm256_set1_epi8(char(x))}; }
 BITNET_INLINE Sums no_sums() { return no_bytes(); }
+BITNET_INLINE Sums set_sums(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+BITNET_INLINE Sums load_sums(const int32_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+BITNET_INLINE Sums add_sums(const Sums& x, const Sums& y) {
+    return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm256_srai_epi32(x.a, 2), _mm256_srai_epi32(x.b, 2)}; }
+BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm256_cvtepi32_ps(sums.a), _mm256_cvtepi32_ps(sums.b)}; }
 BITNET_INLINE __m256i dot_half(__m256i sums, __m256i x, __m256i codes) {
 #ifdef __AVXVNNI__
     return _mm256_dpbusd_avx_epi32(sums, x, codes);

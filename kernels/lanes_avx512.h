@@ -71,6 +71,7 @@ struct Bytes {
     __m512i v;
 };
 using Sums = Bytes;
+constexpr int kTileSums = 12;
 
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
@@ -85,11 +86,19 @@ BITNET_INLINE Bytes shift_right(const Bytes& x) {
     return {_mm512_srli_epi16(x.v, N)};
 }
 BITNET_INLINE Bytes no_bytes() { return {_mm512_setzero_si512()}; }
+BITNET_INLINE Bytes set_bytes(uint8_t x) { return {_mm512_set1_epi8(char(x))}; }
 BITNET_INLINE Sums no_sums() { return no_bytes(); }
-BITNET_INLINE Sums dot(const Sums& sums, const Bytes& x, const int8_t* codes) {
+BITNET_INLINE Sums set_sums(int32_t x) { return {_mm512_set1_epi32(x)}; }
+BITNET_INLINE Sums load_sums(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+BITNET_INLINE Sums add_sums(const Sums& x, const Sums& y) { return {_mm512_add_epi32(x.v, y.v)}; }
+BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm512_srai_epi32(x.v, 2)}; }
+BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm512_cvtepi32_ps(sums.v)}; }
+// _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.
+BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
     int32_t four;
     __builtin_memcpy(&four, codes, 4);
-    return {_mm512_dpbusd_epi32(sums.v, x.v, _mm512_set1_epi32(four))};
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(_mm512_set1_epi32(four)));
+    return sums;
 }
 BITNET_INLINE void store_sums(int32_t* p, const Sums& sums) { _mm512_storeu_si512(p, sums.v); }
 

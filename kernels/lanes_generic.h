@@ -131,6 +131,8 @@ struct Bytes {
 struct Sums {
     int32_t v[16];
 };
+// So many tokens at a time: more sums than that do not stay in registers.
+constexpr int kTileSums = 4;
 
 template <class F>
 BITNET_INLINE Bytes each_byte(F f) {
@@ -158,7 +160,32 @@ BITNET_INLINE Bytes shift_right(const Bytes& x) {
 BITNET_INLINE Bytes no_bytes() {
     return each_byte([](int) { return 0; });
 }
+BITNET_INLINE Bytes set_bytes(uint8_t x) {
+    return each_byte([&](int) { return x; });
+}
 BITNET_INLINE Sums no_sums() { return {}; }
+BITNET_INLINE Sums set_sums(int32_t x) {
+    Sums r;
+    for (int i = 0; i < 16; i++) r.v[i] = x;
+    return r;
+}
+BITNET_INLINE Sums load_sums(const int32_t* p) {
+    Sums r;
+    std::memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+BITNET_INLINE Sums add_sums(Sums x, const Sums& y) {
+    for (int i = 0; i < 16; i++) x.v[i] += y.v[i];
+    return x;
+}
+// Of sums that four divides.
+BITNET_INLINE Sums quarter_sums(Sums x) {
+    for (int i = 0; i < 16; i++) x.v[i] /= 4;
+    return x;
+}
+BITNET_INLINE Lanes to_lanes(const Sums& sums) {
+    return each([&](int i) { return float(sums.v[i]); });
+}
 // Adds the products of each row's 4 bytes (at most 63) and the 4 codes.
 BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
     for (int i = 0; i < 64; i++) sums.v[i / 4] += x.v[i] * codes[i % 4];

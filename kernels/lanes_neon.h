@@ -112,6 +112,7 @@ struct Bytes {
 struct Sums {
     int32x4_t v[4];
 };
+constexpr int kTileSums = 4;
 
 template <class F>
 BITNET_INLINE Bytes each_byte(F f) {
@@ -135,7 +136,25 @@ BITNET_INLINE Bytes shift_right(const Bytes& x) {
 BITNET_INLINE Bytes no_bytes() {
     return each_byte([](int) { return vdupq_n_u8(0); });
 }
+BITNET_INLINE Bytes set_bytes(uint8_t x) {
+    return each_byte([&](int) { return vdupq_n_u8(x); });
+}
 BITNET_INLINE Sums no_sums() { return {{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}}; }
+BITNET_INLINE Sums set_sums(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
+BITNET_INLINE Sums load_sums(const int32_t* p) {
+    return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
+}
+BITNET_INLINE Sums add_sums(Sums x, const Sums& y) {
+    for (int i = 0; i < 4; i++) x.v[i] = vaddq_s32(x.v[i], y.v[i]);
+    return x;
+}
+BITNET_INLINE Sums quarter_sums(Sums x) {
+    for (int i = 0; i < 4; i++) x.v[i] = vshrq_n_s32(x.v[i], 2);
+    return x;
+}
+BITNET_INLINE Lanes to_lanes(const Sums& sums) {
+    return each([&](int i) { return vcvtq_f32_s32(sums.v[i]); });
+}
 BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
     int32_t four;
     __builtin_memcpy(&four, codes, 4);

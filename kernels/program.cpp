@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "executor.h"
+#include "group_steps.h"
 
 namespace bitnet {
 
@@ -334,7 +335,10 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     if (residual) check(*residual, weight->rows());
     require(weight->is_packed(), "a part of the ternary weight was never packed");
     cost_ += weight->rows() * weight->columns();
-    push(std::make_unique<TernaryStep>(weight, x, out, residual));
+    if (!weight->group_columns()) return push(std::make_unique<TernaryStep>(weight, x, out, residual));
+    group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
+    push(group_sums_step(weight, x, arena_floats_));
+    push(group_product_step(weight, x, arena_floats_, out, residual));
 }
 
 void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* residual) {

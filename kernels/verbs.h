@@ -7,6 +7,7 @@
 // with the instructions of whichever object came first.
 #pragma once
 #include "verbs_attention.h"
+#include "verbs_groups.h"
 #include "verbs_products.h"
 #include "verbs_rows.h"
 #include "verbs_screen.h"
@@ -19,6 +20,10 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.name = name;
     kernels.ternary_tile = tile;
     kernels.ternary_store = ternary_store;
+    kernels.group_tile = group_tile;
+    kernels.group_add = group_add;
+    kernels.group_store = group_store;
+    kernels.group_sums = group_sums;
     kernels.embed = embed;
     kernels.row = row;
     kernels.dense = dense;

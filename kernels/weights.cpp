@@ -68,9 +68,14 @@ uint32_t t5_bytes(const uint32_t* field) {
 
 }  // namespace
 
-TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format)
-    : format_(format), columns_(columns), part_rows_(rows) {
+TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns)
+    : format_(format), columns_(columns), group_columns_(group_columns), part_rows_(rows) {
     if (columns < 1 || columns > kMaxColumns) throw std::invalid_argument("a ternary matrix has 1 to 262144 columns");
+    if (group_columns && group_columns != 64 && group_columns != 128)
+        throw std::invalid_argument("64 or 128 columns share a scale, or all of them");
+    if (group_columns && format != Format::u2)
+        throw std::invalid_argument("weights with a scale for each group of columns are u2");
+    if (group_columns) column_groups_ = (columns + group_columns - 1) / group_columns;
     const int64_t blocks = (columns + kBlockColumns - 1) / kBlockColumns;
     steps_ = format == Format::t5 ? blocks * kBlockSteps : (columns + kStepColumns - 1) / kStepColumns;
     group_bytes_ = format == Format::t5 ? blocks * kBlockBytes : steps_ * kStepBytes;
@@ -82,6 +87,7 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
         if (num_groups > kMaxRows / kGroupRows) throw std::invalid_argument("the stacked matrices have too many rows");
     }
     memory_ = Memory(num_groups * group_bytes_);  // before anything else: it may be more than there is
+    scales_ = Memory(num_groups * column_groups_ * kGroupRows * int64_t(sizeof(float)));
     first_groups_.push_back(0);
     for (int64_t part : rows) {
         for (int64_t r = 0; r < part; r += kGroupRows)
@@ -104,15 +110,36 @@ void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* cod
 }
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
+    packed_[size_t(part)] = 0;
+    pack_codes(part, data, layout);
+    for (int64_t g = first_groups_[size_t(part)]; g < first_groups_[size_t(part) + 1]; g++)
+        groups_[size_t(g)].scale = scale;
+    packed_[size_t(part)] = 1;
+}
+
+void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const float* scales) {
+    packed_[size_t(part)] = 0;
+    pack_codes(part, data, layout);
+    float* out = scale_data() + first_groups_[size_t(part)] * column_groups_ * kGroupRows;
+    for (int64_t row = 0; row < part_rows_[size_t(part)]; row++)
+        for (int64_t g = 0; g < column_groups_; g++) {
+            const float scale = scales[row * column_groups_ + g];
+            if (!std::isfinite(scale))
+                throw std::invalid_argument("the scale of row " + std::to_string(row) + ", group " + std::to_string(g) +
+                                            " is no finite number");
+            out[(row / kGroupRows * column_groups_ + g) * kGroupRows + row % kGroupRows] = scale;
+        }
+    packed_[size_t(part)] = 1;
+}
+
+void TernaryWeight::pack_codes(int part, const uint8_t* data, Layout layout) {
     const int64_t rows = part_rows_[size_t(part)], quarter = (rows + 3) / 4;
     const int64_t first = first_groups_[size_t(part)], last = first_groups_[size_t(part) + 1];
-    packed_[size_t(part)] = 0;
     const bool signed_codes = layout == Layout::codes;
     std::vector<uint8_t> codes(size_t(steps_ * kStepColumns), 1);  // padding is weight 0
     const std::vector<uint8_t> padding = codes;
     for (int64_t row = 0; row < (last - first) * kGroupRows; row++) {
         const int64_t group = first + row / kGroupRows;
-        groups_[size_t(group)].scale = scale;
         if (row < rows) {
             const uint8_t* source = data + (signed_codes ? row : row % quarter) * columns_;
             if (read_row(source, columns_, signed_codes ? 0 : int(2 * (row / quarter)), signed_codes, codes.data()))
@@ -120,7 +147,6 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float sca
         }
         pack_row(group, int(row % kGroupRows), row < rows ? codes.data() : padding.data());
     }
-    packed_[size_t(part)] = 1;
 }
 
 bool TernaryWeight::is_packed() const {

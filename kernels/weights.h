@@ -42,9 +42,12 @@ class TernaryWeight {
         float scale;
     };
 
-    TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format);
+    // One scale a part, or one for every 64 or 128 columns of each row: those are U2.
+    TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns = 0);
     // Repacks one of the stacked matrices; throws std::invalid_argument at an invalid code.
     void pack(int part, const uint8_t* data, Layout layout, float scale);
+    // The same with scales [rows, column_groups()], which are finite.
+    void pack(int part, const uint8_t* data, Layout layout, const float* scales);
     int64_t num_parts() const { return int64_t(first_groups_.size()) - 1; }
     int64_t part_rows(int part) const { return part_rows_[size_t(part)]; }
     bool is_packed() const;  // every part, without an invalid code
@@ -55,19 +58,25 @@ class TernaryWeight {
     int64_t steps() const { return steps_; }  // U2 steps of a group, expanded where it is T5
     int64_t padded_columns() const { return steps_ * kStepColumns; }
     int64_t group_bytes() const { return group_bytes_; }
-    int64_t bytes() const { return memory_.bytes(); }
+    int64_t bytes() const { return memory_.bytes() + scales_.bytes(); }
+    int64_t group_columns() const { return group_columns_; }  // 0: one scale a part
+    int64_t column_groups() const { return column_groups_; }  // of which the last may be short
     const std::vector<Group>& groups() const { return groups_; }
     const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes_; }
+    // Scales of a group of rows: [column_groups()][32].
+    const float* group_scales(int64_t group) const { return scale_data() + group * column_groups_ * kGroupRows; }
 
   private:
+    float* scale_data() const { return reinterpret_cast<float*>(scales_.data()); }
+    void pack_codes(int part, const uint8_t* data, Layout layout);
     void pack_row(int64_t group, int row_in_group, const uint8_t* codes);
 
     Format format_;
-    int64_t rows_ = 0, columns_, steps_, group_bytes_;
+    int64_t rows_ = 0, columns_, group_columns_, column_groups_ = 0, steps_, group_bytes_;
     std::vector<int64_t> part_rows_, first_groups_;
     std::vector<char> packed_;
     std::vector<Group> groups_;
-    Memory memory_;
+    Memory memory_, scales_;
 };
 
 struct DenseWeight {

@@ -166,6 +166,66 @@ def test_a_weight_that_was_packed_in_part() -> None:
         native.Program(64).ternary(weight, (0, 16, False), OUT, None)
 
 
+@pytest.mark.parametrize("group_columns", [-64, 1, 16, 32, 96, 256, MAX])
+def test_groups_of_impossible_sizes(group_columns: int) -> None:
+    with pytest.raises(ValueError, match="64 or 128 columns"):
+        native.TernaryWeight(1024, [8], "u2", group_columns)
+
+
+def test_groups_are_u2() -> None:
+    with pytest.raises(ValueError, match="are u2"):
+        native.TernaryWeight(1024, [8], "t5", 64)
+    weight = native.TernaryWeight(64, [8], "u2", 64)
+    weight.pack(0, np.zeros((8, 64), np.uint8), "codes", np.ones((8, 1), np.float32))
+    with pytest.raises(ValueError, match="another order"):
+        native.Program(64).ternary(weight, (0, 80, True), (OUTPUT, 0, 8, 0, 8), None)
+
+
+def test_scales_of_groups_are_what_they_are_said_to_be() -> None:
+    codes, scales = np.zeros((8, 100), np.uint8), np.ones((8, 2), np.float32)
+    weight, plain = native.TernaryWeight(100, [8], "u2", 64), native.TernaryWeight(100, [8])
+    weight.pack(0, codes, "codes", scales)
+    for shape in ((8, 1), (7, 2), (2, 8), (8, 3), (0, 2), (1, 1)):
+        with pytest.raises(ValueError, match=r"scales are float32 \[rows, groups"):
+            weight.pack(0, codes, "codes", np.ones(shape, np.float32))
+    with pytest.raises(ValueError, match=r"pass float32 \[rows, groups\]"):
+        weight.pack(0, codes, "codes", 1.0)
+    with pytest.raises(ValueError, match="pass a number"):
+        plain.pack(0, codes, "codes", scales)
+    for array in (scales.astype(np.float64), np.asfortranarray(scales), np.ones((8, 4), np.float32)[:, ::2], scales[0]):
+        with pytest.raises(TypeError):
+            weight.pack(0, codes, "codes", array)
+    odd = np.zeros(8 * 2 * 4 + 4, np.uint8)[1:65].view(np.float32).reshape(8, 2)
+    with pytest.raises(ValueError, match="address"):
+        weight.pack(0, codes, "codes", odd)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_scale_of_a_group_is_finite(value: float) -> None:
+    weight, scales = native.TernaryWeight(100, [8], "u2", 64), np.ones((8, 2), np.float32)
+    codes = np.zeros((8, 100), np.uint8)
+    weight.pack(0, codes, "codes", scales)
+    scales[5, 1] = value
+    with pytest.raises(ValueError, match="row 5, group 1 is no finite number"):
+        weight.pack(0, codes, "codes", scales)
+    with pytest.raises(ValueError, match="never packed"):
+        native.Program(64).ternary(weight, (0, 112, False), (OUTPUT, 0, 8, 0, 8), None)
+
+
+def test_the_sums_of_groups_have_room_of_their_own() -> None:
+    """The caller's arena ends before them: nothing else may be laid out there."""
+    weight = native.TernaryWeight(100, [8], "u2", 64)
+    weight.pack(0, np.ones((8, 100), np.uint8), "codes", np.ones((8, 2), np.float32))
+    program = native.Program(32)
+    program.rows_to_codes(rows_of(INPUT, 100), None, 0, None, 0.0, (0, 112, False))
+    program.ternary(weight, (0, 112, False), rows_of(OUTPUT, 8), None)
+    with pytest.raises(ValueError, match="outside the arena"):
+        program.add((INPUT, 0, 100, 0, 2), (INPUT, 0, 100, 0, 2), (ARENA, 32, 2, 0, 2))
+    x, y = np.ones((5, 100), np.float32), np.zeros((5, 8), np.float32)
+    native.Executor(ISA, 1).run(program, None, x, y)
+    assert np.allclose(y, 100)
+
+
 @pytest.mark.parametrize("rows", [[1 << 62], [1 << 62, 1 << 62], [1 << 30] * 3, [-1], [0], []])
 def test_an_impossible_ternary_weight(rows: list[int]) -> None:
     with pytest.raises(ValueError, match=r"row|part"):

@@ -1,0 +1,111 @@
+#include "group_steps.h"
+
+#include <algorithm>
+
+namespace bitnet {
+
+namespace {
+
+constexpr int64_t kChunkBytes = 65536;  // as for other products
+// So many tokens at a time in a matrix product: their sums and totals, 128 bytes each, stay in the nearest cache.
+constexpr int64_t kBlock = 64;
+
+int group_steps(const TernaryWeight& weight) { return int(weight.group_columns() / kStepColumns); }
+
+struct GroupSums {
+    int64_t offset, stride;
+    int32_t* at(const Context& c, int64_t token) const {
+        return reinterpret_cast<int32_t*>(c.arena + offset * c.num_tokens) + token * stride;
+    }
+};
+
+struct GroupSumsStep final : Step {
+    const TernaryWeight* weight;
+    Codes x;
+    GroupSums sums;
+    GroupSumsStep(const TernaryWeight* w, Codes c, GroupSums s) : weight(w), x(c), sums(s) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        const Tiles tiles(c);
+        for (int64_t t = first; t < last; t++) {
+            const int64_t tile = tiles.of(t), begin = tiles.begin(tile);
+            const int8_t* codes = c.codes(x) + begin * x.padded + 4 * (t - begin);
+            c.kernels.group_sums(codes, int(tiles.begin(tile + 1) - begin), int(weight->steps()), group_steps(*weight),
+                                 sums.at(c, t));
+        }
+    }
+};
+
+struct GroupProductStep final : Step {
+    const TernaryWeight* weight;
+    Codes x;
+    GroupSums sums;
+    Rows out, residual{};
+    bool has_residual;
+    GroupProductStep(const TernaryWeight* w, Codes c, GroupSums s, Rows o, const Rows* r)
+        : weight(w), x(c), sums(s), out(o), has_residual(r != nullptr) {
+        if (r) residual = *r;
+    }
+    int64_t units(const Context&) const override { return int64_t(weight->groups().size()); }
+    int64_t chunk(const Context& c) const override {
+        if (c.num_tokens > kMaxTileTokens) return 1;
+        return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
+    }
+    // For a matrix product the sums and the totals of a block of tokens, and a byte for each weight of a group.
+    int64_t spread_floats() const { return (group_steps(*weight) + 3) / 4 * 16 * kStepBytes / 4; }
+    int64_t scratch_floats(int64_t num_tokens) const override {
+        return num_tokens < kMatrixTokens ? 0 : 2 * kBlock * kGroupRows + spread_floats();
+    }
+    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
+        for (int64_t g = first; g < last; g++)
+            if (c.tile_tokens == 1 && c.num_tokens > 1)
+                for (int64_t t = 0; t < c.num_tokens; t += kBlock)
+                    matrix(c, g, t, int(std::min(kBlock, c.num_tokens - t)), c.scratch[size_t(thread)].data());
+            else
+                tiles(c, g);
+    }
+    void matrix(const Context& c, int64_t g, int64_t t, int tokens, float* scratch) const {
+        auto* acc = reinterpret_cast<int32_t*>(scratch);
+        float *totals = scratch + kBlock * kGroupRows, *spread = totals + kBlock * kGroupRows;
+        std::fill(totals, spread, 0.0f);
+        const int8_t* codes = c.codes(x) + t * x.padded;
+        for (int s = 0, i = 0; s < int(weight->steps()); s += group_steps(*weight), i++) {
+            const int steps = std::min(group_steps(*weight), int(weight->steps()) - s);
+            c.kernels.matrix_product({weight->group_data(g) + s * kStepBytes, steps, codes + s * kStepColumns, x.padded,
+                                      tokens, acc, reinterpret_cast<uint8_t*>(spread)});
+            c.kernels.group_add(acc, tokens, weight->group_scales(g) + i * kGroupRows, sums.at(c, t) + i, sums.stride,
+                                totals);
+        }
+        store(c, g, totals, t, tokens);
+    }
+    void tiles(const Context& c, int64_t g) const {
+        alignas(64) float totals[kMaxTileTokens * kGroupRows];
+        const Tiles tiles(c);
+        for (int64_t tile = 0; tile < tiles.count; tile++) {
+            const int64_t t = tiles.begin(tile);
+            const int tokens = int(tiles.begin(tile + 1) - t);
+            c.kernels.group_tile({weight->group_data(g), weight->group_scales(g), int(weight->steps()),
+                                  group_steps(*weight), tokens, c.codes(x) + t * x.padded, sums.at(c, t), sums.stride,
+                                  totals});
+            store(c, g, totals, t, tokens);
+        }
+    }
+    void store(const Context& c, int64_t g, const float* totals, int64_t t, int tokens) const {
+        const TernaryWeight::Group& group = weight->groups()[size_t(g)];
+        c.kernels.group_store(totals, tokens, group.rows, c.scales(x) + t, c.at(out, t) + group.first_row, out.stride,
+                              has_residual ? c.at(residual, t) + group.first_row : nullptr, residual.stride);
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Step> group_sums_step(const TernaryWeight* weight, Codes x, int64_t sums_offset) {
+    return std::make_unique<GroupSumsStep>(weight, x, GroupSums{sums_offset, weight->column_groups()});
+}
+
+std::unique_ptr<Step> group_product_step(const TernaryWeight* weight, Codes x, int64_t sums_offset, Rows out,
+                                         const Rows* residual) {
+    return std::make_unique<GroupProductStep>(weight, x, GroupSums{sums_offset, weight->column_groups()}, out,
+                                              residual);
+}
+
+}  // namespace bitnet

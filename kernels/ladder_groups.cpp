@@ -1,0 +1,75 @@
+// The ladder's part about ternary matrices with a scale for each group of columns.
+#include <cstdio>
+
+#include "executor.h"
+#include "ladder.h"
+
+namespace bitnet {
+
+namespace {
+
+TernaryWeight grouped_weight(Random& random, int64_t rows, int64_t columns, int64_t group_columns) {
+    std::vector<uint8_t> c(size_t(rows * columns));
+    for (uint8_t& x : c) x = uint8_t(random.below(3) - 1);
+    TernaryWeight weight(columns, {rows}, Format::u2, group_columns);
+    if (group_columns)
+        weight.pack(0, c.data(), Layout::codes, floats(random, rows * weight.column_groups()).data());
+    else
+        weight.pack(0, c.data(), Layout::codes, 1.0f);
+    return weight;
+}
+
+// Quantises the input and multiplies it by the weight; where `residual`, the product is added to the input.
+void product(Program& program, const TernaryWeight& weight, bool residual) {
+    const int64_t columns = weight.columns(), rows = weight.rows();
+    const Rows x{Base::input, 0, columns, 0, columns}, added{Base::input, 0, columns, 0, rows};
+    const Codes codes{0, (columns + 15) / 16 * 16, false};
+    program.rows_to_codes({x, nullptr, Activation::none, nullptr, 0.0f}, codes);
+    program.ternary(&weight, codes, {Base::output, 0, rows, 0, rows}, residual ? &added : nullptr);
+}
+
+int64_t arena_floats(int64_t columns) { return (columns + 15) / 16 * 4 + 16; }
+
+}  // namespace
+
+Result check_groups(const Kernels& kernels, Random random) {
+    const int rows = 1 + random.below(70), columns = rows + random.below(400), tokens = 1 + random.below(40);
+    const TernaryWeight weight = grouped_weight(random, rows, columns, random.below(2) ? 64 : 128);
+    Program program(arena_floats(columns));
+    product(program, weight, random.below(2));
+    const auto x = floats(random, tokens * columns);
+    std::vector<float> out(size_t(tokens * rows));
+    Executor(kernels.name, 1 + random.below(2)).run(program, tokens, nullptr, x.data(), out.data());
+    Result result;
+    append(result, out);
+    return result;
+}
+
+// The gate and up projections of BitNet b1.58 2B-4T beside the same with one scale, one thread.
+void time_groups(const Kernels& kernels) {
+    Random random{4};
+    constexpr int64_t rows = 13824, columns = 2560;
+    const TernaryWeight plain = grouped_weight(random, rows, columns, 0),
+                        fine = grouped_weight(random, rows, columns, 64),
+                        coarse = grouped_weight(random, rows, columns, 128);
+    Program programs[] = {Program(arena_floats(columns)), Program(arena_floats(columns)),
+                          Program(arena_floats(columns))};
+    product(programs[0], plain, false);
+    product(programs[1], fine, false);
+    product(programs[2], coarse, false);
+    Executor executor(kernels.name, 1);
+    for (const int tokens : {1, 2, 4, 8, 12, 128}) {
+        const auto x = floats(random, tokens * columns);
+        std::vector<float> out(size_t(tokens * rows));
+        std::vector<std::function<void()>> works;
+        for (const Program& program : programs)
+            works.push_back([&] { executor.run(program, tokens, nullptr, x.data(), out.data()); });
+        const auto t = medians_in_turns(works);
+        const double macs = double(rows * columns) * tokens / 1e9;
+        std::printf(
+            "%-8s one scale, groups of 64 and of 128, %3d tokens: %6.1f, %6.1f (%.2f) and %6.1f (%.2f) GMAC/s\n",
+            kernels.name, tokens, macs / t[0], macs / t[1], t[0] / t[1], macs / t[2], t[0] / t[2]);
+    }
+}
+
+}  // namespace bitnet
