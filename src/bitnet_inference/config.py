@@ -29,7 +29,7 @@ class EngineConfig:
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
     `ternary_format`: of ternary weights in memory, "u2" (2 bits) or "t5" (1.6 bits, more to decode); "auto" for what
-    is faster. Results are the same.
+    is faster. Results are the same. Models with a scale for every 64 or 128 columns are "u2".
     `max_batch_tokens`: at most so many tokens are computed in one step.
     """
 

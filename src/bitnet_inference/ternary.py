@@ -8,6 +8,7 @@ A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
     t5        uint8 [ceil(out / 32), ceil(in / 80) * 4, 128], five values a byte
 
 Packed, a value is stored as value + 1, in two bits but for t5; the fourth pattern, 3, is invalid everywhere.
+Scales stand beside it: one a matrix, or float32 [out, ceil(in / group)], one for every `group` columns of a row.
 """
 
 from __future__ import annotations
@@ -96,6 +97,16 @@ def pack_t5(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     q = t[0] + 3 * t[1] + 9 * t[2] + 27 * t[3]
     packed: NDArray[np.uint8] = (q % 4 << 6 | 21 * t[4] + q // 4).astype(np.uint8)
     return packed.reshape(num_groups, num_steps, STEP_BYTES)
+
+
+def group_sums(activations: NDArray[np.int8], codes: NDArray[np.int8], group_size: int) -> NDArray[np.int64]:
+    """The exact products of activations [tokens, in] and codes [out, in], by groups of columns: [groups, tokens, out].
+
+    Every `group_size` columns are a group, the last of which may be short.
+    """
+    starts = range(0, codes.shape[1], group_size)
+    pairs = ((activations[:, k : k + group_size], codes[:, k : k + group_size]) for k in starts)
+    return np.stack([a.astype(np.int64) @ c.T.astype(np.int64) for a, c in pairs])
 
 
 def has_invalid(packed: NDArray[np.uint8]) -> bool:

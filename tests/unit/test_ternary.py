@@ -87,6 +87,15 @@ def test_has_invalid_agrees_with_the_four_fields(packed):
     assert ternary.has_invalid(packed) == expected
 
 
+@forall(CODES)
+def test_sums_of_groups_add_up_to_the_product(codes):
+    activations = np.arange(3 * codes.shape[1], dtype=np.int8).reshape(3, -1)
+    sums = ternary.group_sums(activations, codes, 16)
+    assert sums.shape == (-(-codes.shape[1] // 16), 3, len(codes))
+    assert np.array_equal(sums.sum(axis=0), activations.astype(int) @ codes.T.astype(int))
+    assert np.array_equal(sums[0], activations[:, :16].astype(int) @ codes[:, :16].T.astype(int))
+
+
 @pytest.mark.parametrize("pack", [ternary.pack_quarters, ternary.pack_u2])
 def test_packing_refuses_other_values(pack):
     with pytest.raises(ValueError, match="-1, 0 and 1"):

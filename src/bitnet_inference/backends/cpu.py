@@ -14,7 +14,7 @@ from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
-from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, weight_groups
+from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 
 MIN_T5_WEIGHTS = 1 << 27  # 32 MB in U2
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
@@ -52,11 +52,17 @@ class CpuModel:
         )
 
     def _format(self, checkpoint: Checkpoint, config: EngineConfig) -> str:
-        """T5 where it is decoded fast and memory is what a token waits for; weights that stay in the cache are U2."""
+        """T5 where it is decoded fast and memory is what a token waits for; weights that stay in the cache are U2.
+
+        All are U2 where groups of columns have scales: those weights always are, and a program has one order of codes.
+        """
+        shapes = dict(expected_shapes(self.config))
+        names = tuple(name for name in shapes if checkpoint.is_ternary(name))
+        if any(map(checkpoint.group_size, names)):
+            return "u2"
         if config.ternary_format != "auto":
             return config.ternary_format
-        shapes = dict(expected_shapes(self.config))
-        num_ternary = num_weights(shapes, tuple(name for name in shapes if checkpoint.is_ternary(name)))
+        num_ternary = num_weights(shapes, names)
         return "t5" if self._executor.decodes_t5 and num_ternary >= MIN_T5_WEIGHTS else "u2"
 
     def _make_screen(self, head: Any) -> Any:
@@ -161,12 +167,20 @@ def _load_weights(
 
 def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str) -> Any:
     shapes = dict(expected_shapes(checkpoint.config))
-    packed = native.TernaryWeight(shapes[names[0]][1], [shapes[name][0] for name in names], ternary_format)
+    group_size, *others = map(checkpoint.group_size, names)
+    if any(other != group_size for other in others):
+        why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"
+        raise FormatError(checkpoint.path, " ".join(names), why)
+    rows = [shapes[name][0] for name in names]
+    packed = native.TernaryWeight(shapes[names[0]][1], rows, ternary_format, group_size)
     for part, name in enumerate(names):
-        matrix = checkpoint.matrix(name)
-        assert not isinstance(matrix, Dense), f"{name} is dense"
+        matrix = sound_matrix(checkpoint, name)
+        assert not isinstance(matrix, Dense) and matrix.group_size == group_size, (
+            f"{name} is not what it was said to be"
+        )
+        scale = np.require(matrix.scale, requirements=["C", "A"]) if group_size else matrix.scale
         try:
-            packed.pack(part, np.ascontiguousarray(matrix.data).view(np.uint8), matrix.layout, matrix.scale)
+            packed.pack(part, np.ascontiguousarray(matrix.data).view(np.uint8), matrix.layout, scale)
         except ValueError as error:
             raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
         checkpoint.release(name)

@@ -14,7 +14,7 @@ from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.decoder import decoder, final_norm, head
-from bitnet_inference.model.loader import Progress
+from bitnet_inference.model.loader import Progress, sound_matrix
 from bitnet_inference.model.rope import inverse_frequencies
 
 Floats = NDArray[np.float32]
@@ -36,9 +36,18 @@ def ternary_codes(matrix: Ternary) -> NDArray[np.int8]:
     return matrix.data.view(np.int8)
 
 
-def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float) -> Floats:
-    """FORMATS 0: int8 activations a token, exact integer sums, y = sum * (m / s_x)."""
+def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_size: int = 0) -> Floats:
+    """FORMATS 0: int8 activations a token, exact integer sums, y = sum * (m / s_x).
+
+    With a group size, y = (sum_0 * m_0 + sum_1 * m_1 + ...) / s_x over groups of columns in ascending order.
+    """
     quantised, scales = ternary.quantize_rows(x)
+    if isinstance(scale, np.ndarray):
+        sums_by_group = ternary.group_sums(quantised, codes, group_size).astype(np.float32)
+        totals = np.zeros((len(x), len(codes)), np.float32)
+        for group_sums, group_scales in zip(sums_by_group, scale.T, strict=True):
+            totals += group_sums * group_scales
+        return totals * np.reciprocal(scales)[:, None]
     sums = quantised.astype(np.int64) @ codes.T.astype(np.int64)
     factors: Floats = np.float32(scale) * np.reciprocal(scales)
     return np.multiply(sums.astype(np.float32), factors[:, None], dtype=np.float32)
@@ -118,7 +127,7 @@ class ReferenceModel:
     def stack(self, names: tuple[str, ...]) -> Stack:
         """The matrices under these names, read once."""
         if names not in self._stacks:
-            self._stacks[names] = tuple(self.checkpoint.matrix(name) for name in names)
+            self._stacks[names] = tuple(sound_matrix(self.checkpoint, name) for name in names)
         return self._stacks[names]
 
     def reserve(self, num_blocks: int) -> None:
@@ -168,7 +177,8 @@ class ReferenceOps:
     def linear(self, x: Floats, weight: Stack) -> tuple[Floats, ...]:
         """See Ops."""
         return tuple(
-            x @ dense_matrix(m).T if isinstance(m, Dense) else bit_linear(x, ternary_codes(m), m.scale) for m in weight
+            x @ dense_matrix(m).T if isinstance(m, Dense) else bit_linear(x, ternary_codes(m), m.scale, m.group_size)
+            for m in weight
         )
 
     def rope(self, x: Floats) -> Floats:

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+GROUP_SIZES = (64, 128)  # columns that may share a scale
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -68,12 +69,30 @@ class Dense:
 
 @dataclass(frozen=True)
 class Ternary:
-    """A ternary matrix [out, in] as the file packs it (`layout`: see ternary.py) and its multiplicative scale m."""
+    """A ternary matrix [out, in] as the file packs it (`layout`: see ternary.py) and its multiplicative scale m.
+
+    With a `group_size`, that many consecutive columns of a row share a scale: float32 [out, ceil(in / group_size)].
+    """
 
     data: NDArray[Any]
     layout: Literal["codes", "quarters"]
     shape: tuple[int, int]
-    scale: float
+    scale: float | NDArray[np.float32]
+    group_size: int = 0
+
+    def problem(self) -> str:
+        """What is wrong with the scales and what to do; empty where they fit the matrix."""
+        if self.group_size not in (0, *GROUP_SIZES):
+            return f"{self.group_size} columns share a scale: convert the model to groups of 64 or 128"
+        if bool(self.group_size) != isinstance(self.scale, np.ndarray):
+            return "one scale and scales for groups of columns are mixed up: convert the model again"
+        if not isinstance(self.scale, np.ndarray):
+            return ""
+        expected = (self.shape[0], -(-self.shape[1] // self.group_size))
+        if self.scale.shape != expected or self.scale.dtype != np.float32:
+            found = f"{self.scale.dtype} {list(self.scale.shape)}"
+            return f"scales are float32 {list(expected)}, not {found}: convert the model again"
+        return "" if np.isfinite(self.scale).all() else "a scale is NaN or infinite: download the model again"
 
 
 class Checkpoint(Protocol):
@@ -102,6 +121,10 @@ class Checkpoint(Protocol):
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        ...
+
+    def group_size(self, name: str) -> int:
+        """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read."""
         ...
 
     def matrix(self, name: str) -> Dense | Ternary:

@@ -68,6 +68,10 @@ class HuggingFaceCheckpoint:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
         return self._quantization is not None and self._inventory.is_ternary(name)
 
+    def group_size(self, name: str) -> int:
+        """0: these files have one scale a matrix."""
+        return 0
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
         num_rows, num_columns = self._inventory.shapes[name]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes
 from bitnet_inference.model import decoder
 from bitnet_inference.model.fusion import fuse
 from bitnet_inference.model.plan import Plan, Recorder
@@ -29,6 +29,14 @@ def require_sound(checkpoint: Checkpoint) -> None:
     """Raises FormatError that names everything wrong with the checkpoint."""
     if problems := checkpoint.check():
         raise FormatError(checkpoint.path, "", "; ".join(problems))
+
+
+def sound_matrix(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
+    """The matrix under a canonical name; raises FormatError where its scales do not fit it."""
+    matrix = checkpoint.matrix(name)
+    if isinstance(matrix, Ternary) and (problem := matrix.problem()):
+        raise FormatError(checkpoint.path, name, problem)
+    return matrix
 
 
 def record(config: ModelConfig) -> Plans:

@@ -1,0 +1,249 @@
+"""Ternary matrices with a scale for every 64 or 128 columns of a row: the product, and whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bitnet_inference import native, ternary
+from bitnet_inference.backends import load_model, reference
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.errors import FormatError
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.model.contract import Batch, Model
+
+ISAS = native.isas()
+INPUT, OUTPUT = 1, 2
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDERS = ["bitnet-packed", "llama-rms-norm", "llama-partial", "llama-ternary-head"]
+NUM_TOKENS = 70
+SHAPES = [(1, 1), (31, 15), (33, 65), (5, 64), (70, 129), (100, 300), (32, 1024)]
+Floats = NDArray[np.float32]
+
+
+def packed(codes: NDArray[np.int8], scales: Floats, group_size: int, layout: str = "codes") -> native.TernaryWeight:
+    weight = native.TernaryWeight(codes.shape[1], [len(codes)], "u2", group_size)
+    data = codes.view(np.uint8) if layout == "codes" else ternary.pack_quarters(codes)
+    weight.pack(0, data, layout, scales)
+    return weight
+
+
+def product(weight: native.TernaryWeight, isa: str, x: Floats, threads: int = 1, residual: bool = False) -> Floats:
+    """x holds the activations, and behind them the residual: [tokens, columns + rows]."""
+    columns, rows, stride = weight.columns, weight.rows, x.shape[1]
+    codes = (0, -(-columns // 16) * 16, False)
+    program = native.Program(codes[1] // 4 + 16)
+    program.rows_to_codes((INPUT, 0, stride, 0, columns), None, 0, None, 0.0, codes)
+    behind = (INPUT, 0, stride, columns, rows) if residual else None
+    program.ternary(weight, codes, (OUTPUT, 0, rows, 0, rows), behind)
+    output = np.full((len(x), rows), np.nan, np.float32)
+    native.Executor(isa, threads).run(program, None, x, output)
+    return output
+
+
+def fused_truth(x: Floats, codes: NDArray[np.int8], scales: Floats, group_size: int) -> Floats:
+    """Fused multiply-adds in ascending order: a double holds each product, and its sum is rounded to float32 once."""
+    quantised, by = ternary.quantize_rows(x)
+    totals = np.zeros((len(x), len(codes)), np.float32)
+    for sums, scale in zip(ternary.group_sums(quantised, codes, group_size), scales.T, strict=True):
+        totals = (sums * scale.astype(np.float64) + totals).astype(np.float32)
+    return totals * np.reciprocal(by)[:, None]
+
+
+def case(rows: int, columns: int, tokens: int, group_size: int) -> tuple[NDArray[np.int8], Floats, Floats]:
+    rng = np.random.default_rng(rows * columns + tokens)
+    codes = rng.integers(-1, 2, (rows, columns), np.int8)
+    scales = rng.standard_normal((rows, -(-columns // group_size)), np.float32)
+    return codes, scales, rng.standard_normal((tokens, columns + rows), np.float32) * 3
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("group_size", [64, 128])
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_the_product_is_its_definition_to_the_bit(isa: str, group_size: int, rows: int, columns: int) -> None:
+    codes, scales, x = case(rows, columns, 40, group_size)
+    weight = packed(codes, scales, group_size)
+    expected = fused_truth(x[:, :columns], codes, scales, group_size)
+    added = x[:, columns:] + expected
+    for tokens in (*range(1, 26), 32, 33, 40):
+        assert np.array_equal(product(weight, isa, x[:tokens]), expected[:tokens]), f"{tokens} tokens"
+        assert np.array_equal(product(weight, isa, x[:tokens], 2, residual=True), added[:tokens]), f"{tokens} tokens"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_many_tokens(isa: str) -> None:
+    """Matrix products take them in blocks."""
+    codes, scales, x = case(40, 200, 150, 64)
+    expected = fused_truth(x[:, :200], codes, scales, 64)
+    assert np.array_equal(product(packed(codes, scales, 64), isa, x, threads=3), expected)
+
+
+@pytest.mark.parametrize("group_size", [64, 128])
+def test_the_reference_agrees(group_size: int) -> None:
+    codes, scales, x = case(48, 200, 11, group_size)
+    x[4] = 0  # a token of zeros gives zeros
+    expected = reference.bit_linear(x[:, :200], codes, scales, group_size)
+    y = product(packed(codes, scales, group_size), ISAS[0], x)
+    assert np.allclose(y, expected, rtol=1e-5, atol=1e-4)
+    assert not y[4].any() and not expected[4].any()
+    powers = np.exp2(np.rint(scales)).astype(np.float32)  # nothing is rounded before the last product
+    exact = reference.bit_linear(x[:, :200], codes, powers, group_size)
+    assert np.array_equal(product(packed(codes, powers, group_size), ISAS[0], x), exact)
+
+
+def test_one_scale_in_all_groups_is_one_scale() -> None:
+    codes, _, x = case(33, 300, 5, 64)
+    scales = np.full((33, 5), 0.5, np.float32)
+    y = product(packed(codes, scales, 64), ISAS[0], x)
+    assert np.array_equal(y, reference.bit_linear(x[:, :300], codes, 0.5))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+def test_the_largest_sums(isa: str, tokens: int) -> None:
+    codes, scales = np.ones((32, 4096), np.int8), np.ones((32, 32), np.float32)
+    y = product(packed(codes, scales, 128), isa, np.full((tokens, 4096), -127, np.float32))
+    assert np.allclose(y, -127 * 4096, rtol=1e-6)
+
+
+def test_quarters_are_packed_the_same_way() -> None:
+    codes, scales, x = case(70, 129, 3, 64)
+    y = product(packed(codes, scales, 64, "quarters"), ISAS[0], x)
+    assert np.array_equal(y, product(packed(codes, scales, 64), ISAS[0], x))
+
+
+def test_stacked_matrices_keep_their_scales() -> None:
+    parts = [case(rows, 100, 3, 64) for rows in (48, 5, 33)]
+    x = parts[0][2]
+    weight = native.TernaryWeight(100, [48, 5, 33], "u2", 64)
+    for i, (codes, scales, _) in enumerate(parts):
+        weight.pack(i, codes.view(np.uint8), "codes", scales)
+    expected = [fused_truth(x[:, :100], codes, scales, 64) for codes, scales, _ in parts]
+    assert np.array_equal(product(weight, ISAS[0], x), np.concatenate(expected, axis=1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_a_row_that_is_not_finite_gives_no_number(isa: str, tokens: int) -> None:
+    codes, scales, x = case(8, 100, tokens, 64)
+    x[1, 3] = np.inf
+    y = product(packed(codes, scales, 64), isa, x)
+    assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
+
+
+class Grouped:
+    """A golden checkpoint whose ternary matrices get random scales for groups of columns."""
+
+    def __init__(self, folder: str, group_size: int) -> None:
+        self._inner, self._group_size = open_checkpoint(GOLDEN / folder), group_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def group_size(self, name: str) -> int:
+        return self._group_size if self._inner.is_ternary(name) else 0
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        matrix = self._inner.matrix(name)
+        if isinstance(matrix, Dense):
+            return matrix
+        rng = np.random.default_rng(len(name) + sum(name.encode()))
+        scales = rng.uniform(0.5, 1.5, (matrix.shape[0], -(-matrix.shape[1] // self._group_size))) * matrix.scale
+        return replace(matrix, scale=scales.astype(np.float32), group_size=self._group_size)
+
+
+def load(checkpoint: Checkpoint, **options: Any) -> Model:
+    model = load_model(checkpoint, EngineConfig(**options))
+    model.reserve(16)
+    return model
+
+
+def logits(model: Model, ids: NDArray[np.int32], start: int = 0) -> Floats:
+    """One forward of a piece of a sequence."""
+    size = model.capabilities.block_size
+    positions = np.arange(start, start + len(ids), dtype=np.int32)
+    table = np.arange(NUM_TOKENS // size + 1, dtype=np.int32)
+    batch = Batch(ids, positions, positions, np.array([0, len(ids)], np.int32), table[None])
+    return model.forward(batch).full(range(len(ids)))
+
+
+@cache
+def expected(folder: str, group_size: int) -> tuple[NDArray[np.int32], Floats]:
+    checkpoint = Grouped(folder, group_size)
+    ids = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, NUM_TOKENS, np.int32)
+    return ids, logits(load(checkpoint, isa="generic", threads=1), ids)
+
+
+@pytest.mark.parametrize("group_size", [64, 128])
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_models_give_the_same_bits_everywhere(isa: str, folder: str, group_size: int) -> None:
+    ids, whole = expected(folder, group_size)
+    for threads in (1, 2, 3):
+        model = load(Grouped(folder, group_size), isa=isa, threads=threads)
+        assert logits(model, ids).tobytes() == whole.tobytes()
+    for cuts in ((1, 2, 3), (31, 33, 64), (13, 29, 69)):
+        pieces = [logits(model, ids[a:b], a) for a, b in pairwise([0, *cuts, NUM_TOKENS])]
+        assert np.concatenate(pieces).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("ternary_format", ["auto", "t5"])
+def test_they_are_u2_in_memory(ternary_format: str) -> None:
+    ids, whole = expected("llama-partial", 64)
+    model = load(Grouped("llama-partial", 64), ternary_format=ternary_format, threads=1)
+    assert logits(model, ids).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_models_agree_with_the_reference(folder: str) -> None:
+    ids, whole = expected(folder, 64)
+    found = logits(load(Grouped(folder, 64), device="reference"), ids)
+    assert np.sqrt(np.square(found - whole).mean() / np.square(whole).mean()) < 3e-2
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: {"scale": 1.0}, "mixed up"),
+        (lambda m: {"group_size": 0}, "mixed up"),
+        (lambda m: {"group_size": 32}, "groups of 64 or 128"),
+        (lambda m: {"scale": np.ones((2, 1), np.float32)}, r"scales are float32 \[\d+, \d+\], not float32 \[2, 1\]"),
+        (lambda m: {"scale": m.scale.astype(np.float64)}, "not float64"),
+        (lambda m: {"scale": m.scale * np.nan}, "NaN or infinite"),
+    ],
+)
+def test_scales_that_do_not_fit_are_named(
+    device: str, change: Callable[[Ternary], dict[str, Any]], message: str
+) -> None:
+    class Broken(Grouped):
+        def matrix(self, name: str) -> Dense | Ternary:
+            matrix = super().matrix(name)
+            return replace(matrix, **change(matrix)) if name == "layers.0.k" else matrix
+
+    checkpoint = Broken("bitnet-packed", 64)
+    with pytest.raises(FormatError, match=f"layers.0.k: .*{message}"):
+        logits(load(checkpoint, device=device, threads=1), np.zeros(3, np.int32))
+
+
+def test_one_product_has_one_size_of_groups() -> None:
+    class Mixed(Grouped):
+        def group_size(self, name: str) -> int:
+            return 128 if name == "layers.0.k" else super().group_size(name)
+
+    with pytest.raises(FormatError, match=r"layers.0.q layers.0.k layers.0.v: .* differ in size"):
+        load(Mixed("bitnet-packed", 64), threads=1)
+
+
+def test_files_of_today_have_one_scale() -> None:
+    checkpoint = open_checkpoint(GOLDEN / "bitnet-packed")
+    assert {checkpoint.group_size(name) for name, _ in expected_shapes(checkpoint.config)} == {0}
