@@ -17,13 +17,14 @@ ARENA, INPUT, OUTPUT = 0, 1, 2
 
 
 def ternary_product(isa: str) -> bytes:
-    """Quantised rows times ternary matrices of both formats, for tiles of every kind of size."""
+    """Quantised rows times ternary matrices of all formats, for tiles of every kind of size."""
     results = []
-    for weight_format in ("u2", "t5"):
+    for weight_format, group_size in (("u2", 0), ("t5", 0), ("u2", 64), ("u2", 128)):
         for rows, columns in ((70, 200), (33, 1040)):
             random = np.random.default_rng(rows)
-            weight = native.TernaryWeight(columns, [rows], weight_format)
-            weight.pack(0, random.integers(-1, 2, (rows, columns), np.int8).view(np.uint8), "codes", 0.7)
+            weight = native.TernaryWeight(columns, [rows], weight_format, group_size)
+            scale = _normal(random, rows, -(-columns // group_size)) if group_size else 0.7
+            weight.pack(0, random.integers(-1, 2, (rows, columns), np.int8).view(np.uint8), "codes", scale)
             whole = 80 if weight_format == "t5" else 16
             codes = 0, -(-columns // whole) * whole, weight_format == "t5"
             program = native.Program(codes[1] // 4 + 32)
