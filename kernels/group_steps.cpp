@@ -50,10 +50,9 @@ struct GroupProductStep final : Step {
         if (c.num_tokens > kMaxTileTokens) return 1;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    // For a matrix product the sums and the totals of a block of tokens, and a byte for each weight of a group.
-    int64_t spread_floats() const { return (group_steps(*weight) + 3) / 4 * 16 * kStepBytes / 4; }
+    // For a matrix product the sums and the totals of a block of tokens.
     int64_t scratch_floats(int64_t num_tokens) const override {
-        return num_tokens < kMatrixTokens ? 0 : 2 * kBlock * kGroupRows + spread_floats();
+        return num_tokens < kMatrixTokens ? 0 : 2 * kBlock * kGroupRows;
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         for (int64_t g = first; g < last; g++)
@@ -65,13 +64,13 @@ struct GroupProductStep final : Step {
     }
     void matrix(const Context& c, int64_t g, int64_t t, int tokens, float* scratch) const {
         auto* acc = reinterpret_cast<int32_t*>(scratch);
-        float *totals = scratch + kBlock * kGroupRows, *spread = totals + kBlock * kGroupRows;
-        std::fill(totals, spread, 0.0f);
+        float* totals = scratch + kBlock * kGroupRows;
+        std::fill(totals, totals + kBlock * kGroupRows, 0.0f);
         const int8_t* codes = c.codes(x) + t * x.padded;
         for (int s = 0, i = 0; s < int(weight->steps()); s += group_steps(*weight), i++) {
             const int steps = std::min(group_steps(*weight), int(weight->steps()) - s);
-            c.kernels.matrix_product({weight->group_data(g) + s * kStepBytes, steps, codes + s * kStepColumns, x.padded,
-                                      tokens, acc, reinterpret_cast<uint8_t*>(spread)});
+            c.kernels.matrix_product({weight->group_data(g) + s * kStepBytes, 1, steps, codes + s * kStepColumns,
+                                      x.padded, tokens, acc, int(kBlock)});
             c.kernels.group_add(acc, tokens, weight->group_scales(g) + i * kGroupRows, sums.at(c, t) + i, sums.stride,
                                 totals);
         }
