@@ -255,7 +255,7 @@ def test_a_long_context(same: Tally, long_expected: tuple[np.ndarray, np.ndarray
 # A model of which one token alone is work for several threads, with a head that is screened; 34 + 17 million weights.
 WIDE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_hidden_layers": 3,
         "vocab_size": 17000, "bos_token_id": 16998, "eos_token_id": 16999}  # fmt: skip
-NUM_WIDE = 4
+NUM_WIDE = 3
 
 
 class Wide(NamedTuple):
