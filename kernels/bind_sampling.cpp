@@ -8,14 +8,17 @@
 //       def __init__(self, vocab_size: int) -> None
 //       def sample(self, logits: NDArray[float32], rule: SamplingRule, tokens: NDArray[int32], num_prompt: int,
 //                  ban_ends: bool, seed: int, choice: int, position: int) -> int
+//       def sample_few(self, ids: NDArray[int32], logits: NDArray[float32], rule: SamplingRule,
+//                      seed: int, choice: int, position: int) -> int
 //       def score(self, logits: NDArray[float32], token_id: int, num_best: int)
 //               -> tuple[float, list[tuple[int, float]]]
 //       def log_probabilities(self, logits: NDArray[float32], token_ids: NDArray[int32]) -> list[float]
 //   def sampling_noise(seed: int, choice: int, position: int) -> int
 //
-// Shapes: logits [vocab_size] for sample and score, [len(token_ids), vocab_size] for log_probabilities; row-major.
-// `sample` wants its logits writable and leaves them as they were; it returns -1 for a row with NaN or +infinity and
-// -2 for one where every token is banned. What does not fit raises ValueError. The GIL is released.
+// Shapes: logits [vocab_size] for sample and score, [len(ids)] for sample_few, [len(token_ids), vocab_size] for
+// log_probabilities; row-major. `sample` wants its logits writable and leaves them as they were; it returns -1 for a
+// row with NaN or +infinity and -2 for one where every token is banned. What does not fit raises ValueError. The GIL is
+// released.
 #include "bind_sampling.h"
 
 #include <nanobind/ndarray.h>
@@ -106,6 +109,17 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     return self.sample(logits.data(), rule, history, ban_ends, {seed, choice, position});
 }
 
+int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const SamplingRule& rule, uint64_t seed,
+                   uint64_t choice, uint64_t position) {
+    require(ids.shape(0) == logits.shape(0), "there must be one logit for each token id");
+    require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
+    require_ids(ids.data(), ids.shape(0), self.vocab_size());
+    nb::gil_scoped_release without_gil;
+    const auto lock = self.lock();
+    const FloatMode mode;
+    return self.sample_few(ids.data(), logits.data(), ids.shape(0), rule, {seed, choice, position});
+}
+
 std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logits, int32_t token_id, size_t num_best) {
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require_ids(&token_id, 1, self.vocab_size());
@@ -149,6 +163,8 @@ void bind_sampling(nb::module_& m) {
         .def("__init__", &bitnet::init_sampler, "vocab_size"_a)
         .def("sample", &bitnet::sample, "logits"_a.noconvert(), "rule"_a, "tokens"_a.noconvert(), "num_prompt"_a,
              "ban_ends"_a, "seed"_a, "choice"_a, "position"_a)
+        .def("sample_few", &bitnet::sample_few, "ids"_a.noconvert(), "logits"_a.noconvert(), "rule"_a, "seed"_a,
+             "choice"_a, "position"_a)
         .def("score", &bitnet::score, "logits"_a.noconvert(), "token_id"_a, "num_best"_a)
         .def("log_probabilities", &bitnet::log_probabilities, "logits"_a.noconvert(), "token_ids"_a.noconvert());
     m.def(

@@ -348,7 +348,6 @@ NB_MODULE(_native, m) {
             },
             nb::arg("isa"), nb::arg("num_threads"))
         .def_prop_ro("isa", [](const Executor& e) { return e.kernels().name; })
-        .def_prop_ro("decodes_t5", [](const Executor& e) { return e.kernels().block_tile != nullptr; })
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none().noconvert(), nb::arg("input").none().noconvert(),
              nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none());
@@ -361,6 +360,7 @@ NB_MODULE(_native, m) {
         .def("scores", &BoundHead::scores, nb::arg("executor"), nb::arg("x").noconvert(), nb::arg("out").noconvert())
         .def_prop_ro("num_bytes", [](const BoundHead& h) { return h.head->bytes(); });
     m.attr("BLOCK_TOKENS") = kBlockTokens;
+    m.attr("MAX_HEAD_COLUMNS") = kMaxHeadColumns;
     bind_machine(m);
     bind_sampling(m);
 }

@@ -13,9 +13,8 @@ namespace bitnet {
 
 namespace {
 
-constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
-constexpr int kMatrixInputs = 8;            // from so many inputs on a matrix product is faster
-constexpr int64_t kMatrixColumns = 64;      // of a step of a matrix product
+constexpr int kMatrixInputs = 8;        // from so many inputs on a matrix product is faster
+constexpr int64_t kMatrixColumns = 64;  // of a step of a matrix product
 constexpr double kRoundoff = 1.0 / (1 << 24);
 constexpr double kMaxNorm = 1e18;
 

@@ -13,7 +13,8 @@
 
 namespace bitnet {
 
-constexpr int kInputsInTile = 4;     // their sums fit into the registers
+constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
+constexpr int kInputsInTile = 4;            // their sums fit into the registers
 constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
 
 // Up to kInputsInMatrix inputs [count, columns] as codes, with the constants that bound their errors (screen.h).

@@ -69,6 +69,15 @@ int32_t RowSampler::sample(float* logits, const SamplingRule& rule, const Histor
     return token;
 }
 
+int32_t RowSampler::sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
+                               const NoiseKey& key) {
+    few_.resize(vocab_size_, -kInfinity);
+    for (size_t i = 0; i < count; ++i) few_[size_t(ids[i])] = logits[i];
+    const int32_t token = choose(few_.data(), rule, key);
+    for (size_t i = 0; i < count; ++i) few_[size_t(ids[i])] = -kInfinity;
+    return token;
+}
+
 double RowSampler::log_normalizer(const float* logits) {
     if (!scan(logits) || max_ == -kInfinity) return std::numeric_limits<double>::quiet_NaN();
     scale_ = 1.0f;

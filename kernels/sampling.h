@@ -67,6 +67,10 @@ class RowSampler {
     // All ids must lie in the vocabulary.
     int32_t sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends, const NoiseKey& key);
 
+    // The same for a row whose other tokens are -infinity: only `count` tokens have a logit.
+    int32_t sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
+                       const NoiseKey& key);
+
     // The natural logarithm of sum(exp(logits)); NaN for a row that holds NaN or +infinity, or only -infinity.
     double log_normalizer(const float* logits);
 
@@ -104,6 +108,7 @@ class RowSampler {
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls
     std::vector<int32_t> seen_;
+    std::vector<float> few_;  // a row of -infinity between calls; empty until it is needed
 };
 
 }  // namespace bitnet

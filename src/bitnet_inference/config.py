@@ -15,7 +15,8 @@ from bitnet_inference.errors import InvalidParams, Unavailable
 
 DEVICES = ("auto", "cpu", "reference")
 CACHE_DTYPES = ("bfloat16", "float32", "int8")
-TERNARY_FORMATS = ("auto", "u2", "t5")
+TERNARY_FORMATS = ("u2", "t5")
+HEADS = ("exact", "unscreened", "int8", "int6")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
 
@@ -28,8 +29,10 @@ class EngineConfig:
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
-    `ternary_format`: of ternary weights in memory, "u2" (2 bits) or "t5" (1.6 bits, more to decode); "auto" for what
-    is faster. Results are the same. Models with a scale for every 64 or 128 columns are "u2".
+    `ternary_format`: of ternary weights in memory, "u2" (2 bits) or "t5" (1.6 bits, more to decode: slower than u2
+    where memory is fast, and with several tokens at a time). Results are the same. Groups with scales are always u2.
+    `head`: "exact"; "unscreened" is the same without the screen, which lets large heads find their best tokens from a
+    fraction of their bytes and takes half their memory; "int8" and "int6" round a dense head, and change the logits.
     `max_batch_tokens`: at most so many tokens are computed in one step.
     """
 
@@ -37,7 +40,8 @@ class EngineConfig:
     threads: int | None = None
     isa: str = "auto"
     cache_dtype: str = "bfloat16"
-    ternary_format: str = "auto"
+    ternary_format: str = "u2"
+    head: str = "exact"
     max_batch_tokens: int = 512
 
     def __post_init__(self) -> None:
@@ -45,6 +49,7 @@ class EngineConfig:
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, CACHE_DTYPES)
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
+        _one_of("head", self.head, HEADS)
         _count("threads", self.threads, MAX_THREADS)
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
 

@@ -75,17 +75,18 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         cache_dtype: str = "bfloat16",
+        head: str = "exact",
         max_cache_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, or a path.
 
-        `device`, `threads`, `cache_dtype`: see EngineConfig. `max_cache_tokens`: the KV cache holds at most so many
-        tokens, of all requests together; None takes what is free. `progress(done, total)` is called while weights are
-        read. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        `device`, `threads`, `cache_dtype`, `head`: see EngineConfig. `max_cache_tokens`: the KV cache holds at most so
+        many tokens, of all requests together; None takes what is free. `progress(done, total)` is called while weights
+        are read. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
-        config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype)
+        config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
         path = find_model(model)
         checkpoint = open_checkpoint(path)
         tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitnet_inference._native import (
     BLOCK_TOKENS,
+    MAX_HEAD_COLUMNS,
     Cache,
     DenseWeight,
     Executor,
@@ -21,6 +22,7 @@ from bitnet_inference._native import (
 
 __all__ = [
     "BLOCK_TOKENS",
+    "MAX_HEAD_COLUMNS",
     "Cache",
     "DenseWeight",
     "Executor",

@@ -196,7 +196,7 @@ def test_models_give_the_same_bits_everywhere(isa: str, folder: str, group_size:
         assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("ternary_format", ["auto", "t5"])
+@pytest.mark.parametrize("ternary_format", ["t5"])
 def test_they_are_u2_in_memory(ternary_format: str) -> None:
     ids, whole = expected("llama-partial", 64)
     model = load(Grouped("llama-partial", 64), ternary_format=ternary_format, threads=1)

@@ -310,6 +310,7 @@ class Job(NamedTuple):
 JOBS = (
     Job("Once upon a time", SamplingParams(temperature=0.0, max_tokens=16)),
     Job(STORY, SamplingParams(temperature=0.0, max_tokens=12)),
+    Job("The owl said", SamplingParams(temperature=0.9, top_k=20, top_p=0.9, seed=6, max_tokens=16)),
     Job("The little mole", SamplingParams(temperature=0.0, max_tokens=10, repetition_penalty=1.3, logprobs=3)),
     Job("The owl said", SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=16, logprobs=2)),
     Job("The owl said", SamplingParams(temperature=1.3, seed=8, max_tokens=16)),
@@ -425,4 +426,4 @@ def test_text_through_the_screened_head(
     llm, watch = load_llm(isa=isa)
     watch.open()
     with llm:
-        same.texts(together(llm)[:2], texts[:2])
+        same.texts(together(llm)[:3], texts[:3])

@@ -42,6 +42,37 @@ def kept_ids(logits, num_draws=400, **options):
     return {native_sample(logits, position=i, **options) for i in range(num_draws)}
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    top_k=st.integers(1, 30),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    top_p=st.sampled_from([1.0, 0.7]),
+    coarse=st.booleans(),
+)
+def test_the_best_few_are_enough_for_top_k(seed, top_k, temperature, top_p, coarse):
+    logits = random_logits(seed, 300, 2.0, coarse)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.01}
+    ids = np.argsort(-logits, kind="stable")[:top_k].astype(np.int32)
+    rule, sampler = SamplingRule(300, **{**OFF, **options}), RowSampler(300)
+    for position in range(5):
+        few = sampler.sample_few(ids, logits[ids], rule, seed, 0, position)
+        assert few == native_sample(logits, seed=seed, position=position, **options)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_few_logits_that_are_not_numbers_are_no_choice(value):
+    rule = SamplingRule(9, **OFF)
+    assert RowSampler(9).sample_few(np.array([4], np.int32), np.array([value], np.float32), rule, 0, 0, 0) < 0
+
+
+def test_few_logits_stay_inside_the_vocabulary():
+    rule, one = SamplingRule(9, **OFF), np.zeros(1, np.float32)
+    for ids in ([9], [-1], [1, 2]):
+        with pytest.raises(ValueError, match="token id"):
+            RowSampler(9).sample_few(np.array(ids, np.int32), one, rule, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("seed", "choice", "position", "words"),
     [

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import compile_program
 from bitnet_inference.config import EngineConfig, available_bytes
-from bitnet_inference.errors import FormatError, OutOfMemory, Stopped
+from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 
-MIN_T5_WEIGHTS = 1 << 27  # 32 MB in U2
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
 MIN_SCREENED_WEIGHTS = 1 << 24  # smaller heads stay in the cache, and are read whole
+MAX_SCREENED_TOP = 64  # beyond, the rows that must be computed exactly are too many
+ROUNDED_HEADS = {"int8": 8, "int6": 6}  # bits
 
 
 class CpuModel:
@@ -27,48 +28,57 @@ class CpuModel:
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
         """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
         self.config = checkpoint.config
+        self._check_head(checkpoint, config.head)
         plans = fused(record(self.config), checkpoint)
         self._executor: Any = native.Executor(config.isa, config.threads)
         weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), progress)
         self._cache: Any = native.Cache(
             config.cache_dtype, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
         )
-        programs = (
-            compile_program(plan, self.config, weights, checkpoint.vector, self._cache)
-            for plan in (plans.body, plans.head, plans.norm)
+        head_names = plans.head.steps[-1].weights
+        head = weights[head_names]
+        self._screen, self._rounded = self._make_screen(head, config.head), self._round(head, config.head)
+        if self._rounded is not None:
+            checkpoint.release(head_names[0])
+        self._body, self._head, self._norm = (
+            None if plan is None else compile_program(plan, self.config, weights, checkpoint.vector, self._cache)
+            for plan in (plans.body, None if self._rounded else plans.head, plans.norm)
         )
-        self._body, self._head, self._norm = programs
-        head = weights[plans.head.steps[-1].weights]
-        self._screen = self._make_screen(head)
         products = (step.weights for step in plans.body.steps if step.parts[0] in ("ternary", "dense"))
         self._weight_bytes: int = sum(weights[names].num_bytes for names in products)
-        self._weight_bytes += (self._screen or head).num_bytes
+        self._weight_bytes += (self._screen or self._rounded or head).num_bytes
         self.capabilities = Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
             max_sequences=256,
             max_tokens=config.max_batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
+            quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
         )
 
     def _format(self, checkpoint: Checkpoint, config: EngineConfig) -> str:
-        """T5 where it is decoded fast and memory is what a token waits for; weights that stay in the cache are U2.
-
-        All are U2 where groups of columns have scales: those weights always are, and a program has one order of codes.
-        """
+        """U2 where groups of columns have scales: those weights always are, and a program has one order of codes."""
         shapes = dict(expected_shapes(self.config))
-        names = tuple(name for name in shapes if checkpoint.is_ternary(name))
-        if any(map(checkpoint.group_size, names)):
-            return "u2"
-        if config.ternary_format != "auto":
-            return config.ternary_format
-        num_ternary = num_weights(shapes, names)
-        return "t5" if self._executor.decodes_t5 and num_ternary >= MIN_T5_WEIGHTS else "u2"
+        has_groups = any(checkpoint.group_size(name) for name in shapes if checkpoint.is_ternary(name))
+        return "u2" if has_groups else config.ternary_format
 
-    def _make_screen(self, head: Any) -> Any:
+    def _check_head(self, checkpoint: Checkpoint, head: str) -> None:
+        name = "embed" if self.config.tie_embeddings else "head"
+        if head in ROUNDED_HEADS and checkpoint.is_ternary(name):
+            raise InvalidParams(f'head is "{head}", but the head of this model is ternary: choose "exact"')
+        if head in ROUNDED_HEADS and self.config.hidden_size > native.MAX_HEAD_COLUMNS:
+            raise InvalidParams(f'head is "{head}", but this model is too wide for that: choose "exact"')
+
+    def _make_screen(self, weight: Any, head: str) -> Any:
         """The certified screen, for dense heads so large that reading them is what a token costs."""
-        large = isinstance(head, native.DenseWeight) and head.rows * head.columns >= MIN_SCREENED_WEIGHTS
-        return native.Screen(head, self._executor) if large else None
+        wanted = head == "exact" and isinstance(weight, native.DenseWeight)
+        fits = wanted and weight.columns <= native.MAX_HEAD_COLUMNS
+        large = fits and weight.rows * weight.columns >= MIN_SCREENED_WEIGHTS
+        return native.Screen(weight, self._executor) if large else None
+
+    def _round(self, weight: Any, head: str) -> Any:
+        bits = ROUNDED_HEADS.get(head)
+        return bits and native.QuantisedHead(weight, bits, self._executor)
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; what was cached before is gone."""
@@ -105,11 +115,11 @@ class CpuModel:
 
     def close(self) -> None:
         """Give all memory and threads back."""
-        self._executor = self._cache = self._body = self._head = self._norm = self._screen = None
+        self._executor = self._cache = self._body = self._head = self._norm = self._screen = self._rounded = None
 
     def top(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of rows of hidden states and their logits: through the screen where there is one."""
-        if self._screen is not None and k == 1:
+        if self._screen is not None and k <= MAX_SCREENED_TOP:
             ids, logits, _ = self._screen.top(self._executor, self.rows(hidden, logits=False), k)
             return ids, logits
         logits = self.rows(hidden, logits=True)
@@ -118,11 +128,19 @@ class CpuModel:
 
     def rows(self, hidden: NDArray[np.float32], logits: bool) -> NDArray[np.float32]:
         """Logits, or normed hidden states, of rows of hidden states."""
+        if logits and self._rounded is not None:
+            return self._rounded_logits(hidden)
         program, width = (self._head, self.config.vocab_size) if logits else (self._norm, self.config.hidden_size)
         output = np.empty((len(hidden), width), np.float32)
         for begin in range(0, len(hidden), HEAD_ROWS):
             end = begin + HEAD_ROWS
             self._open_executor().run(program, None, hidden[begin:end], output[begin:end])
+        return output
+
+    def _rounded_logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        normed = self.rows(hidden, logits=False)
+        output = np.empty((len(hidden), self.config.vocab_size), np.float32)
+        self._rounded.scores(self._executor, normed, output)
         return output
 
     def _open_executor(self) -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 from bitnet_inference.config import EngineConfig, available_bytes
-from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.errors import InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.decoder import decoder, final_norm, head
@@ -109,6 +109,8 @@ class ReferenceModel:
     """A `Model` that computes each verb at once."""
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+        if config.head not in ("exact", "unscreened"):
+            raise InvalidParams(f'head is "{config.head}", but the reference backend rounds nothing: choose "exact"')
         self.config = checkpoint.config
         self.checkpoint = checkpoint
         self.round = ROUNDINGS[config.cache_dtype]

@@ -30,6 +30,10 @@ LOADING: Mapping[str, Any] = {
     "cache_dtype": Annotated[
         str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
     ],
+    "head": Annotated[
+        str | None,
+        typer.Option(help='"exact", "unscreened" (exact, in less memory, slower), or rounded to "int8" or "int6".'),
+    ],
 }
 SAMPLING: Mapping[str, Any] = {
     "temperature": Annotated[

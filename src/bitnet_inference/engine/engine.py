@@ -31,7 +31,7 @@ class Engine:
         num_blocks = _num_blocks(self._limits, model.config.max_positions, max_num_blocks)
         model.reserve(num_blocks)
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
-        self._sampler = Sampler(model.config.vocab_size)
+        self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top)
         self._scheduler = Scheduler(
             BlockPool(num_blocks),
             block_size=self._limits.block_size,

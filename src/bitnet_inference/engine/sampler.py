@@ -26,14 +26,15 @@ class Pick(NamedTuple):
 
 
 class Sampler:
-    """Greedy requests that need nothing else ask the model for the best token; all others for all logits.
+    """Requests that need the best few tokens alone ask the model for those; all others for all logits.
 
     A token depends on the logits, the request's own tokens and noise keyed by (seed, choice, position of the token),
     and on nothing else: not on neighbours, chunks or preemption.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, vocab_size: int, quick_top: int = 1) -> None:
+        """`quick_top`: see Capabilities."""
+        self.vocab_size, self._quick_top = vocab_size, quick_top
         self._rows = RowSampler(vocab_size)
 
     def prepare(self, request: Request) -> None:
@@ -57,20 +58,32 @@ class Sampler:
 
     def pick(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
         """The next token of each request, whose last known token is that row of the output."""
-        plain = [pair for pair in wanted if _is_plain(pair[0])]
-        others = [pair for pair in wanted if not _is_plain(pair[0])]
-        picks = self._pick_best(output, plain) if plain else []
+        few = [pair for pair in wanted if self._num_needed(pair[0])]
+        others = [pair for pair in wanted if not self._num_needed(pair[0])]
+        picks = self._pick_few(output, few) if few else []
         for start, logits in full_rows(output, [row for _, row in others], self.vocab_size):
             chunk = zip(others[start : start + len(logits)], logits, strict=True)
             picks += [self._pick_sampled(request, row) for (request, _), row in chunk]
         return picks
 
-    def _pick_best(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
-        ids, logits = output.top([row for _, row in wanted], 1)
+    def _num_needed(self, request: Request) -> int:
+        """How many of the best tokens the choice depends on; 0 where it is all of them, or too many."""
+        params = request.params
+        if params.logprobs is not None or params.edits_logits or request.bans_ends:
+            return 0
+        if params.is_greedy:
+            return 1
+        return params.top_k if params.top_k <= min(self._quick_top, self.vocab_size) else 0
+
+    def _pick_few(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
+        most = max(self._num_needed(request) for request, _ in wanted)
+        best = output.top([row for _, row in wanted], most)
         picks = []
-        for (request, _), token_id, logit in zip(wanted, ids[:, 0].tolist(), logits[:, 0].tolist(), strict=True):
-            is_sound = abs(logit) < float("inf")
-            picks.append(Pick(request, token_id) if is_sound else _broken(request))
+        for (request, _), ids, logits in zip(wanted, *best, strict=True):
+            count = self._num_needed(request)
+            key = (request.seed, request.choice, len(request.tokens))
+            token_id = self._rows.sample_few(ids[:count], logits[:count], request.rule, *key)
+            picks.append(Pick(request, token_id) if token_id >= 0 else _broken(request))
         return picks
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
@@ -96,11 +109,6 @@ def full_rows(output: Output, rows: Sequence[int], vocab_size: int) -> Iterator[
     step = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
     for start in range(0, len(rows), step):
         yield start, output.full(rows[start : start + step])
-
-
-def _is_plain(request: Request) -> bool:
-    params = request.params
-    return params.is_greedy and params.logprobs is None and not params.edits_logits and not request.bans_ends
 
 
 def _broken(request: Request) -> Pick:

@@ -19,7 +19,8 @@ class Capabilities:
     """What the scheduler must obey.
 
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
-    tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take.
+    tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
+    than `Output.full` for up to `quick_top` tokens.
     """
 
     block_size: int
@@ -27,6 +28,7 @@ class Capabilities:
     max_sequences: int
     max_tokens: int
     available_bytes: int
+    quick_top: int = 1
     paged: bool = True
 
 
