@@ -295,15 +295,17 @@ nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu
 NB_MODULE(_native, m) {
     m.def("isas", isas);
     m.def("ternarize", ternarize_array, nb::arg("weights"), nb::arg("dtype"));
+    nb::class_<Arena>(m, "Arena").def(nb::init<>());
     nb::class_<TernaryWeight>(m, "TernaryWeight")
         .def(
             "__init__",
             [](TernaryWeight* self, int64_t columns, const std::vector<int64_t>& rows, const std::string& format,
-               int64_t group_columns) {
+               int64_t group_columns, Arena* arena) {
                 require(format == "u2" || format == "t5", "a format is u2 or t5");
-                new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2, group_columns);
+                new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2, group_columns, arena);
             },
-            nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2", nb::arg("group_columns") = 0)
+            nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2", nb::arg("group_columns") = 0,
+            nb::arg("arena").none() = nb::none())
         .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
         .def("pack", pack_groups, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale").noconvert())
         .def_prop_ro("group_columns", &TernaryWeight::group_columns)

@@ -14,18 +14,35 @@
 
 namespace bitnet {
 
+constexpr size_t kHugePage = 1 << 21;
+constexpr int64_t kArenaChunk = 1 << 26;
+
 Memory::Memory(int64_t bytes) : bytes_(bytes) {
-    if (bytes < 0) throw std::bad_alloc();
+    if (bytes < 0 || bytes > int64_t(1) << 46) throw std::bad_alloc();
     if (bytes == 0) return;
-    void* p = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const size_t size = size_t(bytes), whole = size + kHugePage;
+    void* p = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
-    data_ = {static_cast<uint8_t*>(p), Unmap{size_t(bytes)}};
+    const auto unmap = [p, whole](uint8_t*) { munmap(p, whole); };
+    const size_t misaligned = reinterpret_cast<uintptr_t>(p) % kHugePage;
+    data_ = {static_cast<uint8_t*>(p) + (misaligned ? kHugePage - misaligned : 0), unmap};
 #ifdef MADV_HUGEPAGE
-    madvise(p, size_t(bytes), MADV_HUGEPAGE);
+    madvise(data_.get(), size, MADV_HUGEPAGE);
 #endif
 }
 
-void Unmap::operator()(uint8_t* p) const { munmap(p, size); }
+Memory Arena::take(int64_t bytes) {
+    if (bytes <= 0) return Memory(bytes);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t start = (used_ + 63) / 64 * 64;
+    if (bytes > chunk_.bytes() - start) {
+        chunk_ = Memory(std::max(bytes, kArenaChunk));
+        used_ = bytes;
+        return Memory(bytes, {chunk_.data_, chunk_.data()});
+    }
+    used_ = start + bytes;
+    return Memory(bytes, {chunk_.data_, chunk_.data() + start});
+}
 
 namespace {
 
@@ -68,7 +85,8 @@ uint32_t t5_bytes(const uint32_t* field) {
 
 }  // namespace
 
-TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns)
+TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns,
+                             Arena* arena)
     : format_(format), columns_(columns), group_columns_(group_columns), part_rows_(rows) {
     if (columns < 1 || columns > kMaxColumns) throw std::invalid_argument("a ternary matrix has 1 to 262144 columns");
     if (group_columns && group_columns != 64 && group_columns != 128)
@@ -86,8 +104,9 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
         num_groups += (part + kGroupRows - 1) / kGroupRows;
         if (num_groups > kMaxRows / kGroupRows) throw std::invalid_argument("the stacked matrices have too many rows");
     }
-    memory_ = Memory(num_groups * group_bytes_);  // before anything else: it may be more than there is
-    scales_ = Memory(num_groups * column_groups_ * kGroupRows * int64_t(sizeof(float)));
+    const auto take = [arena](int64_t bytes) { return arena ? arena->take(bytes) : Memory(bytes); };
+    memory_ = take(num_groups * group_bytes_);  // before anything else: it may be more than there is
+    scales_ = take(num_groups * column_groups_ * kGroupRows * int64_t(sizeof(float)));
     first_groups_.push_back(0);
     for (int64_t part : rows) {
         for (int64_t r = 0; r < part; r += kGroupRows)

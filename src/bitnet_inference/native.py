@@ -5,6 +5,7 @@ from __future__ import annotations
 from bitnet_inference._native import (
     BLOCK_TOKENS,
     MAX_HEAD_COLUMNS,
+    Arena,
     Cache,
     DenseWeight,
     Executor,
@@ -23,6 +24,7 @@ from bitnet_inference._native import (
 __all__ = [
     "BLOCK_TOKENS",
     "MAX_HEAD_COLUMNS",
+    "Arena",
     "Cache",
     "DenseWeight",
     "Executor",

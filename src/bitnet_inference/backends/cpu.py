@@ -175,22 +175,25 @@ def _load_weights(
     groups = list(weight_groups(plans))
     total, done = sum(num_weights(shapes, names) for names in groups), 0
     weights: dict[tuple[str, ...], Any] = {}
+    arena = native.Arena()
     for names in groups:
         is_ternary = checkpoint.is_ternary(names[0])
-        weights[names] = _pack_ternary(checkpoint, names, ternary_format) if is_ternary else _dense(checkpoint, names)
+        weights[names] = (
+            _pack_ternary(checkpoint, names, ternary_format, arena) if is_ternary else _dense(checkpoint, names)
+        )
         done += num_weights(shapes, names)
         progress(done, total)
     return weights
 
 
-def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str) -> Any:
+def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str, arena: native.Arena) -> Any:
     shapes = dict(expected_shapes(checkpoint.config))
     group_size, *others = map(checkpoint.group_size, names)
     if any(other != group_size for other in others):
         why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"
         raise FormatError(checkpoint.path, " ".join(names), why)
     rows = [shapes[name][0] for name in names]
-    packed = native.TernaryWeight(shapes[names[0]][1], rows, ternary_format, group_size)
+    packed = native.TernaryWeight(shapes[names[0]][1], rows, ternary_format, group_size, arena)
     for part, name in enumerate(names):
         matrix = sound_matrix(checkpoint, name)
         assert not isinstance(matrix, Dense) and matrix.group_size == group_size, (
