@@ -156,16 +156,16 @@ void matrix_product(const MatrixTask& t) {
     _tile_release();
 }
 
-constexpr int kHeadSteps = 16;  // expanded at a time, so that they stay in the nearest cache
+constexpr int kHeadTileBytes = kTileColumns * kHeadRows;
 
-// The codes of `steps` steps of a quantised head as bytes: 4 columns of 16 rows in 64 bytes.
-void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, uint8_t* bytes) {
+// Up to a tile of the codes of a quantised head as bytes: 4 columns of 16 rows in 64 bytes.
+BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, uint8_t* bytes) {
     const __m512i middle = _mm512_set1_epi8(0x3c), top = _mm512_set1_epi8(char(0xc0)), last = _mm512_set1_epi8(3);
     const auto join = [&](__m512i four, __m512i two, __m512i low) {
         const __m512i upper = _mm512_or_si512(_mm512_and_si512(four, middle), _mm512_and_si512(two, top));
         return _mm512_or_si512(upper, _mm512_and_si512(low, last));
     };
-    for (int s = 0; s < steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, bytes += 256) {
+    for (int s = 0; s < kTileSteps && s < steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, bytes += 256) {
         for (int line = 0; line < kHeadBytes6; line += 64) __builtin_prefetch(w6 + 3072 + line, 0, 3);
         __builtin_prefetch(w2 + 3072, 0, 2);
         const __m512i x = _mm512_loadu_si512(w6), y = _mm512_loadu_si512(w6 + 64), z = _mm512_loadu_si512(w6 + 128);
@@ -179,28 +179,54 @@ void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, uint8_t* bytes
     }
 }
 
-void head_matrix(const HeadMatrixTask& t) {
-    alignas(64) uint8_t bytes[kHeadSteps * 256] = {};
-    const bool two = t.vectors > 16;
-    _tile_loadconfig(&shapes);
+// R tiles of rows times A tiles of 16 vectors, as `block`.
+template <int R, int A>
+void head_block(const HeadMatrixTask& t) {
+    alignas(64) uint8_t ring[2][R][kHeadTileBytes] = {};  // what lies beyond the last step meets activations that are 0
+    const int tiles = (t.steps + kTileSteps - 1) / kTileSteps;
+    const auto expand = [&](int tile) {
+        const int step = tile * kTileSteps;
+        for (int r = 0; r < R; r++)
+            expand_head(t.weights6 + (r * t.steps + step) * kHeadBytes6,
+                        t.weights2 + (r * t.steps + step) * kHeadBytes2, t.steps - step, ring[tile % 2][r]);
+    };
+    const int8_t* a = t.codes;
     _tile_zero(0);
     _tile_zero(1);
-    for (int begin = 0; begin < t.steps; begin += kHeadSteps) {
-        const int steps = t.steps - begin < kHeadSteps ? t.steps - begin : kHeadSteps;
-        expand_head(t.weights6 + begin * kHeadBytes6, t.weights2 + begin * kHeadBytes2, steps, bytes);
+    _tile_zero(2);
+    _tile_zero(3);
+    expand(0);
+    for (int tile = 0; tile < tiles; tile++, a += kTileColumns) {
+        if (tile + 1 < tiles) expand(tile + 1);
         asm volatile("" : : : "memory");
-        for (int s = 0; s < steps; s += 4) {  // what lies beyond `steps` meets activations that are 0
-            const int8_t* a = t.codes + (begin + s) * kStepColumns;
-            _tile_loadd(4, a, t.code_stride);
-            _tile_loadd(6, bytes + s * 256, 64);
-            _tile_dpbsud(0, 4, 6);
-            if (!two) continue;
-            _tile_loadd(5, a + 16 * t.code_stride, t.code_stride);
+        _tile_loadd(4, a, t.code_stride);
+        _tile_loadd(6, ring[tile % 2][0], 64);
+        _tile_dpbsud(0, 4, 6);
+        if constexpr (A == 2) {
+            _tile_loadd(5, a + kMatrixTile * t.code_stride, t.code_stride);
             _tile_dpbsud(1, 5, 6);
         }
+        if constexpr (R == 2) {
+            _tile_loadd(7, ring[tile % 2][1], 64);
+            _tile_dpbsud(2, 4, 7);
+            if constexpr (A == 2) _tile_dpbsud(3, 5, 7);
+        }
+        asm volatile("" : : : "memory");
     }
+    constexpr int tile_sums = kMatrixTile * kHeadRows;
     _tile_stored(0, t.acc, 64);
-    if (two) _tile_stored(1, t.acc + 16 * kHeadRows, 64);
+    if constexpr (A == 2) _tile_stored(1, t.acc + tile_sums, 64);
+    if constexpr (R == 2) _tile_stored(2, t.acc + 2 * tile_sums, 64);
+    if constexpr (R == 2 && A == 2) _tile_stored(3, t.acc + 3 * tile_sums, 64);
+}
+
+void head_matrix(const HeadMatrixTask& t) {
+    const bool two = t.vectors > kMatrixTile;
+    _tile_loadconfig(&shapes);
+    if (t.tiles == 2)
+        two ? head_block<2, 2>(t) : head_block<2, 1>(t);
+    else
+        two ? head_block<1, 2>(t) : head_block<1, 1>(t);
     _tile_release();
 }
 

@@ -126,15 +126,15 @@ struct HeadErrors {  // screen.h: |d| c + |s q| f
     const float *error, *size;
     float error_factor, size_factor;
 };
-// A tile of 16 rows, all 8 bits, and up to 32 vectors of activations, one after the other, padded to steps of 64
-// columns.
+// One or two tiles of 16 rows, all 8 bits, and up to 32 vectors of activations, one after the other, padded to steps of
+// 64 columns.
 struct HeadMatrixTask {
     const uint8_t *weights6, *weights2;
-    int steps;
+    int tiles, steps;
     const int8_t* codes;
     int64_t code_stride;
     int vectors;
-    int32_t* acc;  // [32][16]: 4 * the sums of 6-bit codes + those of 2-bit codes
+    int32_t* acc;  // [tiles][32][16]: 4 * the sums of 6-bit codes + those of 2-bit codes
 };
 
 struct Kernels {

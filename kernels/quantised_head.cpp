@@ -173,26 +173,33 @@ HeadInputs QuantisedHead::prepare(Executor& executor, const float* x, int count)
     return HeadInputs(executor, x, count, columns_, in_matrix);
 }
 
+namespace {
+
+// `factor` times the sums of a tile of rows, less `offset` times the sums of the inputs' codes. A product may leave
+// int32 before the difference brings it back, so this is done modulo 2^32.
+void centre(const HeadInputs& inputs, int first, int count, uint32_t factor, uint32_t offset, int32_t* sums) {
+    for (int i = 0; i < 2 * count; i++, sums += kHeadRows) {
+        const auto& input = inputs[first + i / 2];
+        const uint32_t minus = offset * uint32_t(i % 2 ? input.low_total : input.high_total);
+        for (int r = 0; r < kHeadRows; r++) sums[r] = int32_t(factor * uint32_t(sums[r]) - minus);
+    }
+}
+
+}  // namespace
+
 void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
                          Sums& sums) const {
-    const uint8_t* weights = weights6_.data() + tile * steps_ * kHeadBytes6;
     const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
-    const bool all_bits = inputs.in_matrix();
-    if (all_bits)
-        kernels.head_matrix({weights, weights2_.data() + tile * steps_ * kHeadBytes2, int(steps_), inputs.codes(0),
-                             inputs.padded_columns(), 2 * count, sums});
-    else
-        kernels.head_sums6(weights, inputs.codes(input_tile), int(steps_), 2 * count, sums);
-    for (int i = 0; i < count; i++)
-        for (const int low : {0, 1}) {
-            const auto& input = inputs[first + i];
-            const int32_t total = low ? input.low_total : input.high_total;
-            int32_t* of_input = sums + (2 * i + low) * kHeadRows;
-            // 8 sums may leave int32 before the total brings them back, so this is done modulo 2^32.
-            for (int r = 0; r < kHeadRows; r++)
-                of_input[r] =
-                    int32_t((all_bits ? 2u : 8u) * uint32_t(of_input[r]) - (all_bits ? 256u : 253u) * uint32_t(total));
-        }
+    kernels.head_sums6(weights6_.data() + tile * steps_ * kHeadBytes6, inputs.codes(input_tile), int(steps_), 2 * count,
+                       sums);
+    centre(inputs, first, count, 8, 253, sums);
+}
+
+void QuantisedHead::matrix_sums(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, int count,
+                                Sums* sums) const {
+    kernels.head_matrix({weights6_.data() + tile * steps_ * kHeadBytes6, weights2_.data() + tile * steps_ * kHeadBytes2,
+                         count, int(steps_), inputs.codes(0), inputs.padded_columns(), 2 * inputs.count(), sums[0]});
+    for (int i = 0; i < count; i++) centre(inputs, 0, inputs.count(), 2, 256, sums[i]);
 }
 
 void QuantisedHead::add_low(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
@@ -219,19 +226,16 @@ void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_input
         const HeadInputs inputs = prepare(executor, x + begin * columns_, count);
         executor.each(tiles_, kHeadRows * columns_ * count, 8, [&](int64_t first_tile, int64_t last_tile, int) {
             const Kernels& kernels = executor.kernels();
-            for (int64_t tile = first_tile; tile < last_tile; tile++)
-                for (int t = 0; t < inputs.num_tiles(); t++) {
-                    Sums of_tile;
-                    sums(kernels, inputs, t, tile, of_tile);
-                    if (weights2_.bytes() && !inputs.in_matrix()) add_low(kernels, inputs, t, tile, of_tile);
-                    for (int i = 0; i < inputs.count_of(t); i++) {
-                        const int index = inputs.first_of(t) + i;
-                        float scores[kHeadRows];
-                        kernels.head_scores(scores_of(inputs, index, tile, of_tile + 2 * i * kHeadRows), scores);
-                        const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
-                        std::copy(scores, scores + length, out + (begin + index) * rows_ + row);
-                    }
+            each_tile(kernels, inputs, first_tile, last_tile, [&](int t, int64_t tile, Sums& of_tile) {
+                if (weights2_.bytes() && !inputs.in_matrix()) add_low(kernels, inputs, t, tile, of_tile);
+                for (int i = 0; i < inputs.count_of(t); i++) {
+                    const int index = inputs.first_of(t) + i;
+                    float scores[kHeadRows];
+                    kernels.head_scores(scores_of(inputs, index, tile, of_tile + 2 * i * kHeadRows), scores);
+                    const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
+                    std::copy(scores, scores + length, out + (begin + index) * rows_ + row);
                 }
+            });
         });
     }
 }

@@ -64,10 +64,28 @@ class QuantisedHead {
     // Inputs of the right form for `sums`; so many that a matrix product is faster are one tile of it.
     HeadInputs prepare(Executor& executor, const float* x, int count) const;
     // The sums of a tile of rows for a tile of inputs, in halves of s: [inputs][2][16], those of h before those of l.
-    // Without the low bits; `add_low` puts them in. Where the inputs are in a matrix, all bits are in at once.
+    // Without the low bits; `add_low` puts them in.
     using Sums = int32_t[2 * kInputsInMatrix * kHeadRows];
     void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, Sums& sums) const;
     void add_low(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, Sums& sums) const;
+    // The same with all bits for `count` tiles of rows, one or two, where the inputs are in a matrix.
+    void matrix_sums(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, int count, Sums* sums) const;
+    // Calls work(input_tile, tile, sums) for the tiles of rows from first to last and all inputs, with the low bits
+    // where the inputs are in a matrix.
+    template <class Work>
+    void each_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t first, int64_t last,
+                   const Work& work) const {
+        Sums both[2];
+        for (int64_t tile = first, count; tile < last; tile += count) {
+            count = inputs.in_matrix() && last - tile > 1 ? 2 : 1;
+            if (inputs.in_matrix()) matrix_sums(kernels, inputs, tile, int(count), both);
+            for (int64_t i = 0; i < count; i++)
+                for (int t = 0; t < inputs.num_tiles(); t++) {
+                    if (!inputs.in_matrix()) sums(kernels, inputs, t, tile, both[0]);
+                    work(t, tile + i, both[i]);
+                }
+        }
+    }
     HeadScores scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* sums) const;
 
     struct Errors {

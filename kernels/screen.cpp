@@ -65,8 +65,12 @@ int64_t Screen::top_of_some(Executor& executor, const float* x, int count, size_
     std::vector<Best> best(size_t(executor.num_threads()) * kInputsInMatrix);
     executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, 8,
                   [&](int64_t first, int64_t last, int thread) {
-                      for (int64_t tile = first; tile < last; tile++)
-                          score_tile(executor.kernels(), inputs, tile, k, &best[size_t(thread) * kInputsInMatrix]);
+                      const Kernels& kernels = executor.kernels();
+                      Best* own = &best[size_t(thread) * kInputsInMatrix];
+                      quantised_.each_tile(kernels, inputs, first, last,
+                                           [&](int input_tile, int64_t tile, QuantisedHead::Sums& sums) {
+                                               keep_of_tile(kernels, inputs, input_tile, tile, sums, k, own);
+                                           });
                   });
     std::vector<int32_t> rows;    // to compute, of all inputs
     std::vector<int64_t> starts;  // where those of an input begin
@@ -86,28 +90,26 @@ int64_t Screen::top_of_some(Executor& executor, const float* x, int count, size_
     return int64_t(rows.size());
 }
 
-// The rows of a tile that may be among the best, for every input.
-void Screen::score_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, size_t k, Best* best) const {
-    QuantisedHead::Sums sums;
+// The rows of a tile that may be among the best, for each input of a tile of inputs.
+void Screen::keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                          QuantisedHead::Sums& sums, size_t k, Best* best) const {
+    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
     float upper[kHeadRows], lower[kHeadRows];
-    const auto reach = [&](const QuantisedHead::Errors& errors, int index, const int32_t* of_input) {
-        const auto& input = inputs[index];
+    const auto may_reach = [&](const QuantisedHead::Errors& errors, int i) {
+        const auto& input = inputs[first + i];
         const HeadErrors of_rows{&errors.error[size_t(tile * kHeadRows)], &errors.size[size_t(tile * kHeadRows)],
                                  input.error_factor, input.size_factor};
-        const HeadScores scores = quantised_.scores_of(inputs, index, tile, of_input);
-        return kernels.head_bounds(scores, of_rows, best[index].least, upper, lower);
+        const HeadScores scores = quantised_.scores_of(inputs, first + i, tile, sums + 2 * i * kHeadRows);
+        return kernels.head_bounds(scores, of_rows, best[first + i].least, upper, lower);
     };
-    for (int t = 0; t < inputs.num_tiles(); t++) {
-        quantised_.sums(kernels, inputs, t, tile, sums);
-        const int first = inputs.first_of(t), count = inputs.count_of(t);
-        bool any = inputs.in_matrix();
-        for (int i = 0; i < count && !any; i++) any = reach(quantised_.errors6, first + i, sums + 2 * i * kHeadRows);
-        if (!any) continue;
-        if (!inputs.in_matrix()) quantised_.add_low(kernels, inputs, t, tile, sums);
-        for (int i = 0; i < count; i++)
-            if (reach(quantised_.errors8, first + i, sums + 2 * i * kHeadRows))
-                keep_rows(tile, upper, lower, k, best[first + i]);
+    if (!inputs.in_matrix()) {
+        bool any = false;
+        for (int i = 0; i < count && !any; i++) any = may_reach(quantised_.errors6, i);
+        if (!any) return;
+        quantised_.add_low(kernels, inputs, input_tile, tile, sums);
     }
+    for (int i = 0; i < count; i++)
+        if (may_reach(quantised_.errors8, i)) keep_rows(tile, upper, lower, k, best[first + i]);
 }
 
 void Screen::keep_rows(int64_t tile, const float* upper, const float* lower, size_t k, Best& best) const {

@@ -40,7 +40,8 @@ class Screen {
     struct Best;
 
     int64_t top_of_some(Executor& executor, const float* x, int count, size_t k, int32_t* ids, float* logits) const;
-    void score_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, size_t k, Best* best) const;
+    void keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                      QuantisedHead::Sums& sums, size_t k, Best* best) const;
     void keep_rows(int64_t tile, const float* upper, const float* lower, size_t k, Best& best) const;
     static void keep_best(std::vector<Best>& best, int index, size_t k, std::vector<int32_t>& rows);
     std::vector<float> compute(Executor& executor, const float* x, const std::vector<int32_t>& rows,
