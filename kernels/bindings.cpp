@@ -293,6 +293,7 @@ nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a forked child that exits early would print them
     m.def("isas", isas);
     m.def("ternarize", ternarize_array, nb::arg("weights"), nb::arg("dtype"));
     nb::class_<Arena>(m, "Arena").def(nb::init<>());

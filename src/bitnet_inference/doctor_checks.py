@@ -95,7 +95,7 @@ def screen(isa: str) -> bytes:
     random = np.random.default_rng(4)
     head = native.DenseWeight(_as_dtype(_normal(random, 3001, 100), "bfloat16"), "bfloat16")
     executor, results = native.Executor(isa, 2), []
-    for inputs in (1, 3, 5):
+    for inputs in (1, 3, 5, 16):
         ids, logits, _ = native.Screen(head, executor).top(executor, _normal(random, inputs, 100), 3)
         results += [ids.tobytes(), logits.tobytes()]
     return b"".join(results)

@@ -19,7 +19,6 @@ from bitnet_inference import LLM, SamplingParams, native
 from bitnet_inference import config as config_module
 from bitnet_inference.backends import cpu, load_model
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Batch, Model, Output
 from bitnet_inference.stream import Generation
@@ -196,17 +195,6 @@ def test_batches_of_every_size(same: Tally, folder: Path, ids: np.ndarray, expec
     logits(model, [sequence(model, ids[:i], 0, 6 * i) for i in range(1, most)])
     for size in range(1, most + 1):
         same.logits(logits(model, [sequence(model, ids[i : i + 1], i, 6 * i) for i in range(size)]), expected[:size])
-
-
-def test_a_cache_that_the_system_refuses_is_our_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        def reserve(self, num_blocks: int) -> None:
-            raise MemoryError
-
-    model = load(folder, BEST, 1)
-    monkeypatch.setattr(model, "_cache", Refusing())
-    with pytest.raises(OutOfMemory, match="cache of 3 blocks"):
-        model.reserve(3)
 
 
 @pytest.mark.parametrize("isa", native.isas())

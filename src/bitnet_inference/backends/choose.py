@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model.loader import Progress, require_sound
@@ -23,4 +24,9 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
         return ReferenceModel(checkpoint, config, report)
     from bitnet_inference.backends.cpu import CpuModel
 
-    return CpuModel(checkpoint, config, report)
+    try:
+        return CpuModel(checkpoint, config, report)
+    except MemoryError as error:
+        size = f"{checkpoint.num_parameters / 1e6:.0f} million parameters"
+        what = f"{checkpoint.path}: memory ran out while loading {size}"
+        raise OutOfMemory(f"{what}: free memory, or choose a smaller model") from error

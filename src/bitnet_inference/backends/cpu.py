@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import compile_program
 from bitnet_inference.config import EngineConfig, available_bytes
-from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped
+from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
@@ -30,7 +30,7 @@ class CpuModel:
         self.config = checkpoint.config
         self._check_head(checkpoint, config.head)
         plans = fused(record(self.config), checkpoint)
-        self._executor: Any = native.Executor(config.isa, config.threads)
+        self._executor: Any = _start(config)
         weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), progress)
         self._cache: Any = native.Cache(
             config.cache_dtype, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
@@ -96,7 +96,11 @@ class CpuModel:
         """Advance every sequence of the batch by its tokens."""
         hidden = np.empty((len(batch.token_ids), self.config.hidden_size), np.float32)
         arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
-        self._open_executor().run(self._body, arrays, None, hidden)
+        try:
+            self._open_executor().run(self._body, arrays, None, hidden)
+        except MemoryError as error:
+            cure = "free memory, or lower max_batch_tokens"
+            raise OutOfMemory(f"a step of {len(batch.token_ids)} tokens finds no memory: {cure}") from error
         return CpuOutput(self, hidden)
 
     def bytes_read(self, contexts: Sequence[int]) -> int:
@@ -166,6 +170,14 @@ class CpuOutput:
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
         return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
+
+
+def _start(config: EngineConfig) -> Any:
+    try:
+        return native.Executor(config.isa, config.threads)
+    except RuntimeError as error:  # of the system
+        why = f"the system does not give this process {config.threads} threads"
+        raise Unavailable("cpu", why, "lower `threads`, or raise the limit of processes (ulimit -u)") from error
 
 
 def _load_weights(
