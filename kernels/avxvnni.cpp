@@ -46,12 +46,12 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, 
         for (int q = 0; q < Q; q++) _mm256_storeu_si256((__m256i*)(acc + t * kGroupRows + 8 * (first + q)), sums[q][t]);
 }
 
-// 16 registers: all four quarters for one or two tokens, then two, then one at a time. At least 10 sums under way hide
+// 16 registers: all four quarters for one or two tokens, then two at a time. At least 10 sums under way hide
 // the latency of a product.
 struct TokenTile {
     template <int T>
     static void run(const uint8_t* w, const int8_t* a, int steps, int stride, int32_t* acc) {
-        constexpr int Q = T <= 2 ? 4 : T <= 6 ? 2 : 1;
+        constexpr int Q = T <= 2 ? 4 : 2;
         for (int first = 0; first < 4; first += Q) tile_part<T, Q>(w, a, steps, stride, first, acc);
     }
 };
