@@ -102,7 +102,8 @@ class Measurements:
         probed = f"{self.bandwidth / 1e9:.1f} GB/s read, {self.int8_peak / 1e9:.0f} billion int8 multiply-adds/s"
         return [
             ("model", f"{self.model}, {self.num_parameters / 1e6:.1f} million parameters"),
-            ("run on", f"{config.device} ({config.isa}), {config.threads} threads, {config.cache_dtype} cache"),
+            ("run on", f"{config.device} ({config.isa}), {config.threads} threads"),
+            ("with", f"{config.cache_dtype} cache, {config.head} head"),
             ("load", f"{self.load_s:.2f} s"),
             ("peak memory", f"{self.peak_bytes / 1e9:.2f} GB"),
             *([("limits", f"{probed} (probed beside each sample)")] if self.bandwidth else []),
@@ -133,6 +134,7 @@ class Measurements:
             "isa": config.isa,
             "threads": config.threads,
             "cache_dtype": config.cache_dtype,
+            "head": config.head,
             "samples": self.samples,
         }
 
