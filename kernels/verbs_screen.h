@@ -23,11 +23,15 @@ BITNET_INLINE void load_fields2(const uint8_t* w, Bytes* fields) {
     fields[3] = mask_or(shift_right<6>(x), 3, no_bytes());
 }
 
+// V vectors, and C chains of sums for each, which hide the latency of a product.
 template <int StepBytes, int V>
 void head_sums(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
-    Sums sums[V];
+    constexpr int C = V == 2 ? 4 : V == 4 ? 2 : 1;
+    Sums sums[C][V];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; c++)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) sums[v] = no_sums();
+        for (int v = 0; v < V; v++) sums[c][v] = no_sums();
     for (int s = 0; s < steps; s++, w += StepBytes, codes += 16 * V) {
 #pragma GCC unroll 3
         for (int line = 0; line < StepBytes; line += 64) __builtin_prefetch(w + 3072 + line, 0, 2);
@@ -39,10 +43,14 @@ void head_sums(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) sums[v] = dot(sums[v], fields[p], codes + 4 * (p * V + v));
+            for (int v = 0; v < V; v++) sums[p % C][v] = dot(sums[p % C][v], fields[p], codes + 4 * (p * V + v));
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) store_sums(acc + 16 * v, sums[v]);
+    for (int v = 0; v < V; v++) {
+        if constexpr (C == 4) sums[0][v] = add_sums(add_sums(sums[0][v], sums[1][v]), add_sums(sums[2][v], sums[3][v]));
+        if constexpr (C == 2) sums[0][v] = add_sums(sums[0][v], sums[1][v]);
+        store_sums(acc + 16 * v, sums[0][v]);
+    }
 }
 
 template <int StepBytes>
