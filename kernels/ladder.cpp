@@ -1,5 +1,6 @@
-// Checks every path of this machine against the generic one, and times them: `ladder check`, `ladder time [path]`.
-// `ladder hash` prints one number for the results of the generic and the best path, the same on every architecture.
+// Checks every path of this machine against the generic one, and times them: `ladder check`, `ladder time [path
+// [verb]]`. `ladder hash` prints one number for the results of the generic and the best path, the same on every
+// architecture.
 #include "ladder.h"
 
 #include <cstdio>
@@ -233,7 +234,8 @@ double peak(const Kernels& kernels) {
 }
 
 // The gate and up projections of BitNet b1.58 2B-4T: 13824 x 2560, one thread, weights in cache or in memory.
-void time_ternary(const Kernels& kernels, double most) {
+void time_ternary(const Kernels& kernels) {
+    const double most = peak(kernels);
     Random random{1};
     const int steps = 2560 / kStepColumns;
     const auto a = codes(random, steps * kStepColumns * kMaxTileTokens);
@@ -271,22 +273,8 @@ void time_dense(const Kernels& kernels) {
     }
 }
 
-void time_attention(const Kernels& kernels) {
-    Random random{3};
-    const CacheLayout layout = cache_layout(Dtype::bf16, 5, 128);
-    const int length = 2048, blocks = length / kBlockTokens;
-    Memory cache(blocks * layout.block_bytes);
-    std::vector<int32_t> table;
-    for (int i = 0; i < blocks; i++) table.push_back(i);
-    const auto q = floats(random, 4 * 128);
-    std::vector<float> out(4 * 128), scratch(size_t(8 * layout.padded_dim + 4 * kBlockTokens));
-    const double t = median_seconds([&] {
-        for (int head = 0; head < 5; head++)
-            kernels.attend(
-                {layout, cache.data(), table.data(), length, head, 4, q.data(), out.data(), 0.088f, scratch.data()});
-    });
-    std::printf("%-8s attention, a layer of 20 / 5 heads of 128 at 2,048: %.0f us\n", kernels.name, t * 1e6);
-}
+const std::pair<const char*, void (*)(const Kernels&)> kTimings[] = {
+    {"ternary", time_ternary}, {"groups", time_groups}, {"dense", time_dense}, {"floats", time_floats}};
 
 }  // namespace
 
@@ -294,15 +282,14 @@ int main(int argc, char** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "check") return check_all();
     if (what == "hash") return hash_all();
-    if (what != "time") return std::fprintf(stderr, "usage: ladder check | ladder hash | ladder time [path]\n"), 2;
+    if (what != "time")
+        return std::fprintf(stderr, "usage: ladder check | ladder hash | ladder time [path [verb]]\n"), 2;
     int count;
     const Kernels* const* paths = available_kernels(&count);
     for (int i = 0; i < count; i++) {
         if (argc > 2 && std::strcmp(argv[2], paths[i]->name)) continue;
-        time_ternary(*paths[i], peak(*paths[i]));
-        time_groups(*paths[i]);
-        time_dense(*paths[i]);
-        time_attention(*paths[i]);
+        for (const auto& [verb, time] : kTimings)
+            if (argc <= 3 || !std::strcmp(argv[3], verb)) time(*paths[i]);
     }
     return 0;
 }

@@ -85,4 +85,7 @@ inline double median_seconds(const std::function<void()>& work) { return medians
 Result check_groups(const Kernels& kernels, Random random);
 void time_groups(const Kernels& kernels);
 
+// ladder_floats.cpp
+void time_floats(const Kernels& kernels);
+
 }  // namespace bitnet
