@@ -43,7 +43,7 @@ struct RowTask {
     float eps;
     Activation activation;
     int width;
-    float* scratch;    // [width rounded up to 16]
+    float* scratch;    // [width rounded up to 16, or to padded_width / 4 where that is more]
     float* out;        // [width] float32 result, or null
     int8_t* codes;     // int8 result: 4 codes at codes + 4 * lane_stride * (k / 4), or null
     int lane_stride;   // tokens in the tile

@@ -54,7 +54,7 @@ struct RowStep final : Step {
         up = *what.up;
         what.up = &up;
     }
-    int64_t scratch_floats(int64_t) const override { return (what.x.width + 15) / 16 * 16; }
+    int64_t scratch_floats(int64_t) const override { return std::max((what.x.width + 15) / 16 * 16, codes.padded / 4); }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const Tiles tiles(c);
         for (int64_t t = first; t < last; t++) {

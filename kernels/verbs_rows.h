@@ -47,59 +47,102 @@ inline void store_first(float* p, int n, const Lanes& x) {
     std::memcpy(p, tail, size_t(n) * 4);
 }
 
-// Where the columns 4 n .. 4 n + 3 stand once T5 blocks are expanded.
-inline int in_block_order(int n) {
-    const int block = n / 20, step = n % 20 / 5, field = n % 5;
-    return block * 20 + (field < 4 ? step * 4 + field : 16 + step);
+// The sum of whole numbers.
+inline int32_t sum_of(const Lanes& x) {
+    float lanes[16];
+    store(lanes, x);
+    int32_t sum = 0;
+    for (float lane : lanes) sum += int32_t(lane);
+    return sum;
 }
 
-void store_codes(const RowTask& t, const float* y) {
-    Lanes largest = set1(0.0f), poison = set1(0.0f);  // 0, or not a number where one element is not finite
-    for (int k = 0; k < t.width; k += 16) {
-        const Lanes v = load_first(y + k, t.width - k);
+// f(k, n) for every 16 columns from k on, of which the last n may be fewer.
+template <class F>
+BITNET_INLINE void each_16(int width, F f) {
+    int k = 0;
+    for (; k + 16 <= width; k += 16) f(k, 16);
+    if (k < width) f(k, width - k);
+}
+
+// Puts four codes each where products read them: lane_stride apart, and perhaps as T5 blocks of 80 expand, which is the
+// first four fields of each step and then the fifth fields.
+inline void place_codes(const RowTask& t, const int8_t* codes) {
+    const int64_t apart = 4 * int64_t(t.lane_stride);
+    int8_t* to = t.codes;
+    if (!t.block_order)
+        for (int k = 0; k < t.padded_width; k += 4, to += apart) std::memcpy(to, codes + k, 4);
+    else
+        for (int k = 0; k < t.padded_width; k += kBlockColumns, to += 20 * apart)
+            for (int i = 0; i < 20; i++)
+                std::memcpy(to + apart * (i % 5 < 4 ? i / 5 * 4 + i % 5 : 16 + i / 5), codes + k + 4 * i, 4);
+}
+
+// What decides the scale of a row: its largest magnitude, and 0, or not a number where one element is not finite.
+struct Extent {
+    Lanes largest, poison;
+    BITNET_INLINE void add(const Lanes& v) {
         largest = max(largest, abs(v));
         poison = fma(v, set1(0.0f), poison);
     }
-    float top = reduce_max(largest);
+};
+
+BITNET_INLINE void store_codes(const RowTask& t, const float* y, const Extent& extent) {
+    float top = reduce_max(extent.largest);
     if (top < 1e-5f) top = 1e-5f;
     const float scale = (1.0f / top) * 127.0f;  // two roundings, as torch evaluates 127 / top
-    const Lanes by = set1(scale);
-    int32_t sum = 0;
-    alignas(16) int8_t codes[16];
-    for (int k = 0; k < t.padded_width; k += 16) {
-        store_int8(codes, k < t.width ? mul(load_first(y + k, t.width - k), by) : set1(0.0f));
-        for (int i = 0; i < 16; i++) sum += codes[i];
-        for (int i = 0; i < 4; i++) {
-            const int four = t.block_order ? in_block_order(k / 4 + i) : k / 4 + i;
-            std::memcpy(t.codes + 4 * four * int64_t(t.lane_stride), codes + 4 * i, 4);
-        }
-    }
-    *t.inverse_scale = 1.0f / scale + reduce_add(poison);  // codes say nothing of infinities
-    *t.code_sum = sum;
+    const bool placed = t.lane_stride == 1 && !t.block_order;
+    int8_t* codes = placed ? t.codes : (int8_t*)t.scratch;  // bytes where floats of y have been read
+    Lanes sums = set1(0.0f);                                // exact: whole, and far below 2^24
+    each_16(t.width, [&](int k, int n) {
+        store_int8(codes + k, mul(load_first(y + k, n), set1(scale)));
+        sums = add(sums, load_i8(codes + k));
+    });
+    const int written = (t.width + 15) / 16 * 16;
+    std::memset(codes + written, 0, size_t(t.padded_width - written));
+    if (!placed) place_codes(t, codes);
+    *t.inverse_scale = 1.0f / scale + reduce_add(extent.poison);  // codes say nothing of infinities
+    *t.code_sum = sum_of(sums);
+}
+
+// activation(gate) * up; returns what the squares of each lane add up to.
+BITNET_INLINE Lanes gate_row(const RowTask& t, Activation kind, float* gated) {
+    Lanes squares = set1(0.0f);
+    each_16(t.width, [&](int k, int n) {
+        const Lanes v = mul(activate(kind, load_first(t.x + k, n)), load_first(t.up + k, n));
+        squares = fma(v, v, squares);
+        store_first(gated + k, n, v);
+    });
+    return squares;
 }
 
 void row(const RowTask& t) {
     const float* y = t.x;
+    Lanes squares = set1(0.0f);
     if (t.up) {
         float* gated = t.weight || t.codes ? t.scratch : t.out;
-        for (int k = 0; k < t.width; k += 16) {
-            int n = t.width - k;
-            store_first(gated + k, n, mul(activate(t.activation, load_first(t.x + k, n)), load_first(t.up + k, n)));
-        }
+        const bool silu = t.activation == Activation::silu;  // two loops without a branch
+        squares = silu ? gate_row(t, Activation::silu, gated) : gate_row(t, Activation::relu2, gated);
         y = gated;
-    }
-    if (t.weight) {
-        Lanes squares = set1(0.0f);
-        for (int k = 0; k < t.width; k += 16) {
-            Lanes v = load_first(y + k, t.width - k);
+    } else if (t.weight) {
+        each_16(t.width, [&](int k, int n) {
+            const Lanes v = load_first(y + k, n);
             squares = fma(v, v, squares);
-        }
-        const float r = 1.0f / std::sqrt(reduce_add(squares) / float(t.width) + t.eps);
-        float* normed = t.codes ? t.scratch : t.out;
-        for (int k = 0; k < t.width; k++) normed[k] = (y[k] * r) * t.weight[k];
-        y = normed;
+        });
     }
-    if (t.codes) store_codes(t, y);
+    Extent extent{set1(0.0f), set1(0.0f)};
+    if (t.weight) {
+        const Lanes r = set1(1.0f / std::sqrt(reduce_add(squares) / float(t.width) + t.eps));
+        float* normed = t.codes ? t.scratch : t.out;
+        each_16(t.width, [&](int k, int n) {
+            const Lanes v = mul(mul(load_first(y + k, n), r), load_first(t.weight + k, n));
+            store_first(normed + k, n, v);
+            extent.add(first(n, v, set1(0.0f)));
+        });
+        y = normed;
+    } else if (t.codes) {
+        each_16(t.width, [&](int k, int n) { extent.add(load_first(y + k, n)); });
+    }
+    if (t.codes) store_codes(t, y, extent);
 }
 
 }  // namespace
