@@ -114,8 +114,8 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const int64_t bytes = program.arena_floats() * num_tokens * 4 + program.slack_bytes();
     if (arena_.bytes() < bytes) arena_ = Memory(bytes);
     for (auto& scratch : scratch_)
-        if (int64_t(scratch.size()) < program.scratch_floats(num_tokens))
-            scratch.resize(size_t(program.scratch_floats(num_tokens)));
+        if (scratch.bytes() < program.scratch_floats(num_tokens) * 4)
+            scratch = Memory(program.scratch_floats(num_tokens) * 4);
 
     const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
     const Context context{*kernels_,

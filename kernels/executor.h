@@ -67,9 +67,10 @@ struct Context {
     float* output;
     const Batch* batch;                     // null in programs that work on rows alone
     const std::vector<int32_t>& sequences;  // the sequence of each token
-    std::vector<std::vector<float>>& scratch;
+    const std::vector<Memory>& scratch;     // of each thread
 
     float* at(const Rows& rows, int64_t token) const;
+    float* scratch_of(int thread) const { return reinterpret_cast<float*>(scratch[size_t(thread)].data()); }
     int8_t* codes(const Codes& codes) const { return reinterpret_cast<int8_t*>(arena + codes.offset * num_tokens); }
     float* scales(const Codes& c) const { return reinterpret_cast<float*>(codes(c) + c.padded * num_tokens); }
     int32_t* sums(const Codes& c) const { return reinterpret_cast<int32_t*>(scales(c) + num_tokens); }
@@ -176,7 +177,7 @@ class Executor {
     Team team_;
     Memory arena_;
     std::vector<int32_t> sequences_, indices_;
-    std::vector<std::vector<float>> scratch_;
+    std::vector<Memory> scratch_;
 };
 
 }  // namespace bitnet

@@ -58,7 +58,7 @@ struct GroupProductStep final : Step {
         for (int64_t g = first; g < last; g++)
             if (c.tile_tokens == 1 && c.num_tokens > 1)
                 for (int64_t t = 0; t < c.num_tokens; t += kBlock)
-                    matrix(c, g, t, int(std::min(kBlock, c.num_tokens - t)), c.scratch[size_t(thread)].data());
+                    matrix(c, g, t, int(std::min(kBlock, c.num_tokens - t)), c.scratch_of(thread));
             else
                 tiles(c, g);
     }

@@ -7,6 +7,8 @@
 
 // What the inner loops are made of: gcc must not decide against inlining it.
 #define BITNET_INLINE inline __attribute__((always_inline))
+// What must not be inlined: in larger functions gcc 12 moves sums about between registers.
+#define BITNET_APART __attribute__((noinline))
 
 namespace bitnet {
 
@@ -34,6 +36,7 @@ constexpr int64_t kMaxColumns = 262144;
 // int8 has a scale for each token and head, behind the tiles of its block: of 32 keys, then of 32 values.
 constexpr int kBlockTokens = 32;
 constexpr int kSegmentTokens = 256;
+constexpr int kQueries = 16;  // of a key head that attention does at once
 
 // One row: optional gate (activation(gate) * up), optional RMSNorm, then float32 or int8 codes.
 struct RowTask {
@@ -102,18 +105,21 @@ struct CacheLayout {
 };
 CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim);
 
-// One token and one key-value head, with the query heads that share it.
+// One key-value head with the query heads that share it, and tokens of one sequence.
 struct AttendTask {
     CacheLayout layout;
     const uint8_t* cache;  // the layer's blocks
     const int32_t* blocks;
-    int length;  // positions to attend to
+    int tokens;
+    const int32_t* positions;  // of the tokens, ascending: each attends to all up to its own
     int kv_head;
     int num_heads;   // query heads in the group
-    const float* q;  // [num_heads, head_dim]
-    float* out;      // [num_heads, head_dim]
+    const float* q;  // [tokens, q_stride], of which the group has [num_heads, head_dim]
+    int64_t q_stride;
+    float* out;
+    int64_t out_stride;
     float scale;
-    float* scratch;  // 8 * padded_dim + 4 * kBlockTokens floats
+    float* scratch;  // 3 * kQueries * padded_dim + 8 * kBlockTokens floats
 };
 
 // 16 rows of a quantised head and one input: half_scale * (high * high_sums + low * low_sums).

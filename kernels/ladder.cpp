@@ -1,6 +1,5 @@
-// Checks every path of this machine against the generic one, and times them: `ladder check`, `ladder time [path
-// [verb]]`. `ladder hash` prints one number for the results of the generic and the best path, the same on every
-// architecture.
+// `ladder check` checks every path of this machine against the generic one, `ladder time [path [verb]]` times them.
+// `ladder hash` prints one number for the results of the generic and the best path, the same on every architecture.
 #include "ladder.h"
 
 #include <cstdio>
@@ -118,9 +117,10 @@ Result check_attention(const Kernels& kernels, Random random) {
                             t % kBlockTokens, k.data(), v.data());
     }
     const auto q = floats(random, heads * dim);
-    std::vector<float> out(size_t(heads * dim)), scratch(size_t(8 * layout.padded_dim + 4 * kBlockTokens));
-    kernels.attend({layout, cache.data(), table.data(), length, random.below(kv_heads), heads, q.data(), out.data(),
-                    0.125f, scratch.data()});
+    const int32_t position = length - 1;
+    std::vector<float> out(size_t(heads * dim)), scratch(size_t(3 * kQueries * layout.padded_dim + 8 * kBlockTokens));
+    kernels.attend({layout, cache.data(), table.data(), 1, &position, random.below(kv_heads), heads, q.data(), 0,
+                    out.data(), 0, 0.125f, scratch.data()});
     Result result(cache.data(), cache.data() + cache.bytes());
     append(result, out);
     return result;

@@ -11,6 +11,7 @@ namespace {
 struct Lanes {
     __m256 a, b;
 };
+constexpr int kLaneSums = 4;
 
 BITNET_INLINE Lanes set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 BITNET_INLINE Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

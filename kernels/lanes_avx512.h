@@ -11,6 +11,7 @@ namespace {
 struct Lanes {
     __m512 v;
 };
+constexpr int kLaneSums = 16;
 
 BITNET_INLINE Lanes set1(float x) { return {_mm512_set1_ps(x)}; }
 BITNET_INLINE Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }

@@ -11,6 +11,8 @@ namespace {
 struct Lanes {
     float v[16];
 };
+// So many sums stay in registers.
+constexpr int kLaneSums = 4;
 
 template <class F>
 BITNET_INLINE Lanes each(F f) {

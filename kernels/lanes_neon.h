@@ -11,6 +11,7 @@ namespace {
 struct Lanes {
     float32x4_t v[4];
 };
+constexpr int kLaneSums = 4;
 
 template <class F>
 BITNET_INLINE Lanes each(F f) {

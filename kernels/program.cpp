@@ -65,7 +65,7 @@ struct RowStep final : Step {
             task.eps = what.eps;
             task.activation = what.activation;
             task.width = int(what.x.width);
-            task.scratch = c.scratch[size_t(thread)].data();
+            task.scratch = c.scratch_of(thread);
             if (to_codes) {
                 const int64_t tile = tiles.of(t), begin = tiles.begin(tile);
                 task.codes = c.codes(codes) + begin * codes.padded + 4 * (t - begin);
@@ -108,7 +108,7 @@ struct TernaryStep final : Step {
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const bool direct = is_t5() && c.num_tokens == 1 && c.kernels.block_tile;
-        auto* expanded = reinterpret_cast<uint8_t*>(c.scratch[size_t(thread)].data());
+        auto* expanded = c.scratch[size_t(thread)].data();
         const bool matrix = c.tile_tokens == 1 && c.num_tokens > 1;
         for (int64_t g = first, count; g < last; g += count) {
             count = matrix && !is_t5() ? std::min(kGroupsAtOnce, last - g) : 1;
@@ -209,25 +209,37 @@ struct AttendStep final : Step {
     Rows q, out;
     float scale;
     AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s) : cache(ca), layer(l), q(q_), out(o), scale(s) {}
+    // All tokens with one head, then with the next: neighbours read the same keys and values.
     int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
-    int64_t scratch_floats(int64_t) const override { return 8 * cache->layout().padded_dim + 4 * kBlockTokens; }
+    int64_t chunk(const Context& c) const override {
+        const int64_t at_once = kQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
+        return std::max<int64_t>(1, std::min(at_once, even));
+    }
+    int64_t scratch_floats(int64_t) const override {
+        return 3 * kQueries * cache->layout().padded_dim + 8 * kBlockTokens;
+    }
+    int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const CacheLayout& layout = cache->layout();
-        const int heads = int(q.width / layout.head_dim / layout.num_kv_heads);
-        for (int64_t unit = first; unit < last; unit++) {
-            const int64_t t = unit / layout.num_kv_heads;
-            const int head = int(unit % layout.num_kv_heads);
+        for (int64_t unit = first, count; unit < last; unit += count) {
+            const int64_t t = unit % c.num_tokens, head = unit / c.num_tokens;
+            const int64_t column = head * heads() * layout.head_dim;
+            const int32_t sequence = c.sequences[size_t(t)];
+            count = std::min({last - unit, c.num_tokens - t, c.batch->starts[sequence + 1] - t});
             AttendTask task{};
             task.layout = layout;
             task.cache = cache->layer(layer);
-            task.blocks = c.batch->block_tables + c.sequences[size_t(t)] * c.batch->table_width;
-            task.length = c.batch->positions[t] + 1;
-            task.kv_head = head;
-            task.num_heads = heads;
-            task.q = c.at(q, t) + head * heads * layout.head_dim;
-            task.out = c.at(out, t) + head * heads * layout.head_dim;
+            task.blocks = c.batch->block_tables + sequence * c.batch->table_width;
+            task.tokens = int(count);
+            task.positions = c.batch->positions + t;
+            task.kv_head = int(head);
+            task.num_heads = int(heads());
+            task.q = c.at(q, t) + column;
+            task.q_stride = q.stride;
+            task.out = c.at(out, t) + column;
+            task.out_stride = out.stride;
             task.scale = scale;
-            task.scratch = c.scratch[size_t(thread)].data();
+            task.scratch = c.scratch_of(thread);
             c.kernels.attend(task);
         }
     }

@@ -2,7 +2,8 @@
 //
 // For each query head: the scores of a block of 32 positions, each summed over ascending features; exp against the
 // running maximum of the segment; values added in ascending positions. Segments of 256 positions start afresh and are
-// merged in ascending order. Nothing depends on which tokens or heads are computed together.
+// merged in ascending order. Nothing depends on which tokens or heads are computed together: up to 16 queries of one
+// key head, of whichever tokens, walk over a block while it is in the nearest cache, and up to 8 share what is loaded.
 #pragma once
 #include "verbs_rows.h"
 
@@ -125,89 +126,195 @@ inline float exp_scalar(float x) {
     return lanes[0];
 }
 
-// The scores of up to 32 positions for G heads: scores[g][32]; those from `count` on are -inf.
+// One query: the features of one head of one token, and to how many positions it attends.
+struct Query {
+    const float* q;
+    float* out;
+    int length;
+};
+
+// What attention to some positions gives for each query, before it is divided by the total.
+struct Attended {
+    Softmax* states;
+    float* sums;  // [queries][padded_dim]
+};
+
+// So many queries at a time share what is loaded of the cache.
+template <int G>
+struct Group {
+    static constexpr int size = G;
+};
+template <class F>
+BITNET_INLINE void each_group(int queries, F f) {
+    int i = 0;
+    if constexpr (kLaneSums >= 16)
+        for (; i + 8 <= queries; i += 8) f(i, Group<8>());
+    for (; i + 4 <= queries; i += 4) f(i, Group<4>());
+    if (queries - i == 3) f(i, Group<3>());
+    if (queries - i == 2) f(i, Group<2>());
+    if (queries - i == 1) f(i, Group<1>());
+}
+
+// The next block, whose place the processor cannot guess, while this one is read. Many queries hide the wait anyway.
+template <int G>
+BITNET_INLINE void fetch(const uint8_t* tile) {
+    if (G <= 4) __builtin_prefetch(tile);
+}
+
+// The scores of up to 32 positions for G queries, which stand as [pair of features][G][2]; those of query g from
+// counts[g] on are -inf.
 template <Dtype D, int G>
-BITNET_INLINE void score_block(const AttendTask& t, const uint8_t* keys, const float* q, int count,
-                               float (*scores)[32]) {
+BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, int64_t ahead, const float* q,
+                              const int* counts, float (*scores)[32]) {
+    constexpr int halves = 2 * G <= kLaneSums ? 2 : 1;  // at once
     const int pairs = t.layout.head_dim / 2;
-    Lanes sums[G][2];
-#pragma GCC unroll 4
-    for (int g = 0; g < G; g++) sums[g][0] = sums[g][1] = set1(0.0f);
-    for (int p = 0; p < pairs; p++)
+    for (int half = 0; half < 2; half += halves) {
+        Lanes sums[G][halves], low[halves], high[halves];
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++)
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            Lanes low, high;
-            Tile<D>::get(keys + (int64_t(i) * pairs + p) * Tile<D>::bytes, low, high);
-#pragma GCC unroll 4
-            for (int g = 0; g < G; g++) {
-                const float* qg = q + g * t.layout.head_dim + 2 * p;
-                sums[g][i] = fma(set1(qg[1]), high, fma(set1(qg[0]), low, sums[g][i]));
+            for (int i = 0; i < halves; i++) sums[g][i] = set1(0.0f);
+        for (int p = 0; p < pairs; p++) {
+#pragma GCC unroll 2
+            for (int i = 0; i < halves; i++) {
+                const uint8_t* tile = keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes;
+                Tile<D>::get(tile, low[i], high[i]);
+                fetch<G>(tile + ahead);
             }
-        }
-#pragma GCC unroll 4
-    for (int g = 0; g < G; g++)
+#pragma GCC unroll 8
+            for (int g = 0; g < G; g++)
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            Lanes score = mul(sums[g][i], set1(t.scale));
-            if constexpr (D == Dtype::i8) score = mul(score, load(scales_of(t.layout, keys) + 16 * i));
-            store(scores[g] + 16 * i, first(count - 16 * i, score, set1(-INFINITY)));
+                for (int i = 0; i < halves; i++) {
+                    const float* pair = q + (p * G + g) * 2;
+                    sums[g][i] = fma(set1(pair[1]), high[i], fma(set1(pair[0]), low[i], sums[g][i]));
+                }
         }
-}
-
-// Turns scores into weights against the new maximum; returns what the earlier sums must be multiplied by.
-inline float weigh_block(float* scores, Softmax& state) {
-    Lanes a = load(scores), b = load(scores + 16);
-    float largest = reduce_max(max(a, b));
-    largest = state.largest > largest ? state.largest : largest;
-    const Lanes from = set1(largest);
-    a = exp(sub(a, from));
-    b = exp(sub(b, from));
-    store(scores, a);
-    store(scores + 16, b);
-    const float correction = state.total == 0.0f ? 0.0f : exp_scalar(state.largest - largest);
-    state.total = std::fma(state.total, correction, reduce_add(add(a, b)));
-    state.largest = largest;
-    return correction;
-}
-
-template <Dtype D, int G>
-BITNET_INLINE void add_values(const AttendTask& t, const uint8_t* values, int count, const float (*weights)[32],
-                              const float* corrections, float* sums) {
-    const int tiles = t.layout.padded_dim / 16;
-    for (int d = 0; d < tiles; d++) {
-        Lanes s[G];
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) s[g] = mul(load(sums + (g * tiles + d) * 16), set1(corrections[g]));
-        for (int j = 0; j < count; j += 2) {
-            Lanes low, high;
-            Tile<D>::get(values + (int64_t(j / 2) * tiles + d) * Tile<D>::bytes, low, high);
-#pragma GCC unroll 4
-            for (int g = 0; g < G; g++) s[g] = fma(set1(weights[g][j]), low, s[g]);
-            if (j + 1 < count)
-#pragma GCC unroll 4
-                for (int g = 0; g < G; g++) s[g] = fma(set1(weights[g][j + 1]), high, s[g]);
-        }
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) store(sums + (g * tiles + d) * 16, s[g]);
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 2
+            for (int i = 0; i < halves; i++) {
+                const int from = 16 * (half + i);
+                Lanes score = mul(sums[g][i], set1(t.scale));
+                if constexpr (D == Dtype::i8) score = mul(score, load(scales_of(t.layout, keys) + from));
+                store(scores[g] + from, first(counts[g] - from, score, set1(-INFINITY)));
+            }
     }
 }
 
-template <Dtype D, int G>
-void attend_segment(const AttendTask& t, int begin, int end, const float* q, Softmax* states, float* sums) {
-    float (*scores)[32] = (float (*)[32])(t.scratch);
-    for (int g = 0; g < G; g++) states[g] = {-INFINITY, 0.0f};
-    std::memset(sums, 0, size_t(G) * t.layout.padded_dim * 4);
-    for (int p = begin; p < end; p += kBlockTokens) {
-        const int count = end - p < kBlockTokens ? end - p : kBlockTokens;
-        const uint8_t* block = t.cache + t.blocks[p / kBlockTokens] * t.layout.block_bytes;
-        block += t.kv_head * t.layout.head_bytes;
-        score_block<D, G>(t, block, q, count, scores);
-        float corrections[G];
-        for (int g = 0; g < G; g++) corrections[g] = weigh_block(scores[g], states[g]);
-        if constexpr (D == Dtype::i8)
+// Turns scores into weights against the new maxima; corrections are what the earlier sums must be multiplied by.
+// Nothing changes for a query that has no position here.
+template <int G>
+BITNET_APART void weigh_block(float (*scores)[32], const int* counts, Softmax* states, float* corrections) {
+    float largest[G];
+    alignas(64) float drops[16] = {};
+    for (int g = 0; g < G; g++) {
+        const float here = reduce_max(max(load(scores[g]), load(scores[g] + 16)));
+        largest[g] = states[g].largest > here ? states[g].largest : here;
+        drops[g] = states[g].largest - largest[g];
+    }
+    store(corrections, exp(load(drops)));
+    constexpr int at_once = kLaneSums >= 16 && G % 2 == 0 ? 2 : 1;
+    float totals[G];
+    for (int g = 0; g < G; g += at_once) {
+        Lanes w[2 * at_once];
+        for (int i = 0; i < 2 * at_once; i++)
+            w[i] = sub(load(scores[g + i / 2] + i % 2 * 16), set1(largest[g + i / 2]));
+        exp_each(w);
+        for (int i = 0; i < 2 * at_once; i++) store(scores[g + i / 2] + i % 2 * 16, w[i]);
+        for (int i = 0; i < at_once; i++) totals[g + i] = reduce_add(add(w[2 * i], w[2 * i + 1]));
+    }
+    for (int g = 0; g < G; g++) {
+        if (!counts[g] || states[g].total == 0.0f) corrections[g] = counts[g] ? 0.0f : 1.0f;
+        if (counts[g]) states[g] = {largest[g], std::fma(states[g].total, corrections[g], totals[g])};
+    }
+}
+
+// Adds the values of the positions from .. to - 1 to N tiles of features of G queries.
+template <Dtype D, int G, int N>
+BITNET_INLINE void add_tiles(const uint8_t* values, int64_t ahead, int tiles, int from, int to,
+                             const float (*weights)[32], const float* corrections, float* sums) {
+    Lanes s[G][N];
+#pragma GCC unroll 8
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+        for (int d = 0; d < N; d++) s[g][d] = mul(load(sums + (g * tiles + d) * 16), set1(corrections[g]));
+    for (int j = from & ~1; j < to; j += 2) {
+        Lanes low[N], high[N];
+#pragma GCC unroll 4
+        for (int d = 0; d < N; d++) {
+            const uint8_t* tile = values + (int64_t(j / 2) * tiles + d) * Tile<D>::bytes;
+            Tile<D>::get(tile, low[d], high[d]);
+            fetch<G>(tile + ahead);
+        }
+        if (j >= from)
+#pragma GCC unroll 8
             for (int g = 0; g < G; g++)
-                for (int j = 0; j < count; j++) scores[g][j] *= scales_of(t.layout, block)[kBlockTokens + j];
-        add_values<D, G>(t, block + t.layout.key_bytes, count, scores, corrections, sums);
+#pragma GCC unroll 4
+                for (int d = 0; d < N; d++) s[g][d] = fma(set1(weights[g][j]), low[d], s[g][d]);
+        if (j + 1 < to)
+#pragma GCC unroll 8
+            for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+                for (int d = 0; d < N; d++) s[g][d] = fma(set1(weights[g][j + 1]), high[d], s[g][d]);
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+        for (int d = 0; d < N; d++) store(sums + (g * tiles + d) * 16, s[g][d]);
+}
+
+template <Dtype D, int G>
+BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, int64_t ahead, int from, int to,
+                             const float (*weights)[32], const float* corrections, float* sums) {
+    constexpr int at_once = kLaneSums / G > 4 ? 4 : kLaneSums / G > 1 ? kLaneSums / G : 1;
+    const int tiles = t.layout.padded_dim / 16;
+    int d = 0;
+    for (; d + at_once <= tiles; d += at_once)
+        add_tiles<D, G, at_once>(values + d * Tile<D>::bytes, ahead, tiles, from, to, weights, corrections,
+                                 sums + d * 16);
+    for (; d < tiles; d++)
+        add_tiles<D, G, 1>(values + d * Tile<D>::bytes, ahead, tiles, from, to, weights, corrections, sums + d * 16);
+}
+
+// The block of positions from p on, for G queries. The next one is `ahead` bytes further on.
+template <Dtype D, int G>
+void attend_block(const AttendTask& t, const uint8_t* block, int64_t ahead, int p, const Query* queries, const float* q,
+                  Softmax* states, float* sums) {
+    float (*scores)[32] = (float (*)[32])(t.scratch);
+    int counts[G], common = kBlockTokens;
+    for (int g = 0; g < G; g++) {
+        const int left = queries[g].length - p;
+        counts[g] = left < 0 ? 0 : left < kBlockTokens ? left : kBlockTokens;
+        common = counts[g] < common ? counts[g] : common;
+    }
+    score_block<D, G>(t, block, ahead, q, counts, scores);
+    alignas(64) float corrections[16];
+    weigh_block<G>(scores, counts, states, corrections);
+    if constexpr (D == Dtype::i8)
+        for (int g = 0; g < G; g++)
+            for (int j = 0; j < counts[g]; j++) scores[g][j] *= scales_of(t.layout, block)[kBlockTokens + j];
+    const uint8_t* values = block + t.layout.key_bytes;
+    add_values<D, G>(t, values, ahead, 0, common, scores, corrections, sums);
+    const float one = 1.0f;
+    for (int g = 0; g < G; g++)  // what later tokens see and earlier ones do not
+        if (counts[g] > common)
+            add_values<D, 1>(t, values, ahead, common, counts[g], scores + g, &one, sums + g * t.layout.padded_dim);
+}
+
+template <Dtype D>
+void attend_segment(const AttendTask& t, int begin, int end, const Query* queries, int count, const float* q,
+                    const Attended& to) {
+    for (int i = 0; i < count; i++) to.states[i] = {-INFINITY, 0.0f};
+    std::memset(to.sums, 0, size_t(count) * t.layout.padded_dim * 4);
+    for (int p = begin; p < end; p += kBlockTokens) {
+        const int32_t* here = t.blocks + p / kBlockTokens;
+        const uint8_t* block = t.cache + *here * t.layout.block_bytes + t.kv_head * t.layout.head_bytes;
+        const bool is_last = p + kBlockTokens >= queries[count - 1].length;
+        const int64_t ahead = is_last ? 0 : (int64_t(here[1]) - here[0]) * t.layout.block_bytes;
+        each_group(count, [&](int i, auto group) {
+            attend_block<D, group.size>(t, block, ahead, p, queries + i, q + i * t.layout.head_dim, to.states + i,
+                                        to.sums + i * t.layout.padded_dim);
+        });
     }
 }
 
@@ -219,49 +326,49 @@ inline void merge_segment(int padded_dim, Softmax& into, float* sums, const Soft
     into = {largest, std::fma(from.total, b, into.total * a)};
 }
 
-template <Dtype D, int G>
-void attend_heads(const AttendTask& t, const float* q, float* out) {
-    const int padded = t.layout.padded_dim, dim = t.layout.head_dim;
-    Softmax states[G], more[G];
-    float* sums = t.scratch + 4 * kBlockTokens;
-    float* more_sums = sums + G * padded;
-    attend_segment<D, G>(t, 0, t.length < kSegmentTokens ? t.length : kSegmentTokens, q, states, sums);
-    for (int begin = kSegmentTokens; begin < t.length; begin += kSegmentTokens) {
-        const int end = t.length - begin < kSegmentTokens ? t.length : begin + kSegmentTokens;
-        attend_segment<D, G>(t, begin, end, q, more, more_sums);
-        for (int g = 0; g < G; g++)
-            merge_segment(padded, states[g], sums + g * padded, more[g], more_sums + g * padded);
-    }
-    for (int g = 0; g < G; g++)
-        for (int d = 0; d < dim; d++) out[g * dim + d] = sums[g * padded + d] / states[g].total;
+// Queries of a group side by side, so that one pointer walks along them all.
+inline void interleave(const Query* queries, int count, int head_dim, float* q) {
+    each_group(count, [&](int i, auto group) {
+        for (int g = 0; g < group.size; g++) {
+            const float* from = queries[i + g].q;
+            float* to = q + i * head_dim + 2 * g;
+            for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * group.size, from + d, 8);
+        }
+    });
 }
 
 template <Dtype D>
-void attend_of(const AttendTask& t) {
-    const int dim = t.layout.head_dim;
-    for (int h = 0; h < t.num_heads; h += 4) {
-        const float* q = t.q + h * dim;
-        float* out = t.out + h * dim;
-        switch (t.num_heads - h) {
-            case 1:
-                attend_heads<D, 1>(t, q, out);
-                break;
-            case 2:
-                attend_heads<D, 2>(t, q, out);
-                break;
-            case 3:
-                attend_heads<D, 3>(t, q, out);
-                break;
-            default:
-                attend_heads<D, 4>(t, q, out);
-        }
+void attend_queries(const AttendTask& t, const Query* queries, int count) {
+    const int padded = t.layout.padded_dim, dim = t.layout.head_dim, length = queries[count - 1].length;
+    Softmax states[kQueries], more_states[kQueries];
+    float* q = t.scratch + 8 * kBlockTokens;
+    const Attended all{states, q + count * dim}, more{more_states, all.sums + count * padded};
+    interleave(queries, count, dim, q);
+    for (int begin = 0; begin < length; begin += kSegmentTokens) {
+        const int end = length - begin < kSegmentTokens ? length : begin + kSegmentTokens;
+        attend_segment<D>(t, begin, end, queries, count, q, begin ? more : all);
+        for (int i = 0; i < count && begin; i++)
+            if (queries[i].length > begin)
+                merge_segment(padded, states[i], all.sums + i * padded, more_states[i], more.sums + i * padded);
     }
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < dim; d++) queries[i].out[d] = all.sums[i * padded + d] / states[i].total;
 }
 
 void attend(const AttendTask& t) {
-    if (t.layout.dtype == Dtype::f32) return attend_of<Dtype::f32>(t);
-    if (t.layout.dtype == Dtype::i8) return attend_of<Dtype::i8>(t);
-    attend_of<Dtype::bf16>(t);
+    const auto run = t.layout.dtype == Dtype::f32  ? attend_queries<Dtype::f32>
+                     : t.layout.dtype == Dtype::i8 ? attend_queries<Dtype::i8>
+                                                   : attend_queries<Dtype::bf16>;
+    Query queries[kQueries];
+    int count = 0;
+    for (int i = 0; i < t.tokens * t.num_heads; i++) {
+        const int token = i / t.num_heads, feature = i % t.num_heads * t.layout.head_dim;
+        queries[count++] = {t.q + token * t.q_stride + feature, t.out + token * t.out_stride + feature,
+                            t.positions[token] + 1};
+        if (count < kQueries && i + 1 < t.tokens * t.num_heads) continue;
+        run(t, queries, count);
+        count = 0;
+    }
 }
 
 }  // namespace
