@@ -7,7 +7,8 @@
 //   class RowSampler:                      # scratch memory for one vocabulary: a second thread waits
 //       def __init__(self, vocab_size: int) -> None
 //       def sample(self, logits: NDArray[float32], rule: SamplingRule, tokens: NDArray[int32], num_prompt: int,
-//                  ban_ends: bool, seed: int, choice: int, position: int) -> int
+//                  ban_ends: bool, seed: int, choice: int, position: int,
+//                  mask: NDArray[uint32] | None = None) -> int
 //       def sample_few(self, ids: NDArray[int32], logits: NDArray[float32], rule: SamplingRule,
 //                      seed: int, choice: int, position: int) -> int
 //       def score(self, logits: NDArray[float32], token_id: int, num_best: int)
@@ -16,18 +17,21 @@
 //   def sampling_noise(seed: int, choice: int, position: int) -> int
 //
 // Shapes: logits [vocab_size] for sample and score, [len(ids)] for sample_few, [len(token_ids), vocab_size] for
-// log_probabilities; row-major. `sample` wants its logits writable and leaves them as they were; it returns -1 for a
-// row with NaN or +infinity and -2 for one where every token is banned. What does not fit raises ValueError. The GIL is
-// released.
+// log_probabilities; row-major. mask [(vocab_size + 31) // 32]: token 32 * i + j is bit j of word i, and those whose
+// bit is not set are out, whatever their logit. `sample` wants its logits writable and leaves them as they were; it
+// returns -1 for a row with NaN or +infinity and -2 for one where every token is banned. What does not fit raises
+// ValueError. The GIL is released.
 #include "bind_sampling.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -42,6 +46,7 @@ namespace bitnet {
 namespace {
 
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EditableRow = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -97,7 +102,10 @@ void init_sampler(RowSampler* self, size_t vocab_size) {
 }
 
 int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& rule, const Ids& tokens,
-               size_t num_prompt, bool ban_ends, uint64_t seed, uint64_t choice, uint64_t position) {
+               size_t num_prompt, bool ban_ends, uint64_t seed, uint64_t choice, uint64_t position,
+               const std::optional<Mask>& mask) {
+    require(!mask || mask->shape(0) == (self.vocab_size() + 31) / 32,
+            "mask must have one bit for each token of the vocabulary");
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
     require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
@@ -106,7 +114,9 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     nb::gil_scoped_release without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
-    return self.sample(logits.data(), rule, history, ban_ends, {seed, choice, position});
+    const NoiseKey key{seed, choice, position};
+    if (mask) return self.sample_masked(logits.data(), mask->data(), rule, history, ban_ends, key);
+    return self.sample(logits.data(), rule, history, ban_ends, key);
 }
 
 int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const SamplingRule& rule, uint64_t seed,
@@ -162,7 +172,7 @@ void bind_sampling(nb::module_& m) {
     nb::class_<RowSampler>(m, "RowSampler")
         .def("__init__", &bitnet::init_sampler, "vocab_size"_a)
         .def("sample", &bitnet::sample, "logits"_a.noconvert(), "rule"_a, "tokens"_a.noconvert(), "num_prompt"_a,
-             "ban_ends"_a, "seed"_a, "choice"_a, "position"_a)
+             "ban_ends"_a, "seed"_a, "choice"_a, "position"_a, "mask"_a.noconvert() = nb::none())
         .def("sample_few", &bitnet::sample_few, "ids"_a.noconvert(), "logits"_a.noconvert(), "rule"_a, "seed"_a,
              "choice"_a, "position"_a)
         .def("score", &bitnet::score, "logits"_a.noconvert(), "token_id"_a, "num_best"_a)

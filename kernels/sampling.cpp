@@ -1,6 +1,7 @@
 #include "sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
 
@@ -50,6 +51,22 @@ void keep(const float* x, size_t first_id, size_t length, const Cut& cut, float*
     for (size_t j = length; j < kBlock; ++j) kept[j] = -kInfinity;
 }
 
+// The logits of the tokens whose bits are set, -infinity for the others.
+void apply_mask(const float* logits, const uint32_t* mask, size_t vocab_size, float* masked) {
+    const size_t num_words = vocab_size / 32;
+    for (size_t i = 0; i < num_words; ++i, logits += 32, masked += 32) {
+        const uint32_t word = mask[i];
+        std::fill(masked, masked + 32, -kInfinity);
+        if (word == 0) continue;             // as most words of most masks
+        for (uint32_t j = 0; j < 32; ++j) {  // without branches, which masks of mixed words would mispredict
+            const uint32_t keep = (word & (uint32_t{1} << j)) != 0 ? ~uint32_t{0} : 0;
+            const uint32_t kept = std::bit_cast<uint32_t>(logits[j]) & keep;
+            masked[j] = std::bit_cast<float>(kept | (std::bit_cast<uint32_t>(-kInfinity) & ~keep));
+        }
+    }
+    for (size_t j = 0; j < vocab_size % 32; ++j) masked[j] = (mask[num_words] >> j) & 1 ? logits[j] : -kInfinity;
+}
+
 }  // namespace
 
 RowSampler::RowSampler(size_t vocab_size)
@@ -67,6 +84,13 @@ int32_t RowSampler::sample(float* logits, const SamplingRule& rule, const Histor
     const int32_t token = choose(logits, rule, key);
     restore(logits);
     return token;
+}
+
+int32_t RowSampler::sample_masked(const float* logits, const uint32_t* mask, const SamplingRule& rule,
+                                  const History& history, bool ban_ends, const NoiseKey& key) {
+    masked_.resize(vocab_size_);
+    apply_mask(logits, mask, vocab_size_, masked_.data());
+    return sample(masked_.data(), rule, history, ban_ends, key);
 }
 
 int32_t RowSampler::sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,

@@ -1,10 +1,10 @@
 // Choosing a token from a row of logits, deterministically: the same bits in give the same token on every CPU.
 //
-// Order of work, as in Transformers and vLLM: logit bias and bans; repetition penalty (over prompt and output, as in
-// Transformers); frequency and presence penalties (over the output, as in OpenAI's API); temperature; top-k; top-p;
-// min-p; then one draw by the inverse of the cumulative distribution, in order of token id. Edits are float32, weights
-// are fixed-point (sampling_math.h). "Best" always means: highest logit first, lowest id first among equals, so each
-// filter keeps a prefix of one order, and what is kept is told by a `Cut`.
+// Order of work, as in Transformers and vLLM: the mask; logit bias and bans; repetition penalty (over prompt and
+// output, as in Transformers); frequency and presence penalties (over the output, as in OpenAI's API); temperature;
+// top-k; top-p; min-p; then one draw by the inverse of the cumulative distribution, in order of token id. Edits are
+// float32, weights are fixed-point (sampling_math.h). "Best" always means: highest logit first, lowest id first among
+// equals, so each filter keeps a prefix of one order, and what is kept is told by a `Cut`.
 #pragma once
 
 #include <cstddef>
@@ -67,6 +67,11 @@ class RowSampler {
     // All ids must lie in the vocabulary.
     int32_t sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends, const NoiseKey& key);
 
+    // The same for a row in which every token whose bit is not set is -infinity. `mask` has (vocab_size + 31) / 32
+    // words, token 32 * i + j is bit j of word i. What the row holds for the other tokens is not looked at.
+    int32_t sample_masked(const float* logits, const uint32_t* mask, const SamplingRule& rule, const History& history,
+                          bool ban_ends, const NoiseKey& key);
+
     // The same for a row whose other tokens are -infinity: only `count` tokens have a logit.
     int32_t sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
                        const NoiseKey& key);
@@ -108,7 +113,8 @@ class RowSampler {
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls
     std::vector<int32_t> seen_;
-    std::vector<float> few_;  // a row of -infinity between calls; empty until it is needed
+    std::vector<float> few_;     // a row of -infinity between calls; empty until it is needed
+    std::vector<float> masked_;  // empty until it is needed
 };
 
 }  // namespace bitnet

@@ -279,3 +279,46 @@ def test_other_dtypes_and_strides_are_refused():
     for logits in (np.zeros(4), np.zeros(8, np.float32)[::2], np.zeros((2, 2), np.float32)):
         with pytest.raises(TypeError):
             RowSampler(4).sample(logits, SamplingRule(4, **OFF), NO_TOKENS, 0, False, 0, 0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([1, 31, 32, 33, 300, 1000]),
+    share=st.sampled_from([0.02, 0.5, 1.0]),
+    temperature=st.sampled_from([0.0, 0.7, 2.0]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "top_k": st.integers(1, 40),
+            "top_p": st.floats(0.1, 1.0),
+            "min_p": st.floats(0.0, 0.5),
+            "repetition_penalty": st.sampled_from([0.5, 1.5]),
+            "frequency_penalty": st.sampled_from([-1.0, 0.5]),
+        },
+    ),
+)
+def test_a_mask_is_minus_infinity_before_everything_else(seed, vocab_size, share, temperature, options):
+    random = np.random.default_rng(seed)
+    logits = random_logits(seed, vocab_size, 2.0)
+    allowed = random.random(vocab_size) < share
+    bits = np.packbits(allowed, bitorder="little")
+    mask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)  # bits past the vocabulary mean nothing
+    mask.view(np.uint8)[: len(bits)] = bits
+    history = {"tokens": random.integers(0, vocab_size, 9).astype(np.int32), "num_prompt": 4}
+    biased = random.integers(0, vocab_size, 3).tolist()
+    edits = {"bias_ids": biased, "bias_values": [100.0] * 3, "temperature": temperature, **options}
+    rule = SamplingRule(vocab_size, **{**OFF, **edits})
+    before = logits.copy()
+    given_mask = RowSampler(vocab_size).sample(logits, rule, *history.values(), False, seed, 0, 5, mask)
+    assert (logits == before).all()
+    logits[~allowed] = -np.inf
+    assert given_mask == native_sample(logits, seed=seed, position=5, **history, **edits)
+    assert given_mask == -2 if not allowed.any() else allowed[given_mask]
+
+
+@pytest.mark.parametrize("mask", [np.zeros(3, np.uint32), np.zeros(4, np.int32), np.zeros(8, np.uint32)[::2]])
+def test_a_mask_that_does_not_fit_is_refused(mask):
+    rule = SamplingRule(100, **OFF)
+    with pytest.raises((ValueError, TypeError)):
+        RowSampler(100).sample(random_logits(1, 100, 1.0), rule, NO_TOKENS, 0, False, 0, 0, 0, mask)
