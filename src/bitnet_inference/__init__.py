@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Unsupported,
         VersionError,
     )
+    from bitnet_inference.grammar.grammar import Grammar
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Piece, Stream
 
@@ -49,6 +50,7 @@ __all__ = [
     "Filtered",
     "FormatError",
     "Generation",
+    "Grammar",
     "InvalidParams",
     "KernelError",
     "ModelError",
@@ -74,6 +76,7 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "Generation": "stream",
+    "Grammar": "grammar.grammar",
     "Piece": "stream",
     "SamplingParams": "engine.params",
     "Stream": "stream",

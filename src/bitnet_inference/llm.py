@@ -8,8 +8,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.messages import Message
 from bitnet_inference.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bitnet_inference.grammar.matcher import Matchers
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -216,8 +220,17 @@ class LLM:
     ) -> Stream:
         mailbox = Mailbox(Detokenizer(self.tokenizer, params.stop, opening=opening))
         request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, on_prompt_logits=on_prompt_logits)
+        if params.grammar is not None:
+            request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         self._worker.submit(request)
         return Stream(mailbox, request, self._cancel, params.logprobs is not None)
+
+    @cached_property
+    def _matchers(self) -> Matchers:
+        from bitnet_inference.grammar.matcher import Matchers  # the library behind it is loaded when it is needed
+
+        num_tokens = max(self.config.vocab_size, self.tokenizer.vocab_size)
+        return Matchers(self.tokenizer.to_json, num_tokens, self.eos_ids)
 
     def _cancel(self, request: Request) -> None:
         # Streams hold this method, and so the LLM: it is not closed while one of them is read.

@@ -18,7 +18,7 @@ PACKAGE = "src/bitnet_inference/"
 # Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free.
 LAYERS = {
     "_native": 0, "config": 0, "errors": 0, "native": 0, "ternary": 0,
-    "formats": 1, "hub": 1, "probe": 1, "text": 1,
+    "formats": 1, "grammar": 1, "hub": 1, "probe": 1, "text": 1,
     "model": 2,
     "backends": 3, "engine": 3,
     "llm": 4,
@@ -32,13 +32,14 @@ PARTS = {"stream": "llm", "doctor_checks": "doctor"}
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}
 # What a room may know of another, where that is not all of it.
-ONLY = {("model", "formats"): "formats.checkpoint"}
+ONLY = {("model", "formats"): "formats.checkpoint", ("engine", "grammar"): "grammar.grammar"}
 # What `bitnet --help` loads: the rest is imported by the functions that need it.
 LIGHT = ("errors", "config")
 # One door a third-party library: the file, or the folder, that may import it.
 DOORS = {
     "_native": "native.py",
     "jinja2": "text/chat.py",
+    "llguidance": "grammar/matcher.py",
     "numpy": "",
     "prompt_toolkit": "cli/",
     "rich": "cli/",

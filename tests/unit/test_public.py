@@ -14,6 +14,7 @@ PUBLIC = [
     "Filtered",
     "FormatError",
     "Generation",
+    "Grammar",
     "InvalidParams",
     "KernelError",
     "ModelError",

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from bitnet_inference.engine.batch import build_batch
 from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.constraint import Constraint
+from bitnet_inference.engine.masks import Masks
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Sampler, full_rows
 from bitnet_inference.engine.scheduler import Scheduler, Share
@@ -31,6 +33,7 @@ class Engine:
         num_blocks = _num_blocks(self._limits, model.config.max_positions, max_num_blocks)
         model.reserve(num_blocks)
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
+        self._masks = Masks()
         self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top)
         self._scheduler = Scheduler(
             BlockPool(num_blocks),
@@ -70,6 +73,7 @@ class Engine:
         if not shares:
             return
         with self._answering_for(shares):
+            self._masks.start(shares)
             output = self._forward(shares)
             picks = self._sample(output, shares)
             self._deliver(picks)
@@ -111,8 +115,9 @@ class Engine:
             if request.num_pending == 0 and request.finish is None:
                 wanted.append((request, end - 1))
         for request, _ in wanted:
-            if request.has_enough:  # max_tokens is 0
-                self._end(request, Finish("length"))
+            finish = Finish("length") if request.has_enough else self._masks.take(request)  # max_tokens is 0
+            if finish is not None:
+                self._end(request, finish)
         return self._sampler.pick(output, [pair for pair in wanted if pair[0].finish is None])
 
     def _show_prompt_logits(self, output: Output, request: Request, end: int) -> None:
@@ -145,9 +150,10 @@ class Engine:
         request.tokens.extend((pick.token_id,))
         try:
             wants_end = request.sink.token(pick.token_id, pick.logprobs)
+            is_complete = _advance(request.constraint, pick.token_id)
         except Exception as error:
             return Finish("error", error=error)
-        if wants_end:
+        if wants_end or is_complete:
             return Finish("stop")
         is_full = request.has_enough or len(request.tokens) >= self.max_context
         return Finish("length") if is_full else None
@@ -172,6 +178,14 @@ class Engine:
             request.sink.finish(finish, request.usage())
         except Exception:  # nobody is left to tell
             logging.getLogger(__name__).exception("the sink of a finished request raised")
+
+
+def _advance(constraint: Constraint | None, token_id: int) -> bool:
+    """Tell a request's constraint of a token; whether nothing may follow."""
+    if constraint is None:
+        return False
+    constraint.accept(token_id)
+    return constraint.is_done
 
 
 def _num_blocks(limits: Capabilities, max_positions: int, max_num_blocks: int | None) -> int:

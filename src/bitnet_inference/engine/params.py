@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.grammar import Grammar
 
 MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
 MAX_TEMPERATURE = 100.0
@@ -62,11 +63,14 @@ class SamplingParams:
     by itself; None goes on to the end of the context. 0 computes the prompt alone.
     `min_tokens`: end tokens and stop_token_ids are banned until so many tokens are out; stop strings are not.
     `ignore_eos`: the model's end tokens are ordinary tokens; stop_token_ids still end the text.
+    `grammar`: the form of the text, see Grammar; all tokens that do not fit are banned before everything else. End
+    tokens and stop_token_ids are banned until the form is complete. The text ends with "stop" when nothing more fits,
+    `min_tokens` or not; `max_tokens` and `stop` may cut it off before. None is off.
     `logprobs`: log-probabilities of the chosen token and of so many best ones (0 to 20), by the model itself: before
-    bias, penalties and temperature. None is off.
+    grammar, bias, penalties and temperature. None is off.
 
-    Order, as in Transformers: bias and bans, repetition, frequency and presence penalty, temperature, top-k, top-p
-    (of what top-k left), min-p.
+    Order, as in Transformers: grammar, bias and bans, repetition, frequency and presence penalty, temperature, top-k,
+    top-p (of what top-k left), min-p.
     """
 
     temperature: float = 1.0
@@ -84,6 +88,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for wanted in _REALS:
@@ -98,6 +103,8 @@ class SamplingParams:
         self._set("logit_bias", _bias(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParams(f"ignore_eos is {self.ignore_eos!r}: give True or False")
+        if not isinstance(self.grammar, Grammar | None):
+            raise InvalidParams(f'grammar is {self.grammar!r:.60}: give a Grammar, as in Grammar(regex="[0-9]+")')
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower min_tokens")
 

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
@@ -89,15 +90,19 @@ class Request:
         *,
         eos_ids: Iterable[int] = (),
         choice: int = 0,
+        constraint: Constraint | None = None,
         on_prompt_logits: PromptLogits | None = None,
     ) -> None:
         """Raises InvalidParams for a prompt that is empty or no list of token ids.
 
+        `constraint` says which tokens may come, and is this request's alone; it stands for params.grammar.
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
         `on_prompt_logits(first_position, logits)` gets the logits [rows, vocab] of every prompt token, in order and
         each once: a row tells what follows its token. The array is valid during the call only.
         """
         self.params, self.sink, self.choice, self.on_prompt_logits = params, sink, choice, on_prompt_logits
+        self.constraint = constraint
+        self.mask: NDArray[np.uint32] | None = None  # of the token that is chosen next
         self.tokens = Ints(_checked_prompt(prompt))
         self.num_prompt = len(self.tokens)
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)

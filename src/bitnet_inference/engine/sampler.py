@@ -69,7 +69,7 @@ class Sampler:
     def _num_needed(self, request: Request) -> int:
         """How many of the best tokens the choice depends on; 0 where it is all of them, or too many."""
         params = request.params
-        if params.logprobs is not None or params.edits_logits or request.bans_ends:
+        if params.logprobs is not None or params.edits_logits or request.bans_ends or request.constraint is not None:
             return 0
         if params.is_greedy:
             return 1
@@ -88,12 +88,13 @@ class Sampler:
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         tokens = request.tokens.view
+        given = (tokens, request.num_prompt, request.bans_ends)
         key = (request.seed, request.choice, len(tokens))
-        token_id = self._rows.sample(logits, request.rule, tokens, request.num_prompt, request.bans_ends, *key)
+        token_id = self._rows.sample(logits, request.rule, *given, *key, request.mask)
         if token_id == -1:
             return _broken(request)
         if token_id == -2:
-            why = "min_tokens and logit_bias leave no token to choose from"
+            why = "the grammar, min_tokens and logit_bias leave no token to choose from"
             return _failed(request, why, "lower min_tokens, or ban fewer tokens")
         return Pick(request, token_id, self._score(request, logits, token_id))
 

@@ -103,6 +103,10 @@ class Tokenizer:
         """The id of a token as the vocabulary spells it; None where it has no such token."""
         return self._rust.token_to_id(token)
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, with all special tokens marked as such."""
+        return self._at_the_door(lambda: self._rust.to_str())
+
     def piece(self, token_id: int, skip_special_tokens: bool = True, opening: bool = False) -> bytes | str | None:
         """What one token adds to a text (see pieces.py); None for a skipped token and for an unknown id."""
         if skip_special_tokens and token_id in self.special_ids:
@@ -120,7 +124,7 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """A twin for which special tokens are plain text; a twin and not a switch, because threads share us."""
-        twin = self._at_the_door(lambda: tokenizers.Tokenizer.from_str(self._rust.to_str()))
+        twin = self._at_the_door(lambda: tokenizers.Tokenizer.from_str(self.to_json()))
         twin.encode_special_tokens = True
         return twin
 

@@ -1,0 +1,44 @@
+"""Masks of the tokens that are chosen next, computed while the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from bitnet_inference.engine.request import Finish, Request
+from bitnet_inference.engine.scheduler import Share
+
+
+class Masks:
+    """Asks the constraints of a step's requests in a thread of its own, which starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bitnet-masks")
+        self._outcomes: Future[dict[Request, Finish | None]] | None = None
+
+    def start(self, shares: Sequence[Share]) -> None:
+        """Begin with the requests that get a token in the step of these shares."""
+        requests = [share.request for share in shares if _gets_masked_token(share)]
+        self._outcomes = self._thread.submit(_compute, requests) if requests else None
+
+    def take(self, request: Request) -> Finish | None:
+        """Wait for the request's mask, which then is in `request.mask`; or its end, where no token may follow."""
+        return None if request.constraint is None or self._outcomes is None else self._outcomes.result()[request]
+
+
+def _gets_masked_token(share: Share) -> bool:
+    request = share.request
+    return request.constraint is not None and request.num_pending == share.num_tokens and not request.has_enough
+
+
+def _compute(requests: Sequence[Request]) -> dict[Request, Finish | None]:
+    return {request: _outcome(request) for request in requests}
+
+
+def _outcome(request: Request) -> Finish | None:
+    assert request.constraint is not None
+    try:
+        request.mask = request.constraint.mask()
+    except Exception as error:
+        return Finish("error", error=error)
+    return Finish("stop") if request.constraint.is_done else None

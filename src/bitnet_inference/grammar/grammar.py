@@ -1,0 +1,166 @@
+"""Grammar: the form that a caller demands of a text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.regex import check_counts, check_regex
+from bitnet_inference.grammar.schema import check_schema
+
+MAX_CHARS = 1 << 16
+MAX_CHOICES = 1000
+MAX_RULES = 500  # some thousands in a chain overflow the library's stack
+
+_RULE_SIGNS = re.compile(r"[:(\[]")
+_NO_EFFECT = re.compile(r"x-guidance|\b(?:temperature|stop)\s*=(?=[^\n]*\]\s*:)")
+
+
+@dataclass(frozen=True, init=False)
+class Grammar:
+    """The form of a text: give exactly one of these. Raises InvalidParams for what is impossible or not supported.
+
+    `json_schema`: a JSON schema, as a dict or as its text. The text is one line of JSON that is valid for it.
+    `json_object`: True for any JSON object.
+    `regex`: a regular expression that the whole text matches, in the syntax of Rust's regex crate.
+    `lark`: a grammar in llguidance's dialect of Lark; its first rule is `start`.
+    `gbnf`: a grammar in the syntax of llama.cpp; its first rule is `root`.
+    `choice`: the text is one of these strings.
+
+    `kind` is the name of what was given. `source` is its text in the form that the library reads.
+    """
+
+    kind: str
+    source: str
+
+    def __init__(
+        self,
+        *,
+        json_schema: Mapping[str, Any] | str | None = None,
+        json_object: bool = False,
+        regex: str | None = None,
+        lark: str | None = None,
+        gbnf: str | None = None,
+        choice: Sequence[str] | None = None,
+    ) -> None:
+        wanted = {"json_schema": json_schema, "regex": regex, "lark": lark, "gbnf": gbnf, "choice": choice}
+        given = {kind: value for kind, value in wanted.items() if value is not None}
+        if not isinstance(json_object, bool):
+            raise InvalidParams(f"grammar: json_object is {json_object!r}: give True, or leave it out")
+        if json_object:
+            given["json_object"] = {"type": "object"}
+        if len(given) != 1:
+            names = ", ".join([*wanted, "json_object"])
+            raise InvalidParams(f"a grammar has {' and '.join(given) or 'nothing'}: give exactly one of {names}")
+        ((kind, value),) = given.items()
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "source", _READERS[kind](value))
+        self._check()
+
+    def _check(self) -> None:
+        from bitnet_inference.grammar.matcher import refusal  # the library is loaded when it is needed
+
+        if why := refusal(self.source):
+            raise InvalidParams(f"grammar: {self.kind}: {why}: change it")
+
+
+def _read_schema(schema: object) -> str:
+    if isinstance(schema, str):
+        schema = _parsed("json_schema", _checked_text("json_schema", schema))
+    if not isinstance(schema, Mapping):
+        raise InvalidParams(f"grammar: json_schema is {type(schema).__name__}: give a JSON object, a dict or text")
+    check_schema(schema)
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParams(f"grammar: json_schema is no JSON ({error}): give dicts, lists, strings, numbers") from None
+    _checked_text("json_schema", text)
+    from bitnet_inference.grammar.matcher import schema_grammar
+
+    return schema_grammar(text)
+
+
+def _parsed(kind: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InvalidParams(f"grammar: {kind}: too deeply nested: make it flatter") from None
+    except ValueError as error:
+        raise InvalidParams(f"grammar: {kind} is no JSON ({error}): correct it") from None
+
+
+def _read_regex(regex: object) -> str:
+    from bitnet_inference.grammar.matcher import regex_grammar
+
+    text = _checked_text("regex", regex)
+    check_regex("regex", text)
+    return regex_grammar(text)
+
+
+def _read_lark(lark: object) -> str:
+    text = _checked_text("lark", lark)
+    _check_rules("lark", text)
+    if found := _NO_EFFECT.search(text):
+        raise InvalidParams(f"grammar: lark: {found[0]!r} has no effect here: leave it out")
+    from bitnet_inference.grammar.matcher import lark_grammar
+
+    return lark_grammar(text)
+
+
+def _read_gbnf(gbnf: object) -> str:
+    from bitnet_inference.grammar.matcher import gbnf_grammar
+
+    text = _checked_text("gbnf", gbnf)
+    _check_rules("gbnf", text)
+    return gbnf_grammar(text)
+
+
+def _read_choice(choice: object) -> str:
+    from bitnet_inference.grammar.matcher import regex_grammar
+
+    if not isinstance(choice, Sequence) or isinstance(choice, str | bytes) or not choice:
+        raise InvalidParams(f"grammar: choice is {choice!r:.100}: give a list of strings")
+    if not all(isinstance(each, str) for each in choice):
+        raise InvalidParams(f"grammar: choice is {choice!r:.100}: give a list of strings")
+    if len(choice) > MAX_CHOICES:
+        raise InvalidParams(f"grammar: choice has {len(choice)} strings: give at most {MAX_CHOICES}")
+    escaped = "|".join(re.sub(r"([^\w\s])", _escape, each) for each in choice)
+    return regex_grammar(_checked_text("choice", escaped))
+
+
+def _escape(match: re.Match[str]) -> str:
+    return f"\\{match[0]}" if match[0].isascii() else match[0]
+
+
+_READERS: Mapping[str, Callable[[Any], str]] = {
+    "json_schema": _read_schema,
+    "json_object": _read_schema,
+    "regex": _read_regex,
+    "lark": _read_lark,
+    "gbnf": _read_gbnf,
+    "choice": _read_choice,
+}
+
+
+def _checked_text(kind: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidParams(f"grammar: {kind} is {type(text).__name__}: give a string")
+    if len(text) > MAX_CHARS:
+        raise InvalidParams(f"grammar: {kind} has {len(text)} characters: give at most {MAX_CHARS}")
+    if not text and kind != "choice":
+        raise InvalidParams(f"grammar: {kind} is empty: leave it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParams(f"grammar: {kind} has half a surrogate pair at character {error.start}") from None
+    return text
+
+
+def _check_rules(kind: str, text: str) -> None:
+    check_counts(kind, text)
+    if (count := len(_RULE_SIGNS.findall(text))) > MAX_RULES:
+        raise InvalidParams(f"grammar: {kind} has {count} rules and groups: give at most {MAX_RULES}")

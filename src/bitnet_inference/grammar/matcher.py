@@ -1,0 +1,172 @@
+"""Which tokens a grammar leaves, step by step: the one door to the `llguidance` library."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from numpy.typing import NDArray
+
+from bitnet_inference.errors import EngineError, InvalidParams
+from bitnet_inference.grammar.grammar import Grammar
+
+MAX_KEPT = 16  # compiled grammars
+MAX_WORDS = 300  # of the library's, in an error
+# One line, with or without a space after commas and colons: free white space lets a model write blanks for ever.
+_JSON_STYLE: llguidance._lib.JsonCompileOptions = {
+    "whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"
+}  # fmt: skip
+
+Result = TypeVar("Result")
+
+
+def schema_grammar(schema: str) -> str:
+    """The library's grammar for a JSON schema."""
+    return _at_the_door("json_schema", lambda: llguidance.LLMatcher.grammar_from_json_schema(schema, None, _JSON_STYLE))
+
+
+def regex_grammar(regex: str) -> str:
+    """The library's grammar for a regular expression."""
+    return _at_the_door("regex", lambda: llguidance.LLMatcher.grammar_from_regex(regex))
+
+
+def lark_grammar(lark: str) -> str:
+    """The library's grammar for one in its dialect of Lark."""
+    return _at_the_door("lark", lambda: llguidance.LLMatcher.grammar_from_lark(lark))
+
+
+def gbnf_grammar(gbnf: str) -> str:
+    """The library's grammar for one of llama.cpp."""
+    return lark_grammar(_at_the_door("gbnf", lambda: gbnf_to_lark(gbnf)))
+
+
+def refusal(source: str) -> str:
+    """Why the library refuses a grammar, in one line; empty if it does not."""
+    refused, messages = _at_the_door(
+        "it", lambda: llguidance.LLMatcher.validate_grammar_with_warnings(source, None, limits=_limits())
+    )
+    return _line(messages[0]) if refused else ""
+
+
+class Matchers:
+    """Makes matchers for one vocabulary. May be shared by threads."""
+
+    def __init__(self, tokenizer_json: Callable[[], str], num_tokens: int, end_ids: Iterable[int]) -> None:
+        """`tokenizer_json()` is asked once, when the first matcher is made. There are ids 0 to `num_tokens` - 1."""
+        self._read, self._num_tokens, self._end_ids = tokenizer_json, num_tokens, sorted(end_ids)
+        self._tokens: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, grammar: Grammar, end_ids: Iterable[int]) -> Matcher:
+        """A new matcher for a text that these tokens end. Raises InvalidParams for a grammar that allows nothing."""
+        with self._lock:
+            compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+            return self._start(compiled, end_ids)
+
+    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+        self._tokens = self._tokens or self._read_tokens()
+        compiled = llguidance.LLMatcher(self._tokens, grammar.source, log_level=0, limits=_limits())
+        trial = self._start(compiled, ())
+        try:
+            for _ in range(2):  # what is too much for the library shows here, and not in the engine's thread
+                trial.accept_any()
+        except EngineError as error:
+            raise InvalidParams(f"grammar: {grammar.kind}: {error}") from None
+        return compiled
+
+    def _start(self, compiled: llguidance.LLMatcher, end_ids: Iterable[int]) -> Matcher:
+        assert self._tokens is not None, "there is a grammar, so there are tokens"
+        return Matcher(compiled.deep_copy(), self._num_tokens, end_ids, self._tokens.eos_tokens)
+
+    def _read_tokens(self) -> llguidance.LLTokenizer:
+        def read() -> llguidance.LLTokenizer:
+            return llguidance.LLTokenizer(self._read(), n_vocab=self._num_tokens, eos_token=self._end_ids or None)
+
+        return _at_the_door("this model's tokenizer", read)
+
+
+class Matcher:
+    """How far one text has come in its grammar; see engine.constraint.Constraint.
+
+    End tokens may follow exactly where the grammar is complete; special tokens never, unless it names them.
+    """
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, num_tokens: int, end_ids: Iterable[int], library_ends: Iterable[int]
+    ) -> None:
+        """`library_ends`: what the library takes for ends, which may be more than `end_ids`."""
+        end_ids = [token_id for token_id in end_ids if 0 <= token_id < num_tokens]
+        self._matcher = matcher
+        self._bits = np.zeros(-(-num_tokens // 32), dtype=np.uint32)
+        self._address = self._bits.ctypes.data
+        self._ends = _with_bits(len(self._bits), end_ids)
+        self._others = ~(self._ends | _with_bits(len(self._bits), library_ends))
+        self.is_done = False
+
+    def mask(self) -> NDArray[np.uint32]:
+        """See Constraint. Raises EngineError when the library gives up, or no token of the vocabulary fits."""
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
+        self._raise_error()
+        self._bits &= self._others
+        can_end, can_go_on = self._matcher.is_accepting(), self._bits.any()
+        if not can_end and not can_go_on:
+            raise EngineError("no token of the vocabulary can follow: allow more")
+        self.is_done = not can_go_on
+        if can_end:
+            self._bits |= self._ends
+        return self._bits
+
+    def accept(self, token_id: int) -> None:
+        """See Constraint. Raises EngineError when the library gives up."""
+        self._matcher.consume_token(token_id)
+        self._raise_error()
+        self.is_done = self._matcher.is_stopped()
+
+    def accept_any(self) -> None:
+        """Take a step with some token that may follow, if one may."""
+        bits = self.mask() & self._others
+        for word in np.flatnonzero(bits)[:1].tolist():
+            self.accept(32 * word + int(bits[word]).bit_length() - 1)
+
+    def _raise_error(self) -> None:
+        if self._matcher.is_error():
+            raise EngineError(f"{_line(self._matcher.get_error())}: make the grammar simpler")
+
+
+def _with_bits(num_words: int, token_ids: Iterable[int]) -> NDArray[np.uint32]:
+    bits = np.zeros(num_words, dtype=np.uint32)
+    for token_id in token_ids:
+        bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return bits
+
+
+def _limits() -> llguidance.LLParserLimits:
+    # Less work than by default before the library gives up on a grammar.
+    return llguidance.LLParserLimits(initial_lexer_fuel=300_000, verbose_errors=False)
+
+
+def _line(text: str) -> str:
+    """The first part of the library's words, in one line."""
+    text = " ".join(text.replace("<non-verbose/>", "").split()).replace("NoExtensionBias", "it allows no text")
+    return re.sub(r" \d+ \| .*", "", text)[:MAX_WORDS].rstrip(" .:")
+
+
+def _at_the_door(what: str, work: Callable[[], Result]) -> Result:
+    """Run the library; it raises bare exceptions, and panics that are no Exception at all."""
+    try:
+        return work()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        why = _line(str(error)) or type(error).__name__
+        raise InvalidParams(f"grammar: {what} is not supported ({why}): change it") from None

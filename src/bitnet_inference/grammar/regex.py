@@ -1,0 +1,51 @@
+"""Which regular expressions are refused before the library sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from bitnet_inference.errors import InvalidParams
+
+MAX_REPEATS = 10_000  # the library takes seconds to refuse much more
+
+_COUNT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
+_LOOK_AROUND = ("?=", "?!", "?<=", "?<!")
+# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
+_SIGN = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]|{_COUNT.pattern}", re.DOTALL)
+
+
+def check_regex(where: str, regex: str) -> None:
+    """Raises InvalidParams for look-around, and for counts as in a{1000000} or ((a{1000}){1000}){1000}."""
+    for match in _SIGN.finditer(regex):
+        if match[0] == "(" and regex.startswith(_LOOK_AROUND, match.end()):
+            found = regex[match.start() : match.end() + 8]
+            raise InvalidParams(f"grammar: {where}: look-around ({found}...) is not supported: write it without")
+    if any(count > MAX_REPEATS for count in _nested_repeats(regex)):
+        raise InvalidParams(f"grammar: {where}: a part repeats too often: repeat it {MAX_REPEATS} times at most in all")
+
+
+def check_counts(where: str, grammar: str) -> None:
+    """The same for the counts of a whole grammar, each for itself."""
+    if any(_most(match) > MAX_REPEATS for match in _COUNT.finditer(grammar)):
+        raise InvalidParams(f"grammar: {where}: a part repeats too often: repeat it {MAX_REPEATS} times at most")
+
+
+def _nested_repeats(regex: str) -> Iterator[int]:
+    """How often each counted part is repeated, with the counts inside it."""
+    most = [1]  # in each open group
+    closed, end = 1, -1  # the group that was closed last: its most, and where it ends
+    for match in _SIGN.finditer(regex):
+        if match[0] == "(":
+            most.append(1)
+        elif match[0] == ")" and len(most) > 1:
+            closed, end = most.pop(), match.end()
+            most[-1] = max(most[-1], closed)
+        elif match[0].startswith("{"):
+            repeats = _most(match) * (closed if match.start() == end else 1)
+            most[-1] = max(most[-1], repeats)
+            yield repeats
+
+
+def _most(match: re.Match[str]) -> int:
+    return max(int((number or "1")[:9]) for number in match.groups())

@@ -1,0 +1,89 @@
+"""Which JSON schemas are refused before the library sees them, by the place of what it cannot keep."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.regex import check_regex
+
+MAX_DEPTH = 64
+MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
+
+# Keywords whose value is a schema, a list of schemas, and a mapping from names to schemas.
+_ONE = ("additionalProperties", "items")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("$defs", "definitions", "patternProperties", "properties")
+_VALUES = (
+    "$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maxProperties",
+    "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required", "type",
+)  # fmt: skip
+# What says nothing about the text.
+_NOTES = (
+    "$comment", "$id", "$schema", "default", "deprecated", "description", "discriminator", "example", "examples",
+    "readOnly", "title", "writeOnly",
+)  # fmt: skip
+_KNOWN = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *_NOTES))
+# Part of JSON Schema, and beyond what can be kept token by token.
+_IMPOSSIBLE = frozenset((
+    "$anchor", "$dynamicAnchor", "$dynamicRef", "additionalItems", "contains", "dependencies", "dependentRequired",
+    "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems",
+    "unevaluatedProperties", "uniqueItems",
+))  # fmt: skip
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises InvalidParams for a schema that asks for what cannot be kept; names the place in it."""
+    waiting: list[tuple[str, int, Any]] = [("", 0, schema)]
+    count = 0
+    while waiting:
+        place, depth, part = waiting.pop()
+        count += 1
+        if depth > MAX_DEPTH or count > MAX_SUBSCHEMAS:
+            limits = f"at most {MAX_SUBSCHEMAS} schemas, at most {MAX_DEPTH} deep"
+            raise InvalidParams(f"grammar: json_schema is too large: it may hold {limits}: make it smaller")
+        if isinstance(part, bool):
+            continue
+        if not isinstance(part, Mapping):
+            _refuse(place, f"is {part!r:.40}", "give a schema, which is an object, or true or false")
+        _check_keywords(place, part)
+        waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
+
+
+def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
+    for keyword in schema:
+        if keyword in _IMPOSSIBLE:
+            _refuse(place, f"{keyword} cannot be kept", "leave it out")
+        if keyword not in _KNOWN:
+            nearest = difflib.get_close_matches(str(keyword), _KNOWN, n=1)
+            cure = f"did you mean {nearest[0]}?" if nearest else "leave it out"
+            _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
+    for regex in [schema.get("pattern"), *_names(schema.get("patternProperties"))]:
+        if isinstance(regex, str):
+            check_regex(f"json_schema: at {place or '/'}", regex)
+
+
+def _parts(place: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyword in _ONE:
+        if keyword in schema:
+            yield keyword, schema[keyword]
+    for keyword in _LISTS:
+        listed = schema.get(keyword, ())
+        if not isinstance(listed, Sequence) or isinstance(listed, str):
+            _refuse(place, f"{keyword} is no list", "give a list of schemas")
+        yield from ((f"{keyword}/{index}", inner) for index, inner in enumerate(listed))
+    for keyword in _NAMED:
+        named = schema.get(keyword, {})
+        if not isinstance(named, Mapping):
+            _refuse(place, f"{keyword} is no object", "give an object of schemas")
+        yield from ((f"{keyword}/{name}", inner) for name, inner in named.items())
+
+
+def _names(value: object) -> list[str]:
+    return list(value) if isinstance(value, Mapping) else []
+
+
+def _refuse(place: str, what: str, cure: str) -> NoReturn:
+    raise InvalidParams(f"grammar: json_schema: at {place or '/'}: {what}: {cure}")
