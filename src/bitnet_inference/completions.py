@@ -6,12 +6,14 @@ an empty answer with true log-probabilities; and user mistakes are InvalidParams
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.llm import LLM
 from bitnet_inference.stream import Generation
 from bitnet_inference.text.messages import Message, check_messages
@@ -73,18 +75,21 @@ def chat_completion(
     logprobs: bool = False,
     *,
     seed: int | None = None,
+    response_format: Mapping[str, Any] | None = None,
 ) -> list[ChatCompletion]:
     """Answer dialogs of {"role": ..., "content": ...}: perhaps a system message, then user and assistant in turn.
 
-    The last message is the user's. Otherwise as text_completion.
+    The last message is the user's. `response_format` is OpenAI's: {"type": "json_object"}, or {"type": "json_schema",
+    "json_schema": {"name": ..., "schema": {...}}}, which is kept to. Otherwise as text_completion.
     """
+    grammar = read_response_format(response_format)
     if not _is_list(dialogs):
         raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
         _check_turns(index, dialog)
     ids = [llm.encode_chat(dialog) for dialog in dialogs]
     answers: list[ChatCompletion] = []
-    for output in _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed):
+    for output in _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, grammar):
         text = _text(llm, [], output)
         message: ChatMessage = {"role": "assistant", "content": text.pop("generation")}  # type: ignore[misc]
         answers.append({"generation": message, **text})  # type: ignore[typeddict-item]
@@ -99,6 +104,7 @@ def _generate(
     max_gen_len: int | None,
     logprobs: bool,
     seed: int | None,
+    grammar: Grammar | None = None,
 ) -> list[Generation]:
     if not prompts:
         return []
@@ -111,6 +117,7 @@ def _generate(
             max_tokens=_room(llm, prompt, max_gen_len),
             logprobs=0 if logprobs else None,
             seed=None if seed is None else seed + index,
+            grammar=grammar,
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -169,6 +169,11 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--device", "tpu"], "device is 'tpu'"),
         (["run", "x", "--threads", "0"], "threads is 0"),
         (["run", "x", "--cache-dtype", "int3"], "cache_dtype is 'int3'"),
+        (["run", "x", "--regex", "(a"], "grammar: regex: "),
+        (["run", "x", "--regex", "a", "--choice", "b"], "--regex and --choice exclude each other"),
+        (["run", "x", "--json-schema", "nowhere"], "nowhere cannot be read"),
+        (["run", "x", "--json-schema", '{"not": {}}'], "not cannot be kept"),
+        (["run", "x", "--grammar", "nowhere.lark"], "nowhere.lark cannot be read"),
         (["chat", "-m", str(GOLDEN / "llama-f16")], "no chat template"),
         (["inspect", "nowhere"], "nowhere: there is no such file or folder"),
         (["bench", "-m", "nowhere"], "nowhere: there is no such file or folder"),
@@ -179,6 +184,32 @@ def test_mistakes_are_one_line_and_exit_code_2(args, message):
     assert result.exit_code == 2, result.output
     assert result.stdout == "" and result.stderr.startswith("bitnet: ") and message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "name, text, form",
+    [
+        ("x.lark", 'start: "fox" | "owl"  // ::=', "fox|owl"),
+        ("x.gbnf", 'root ::= "fox" | "owl"', "fox|owl"),
+        ("x.txt", 'root ::= "fox" | "owl"', "fox|owl"),
+        ("x.txt", 'start: "fox" | "owl"', "fox|owl"),
+    ],
+)
+def test_grammars_come_from_files(tmp_path, name, text, form):
+    (tmp_path / name).write_text(text)
+    result = bitnet("run", "x", "--grammar", str(tmp_path / name))
+    assert result.exit_code == 0 and re.fullmatch(form, result.stdout.strip())
+
+
+def test_the_form_of_an_answer(tmp_path):
+    assert bitnet("run", "x", "--choice", "fox", "--choice", "owl").stdout.strip() in ("fox", "owl")
+    assert re.fullmatch("[0-9]{4}\n", bitnet("run", "x", "--regex", "[0-9]{4}").stdout)
+    schema = '{"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}'
+    (tmp_path / "schema").write_text(schema)
+    for given in (schema, str(tmp_path / "schema")):
+        assert set(json.loads(bitnet("run", "x", "--json-schema", given).stdout)) <= {True, False}
+    (tmp_path / "bad").write_bytes(b"\xff")
+    assert "is not UTF-8 at byte 0" in bitnet("run", "x", "--grammar", str(tmp_path / "bad")).stderr
 
 
 def test_prompts_that_are_no_text():

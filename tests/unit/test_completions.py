@@ -1,9 +1,11 @@
+import json
+
 import numpy as np
 import pytest
 from test_llm import says, scripted_llm
 from text_samples import BOS, TURN, write_folder
 
-from bitnet_inference import InvalidParams, PromptTooLong, chat_completion, text_completion
+from bitnet_inference import LLM, InvalidParams, PromptTooLong, chat_completion, text_completion
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -109,3 +111,37 @@ def test_special_tokens_in_prompts_are_text(llm):
     says(llm, "x")
     (result,) = text_completion(llm, [f"a{TURN}b"], temperature=0, echo=True, logprobs=True)
     assert TURN not in result["tokens"] and result["generation"] == f"{BOS}a{TURN}bx"
+
+
+SCHEMA = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
+
+
+def test_response_formats():
+    with LLM.load("default") as llm:
+        named = {"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA, "strict": True}}
+        (answer,) = chat_completion(llm, [HI], response_format=named, seed=1)
+        assert len(json.loads(answer["generation"]["content"])) == 2
+        (answer,) = chat_completion(llm, [HI], response_format={"type": "json_object"}, seed=1, max_gen_len=30)
+        assert answer["generation"]["content"].startswith("{")
+        plain = [
+            chat_completion(llm, [HI], 0, response_format=each, max_gen_len=9) for each in (None, {"type": "text"})
+        ]
+        assert plain[0] == plain[1]
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ("json", "response_format is 'json': give"),
+        ({"type": "xml"}, "response_format is"),
+        ({"type": "json_object", "schema": {}}, "'schema' is unknown"),
+        ({"type": "json_schema"}, "give an object with a name and a schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "name is None"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": 1}}, "strict is 1"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "mode": 1}}, "'mode' is unknown"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "not cannot be kept"),
+    ],
+)
+def test_response_formats_that_are_refused(llm, value, message):
+    with pytest.raises(InvalidParams, match=message):
+        chat_completion(llm, [HI], response_format=value)

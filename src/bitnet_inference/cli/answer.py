@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bitnet_inference.cli.form import FORM, grammar_option
 from bitnet_inference.cli.options import LOADING, SAMPLING, load_llm, sampling_params, with_options
 from bitnet_inference.errors import InvalidParams
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bitnet_inference.stream import Generation, Stream
 
 
-@with_options(LOADING, SAMPLING)
+@with_options(LOADING, SAMPLING, FORM)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,
@@ -36,9 +37,9 @@ def run(
     """
     if logprobs is not None and not as_json:
         raise InvalidParams("--logprobs are shown with --json only: add it")
-    text = _read_prompt(prompt)
+    text, grammar = _read_prompt(prompt), grammar_option(ctx)
     with load_llm(ctx) as llm:
-        params = replace(sampling_params(ctx, llm), logprobs=logprobs)
+        params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
         stream = _open(llm, text, system, params, raw or not llm.tokenizer.templates)
         if as_json:
             typer.echo(json.dumps(asdict(stream.read()), ensure_ascii=False))

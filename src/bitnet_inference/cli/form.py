@@ -1,0 +1,60 @@
+"""The options of `bitnet run` that demand a form of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitnet_inference.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from bitnet_inference.grammar.grammar import Grammar
+
+FORM: Mapping[str, Any] = {
+    "json_schema": Annotated[
+        str | None, typer.Option(metavar="FILE|TEXT", help="Answer in JSON that is valid for this JSON schema.")
+    ],
+    "regex": Annotated[
+        str | None, typer.Option(metavar="REGEX", help="The whole answer matches this regular expression.")
+    ],
+    "grammar": Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer follows this grammar, in Lark or GBNF.")
+    ],
+    "choice": Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The answer is one of these. Repeat it.")],
+}
+
+
+def grammar_option(ctx: typer.Context) -> Grammar | None:
+    """What the options of FORM demand; they exclude each other."""
+    from bitnet_inference.grammar.grammar import Grammar
+
+    given = {name: ctx.params[name] for name in FORM if ctx.params[name] not in (None, [], ())}
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidParams(f"{names} exclude each other: give one of them")
+    if "grammar" in given:
+        file = given["grammar"]
+        text = _read(file)
+        return Grammar(gbnf=text) if _is_gbnf(file, text) else Grammar(lark=text)
+    if "json_schema" in given and not given["json_schema"].lstrip().startswith("{"):
+        return Grammar(json_schema=_read(Path(given["json_schema"])))
+    return Grammar(**given)
+
+
+def _is_gbnf(file: Path, text: str) -> bool:
+    """By its ending, or else by what only GBNF has."""
+    return file.suffix == ".gbnf" or (file.suffix != ".lark" and "::=" in text)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{file} is not UTF-8 at byte {error.start}: convert it") from None
