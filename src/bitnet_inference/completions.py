@@ -17,6 +17,7 @@ from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.llm import LLM
 from bitnet_inference.stream import Generation
 from bitnet_inference.text.messages import Message, check_messages
+from bitnet_inference.tools import Style, ToolCall, read_tools
 
 
 class TextCompletion(TypedDict):
@@ -28,10 +29,11 @@ class TextCompletion(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """What the assistant says."""
+    """What the assistant says, and the tools that it calls."""
 
     role: str
     content: str
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatCompletion(TypedDict):
@@ -76,22 +78,35 @@ def chat_completion(
     *,
     seed: int | None = None,
     response_format: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
 ) -> list[ChatCompletion]:
     """Answer dialogs of {"role": ..., "content": ...}: perhaps a system message, then user and assistant in turn.
 
     The last message is the user's. `response_format` is OpenAI's: {"type": "json_object"}, or {"type": "json_schema",
-    "json_schema": {"name": ..., "schema": {...}}}, which is kept to. Otherwise as text_completion.
+    "json_schema": {"name": ..., "schema": {...}}}, which is kept to. `tools` and `tool_choice` are OpenAI's too: with
+    "auto" a call is looked for in the answer, "required" or a function's name forces one. Otherwise as text_completion.
     """
-    grammar = read_response_format(response_format)
+    grammar, callable_tools = read_response_format(response_format), read_tools(tools, tool_choice)
+    style: Style = "hermes" if any("<tool_call>" in each for each in llm.tokenizer.templates.values()) else "llama"
+    if callable_tools is not None and callable_tools.forced:
+        if grammar is not None:
+            raise InvalidParams("response_format and a forced tool_choice exclude each other: leave one out")
+        grammar = callable_tools.grammar(style)
     if not _is_list(dialogs):
         raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
         _check_turns(index, dialog)
-    ids = [llm.encode_chat(dialog) for dialog in dialogs]
+    ids = [llm.encode_chat(dialog, tools=tools if callable_tools else None) for dialog in dialogs]
     answers: list[ChatCompletion] = []
     for output in _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, grammar):
         text = _text(llm, [], output)
-        message: ChatMessage = {"role": "assistant", "content": text.pop("generation")}  # type: ignore[misc]
+        content: str = text.pop("generation")  # type: ignore[misc]
+        message: ChatMessage = {"role": "assistant", "content": content}
+        if callable_tools is not None:
+            message["content"], calls = callable_tools.find_calls(content, style)
+            if calls:
+                message["tool_calls"] = calls
         answers.append({"generation": message, **text})  # type: ignore[typeddict-item]
     return answers
 

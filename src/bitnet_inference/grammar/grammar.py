@@ -17,7 +17,8 @@ MAX_CHOICES = 1000
 MAX_RULES = 500  # some thousands in a chain overflow the library's stack
 
 _RULE_SIGNS = re.compile(r"[:(\[]")
-_NO_EFFECT = re.compile(r"x-guidance|\b(?:temperature|stop)\s*=(?=[^\n]*\]\s*:)")
+_LENIENT = re.compile(r'"(?:lenient|coerce_one_of)"\s*:\s*true')  # would ignore parts of a schema
+_NO_EFFECT = re.compile(r"\b(?:temperature|stop)\s*=(?=[^\n]*\]\s*:)")
 
 
 @dataclass(frozen=True, init=False)
@@ -104,8 +105,8 @@ def _read_regex(regex: object) -> str:
 def _read_lark(lark: object) -> str:
     text = _checked_text("lark", lark)
     _check_rules("lark", text)
-    if found := _NO_EFFECT.search(text):
-        raise InvalidParams(f"grammar: lark: {found[0]!r} has no effect here: leave it out")
+    if found := _NO_EFFECT.search(text) or _LENIENT.search(text):
+        raise InvalidParams(f"grammar: lark: {found[0]} cannot be kept: leave it out")
     from bitnet_inference.grammar.matcher import lark_grammar
 
     return lark_grammar(text)

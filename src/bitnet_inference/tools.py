@@ -1,0 +1,141 @@
+"""Tools in OpenAI's shape: what may be called, the form of a forced call, and the calls in what a model wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.grammar import Grammar
+
+# How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
+# with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
+Style = Literal["llama", "hermes"]
+PYTHON_TAG = "<|python_tag|>"
+_HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}  # as Grammar(json_schema)
+_BETWEEN = re.compile(r"[\s;]*")
+
+
+class FunctionCall(TypedDict):
+    """Which function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call as OpenAI's API shows it."""
+
+    id: str
+    type: str
+    function: FunctionCall
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The functions that a model may call: name -> JSON schema of the arguments. `forced`: it must call one of them."""
+
+    functions: Mapping[str, Mapping[str, Any]]
+    forced: bool
+
+    def grammar(self, style: Style) -> Grammar | None:
+        """The form of one call, where a call is forced."""
+        if not self.forced:
+            return None
+        calls = [_call_schema(name, schema, style) for name, schema in self.functions.items()]
+        schema = {"anyOf": calls} if len(calls) > 1 else calls[0]
+        if style == "llama":
+            return Grammar(json_schema=schema)
+        Grammar(json_schema=schema)  # refuses what cannot be kept, and says where
+        inner = json.dumps(schema | {"x-guidance": _ONE_LINE})
+        return Grammar(lark=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {inner}')
+
+    def find_calls(self, text: str, style: Style) -> tuple[str, list[ToolCall]]:
+        """The text without its calls, and the calls; a text with a call that makes no sense is a text."""
+        try:
+            rest, found = _hermes_calls(text) if style == "hermes" else _llama_calls(text)
+            calls = [self._call(value) for value in found]
+        except (ValueError, RecursionError):
+            return text, []
+        return (rest, calls) if calls else (text, [])
+
+    def _call(self, value: Any) -> ToolCall:
+        name = value.get("name") if isinstance(value, dict) else None
+        arguments = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in self.functions or not isinstance(arguments, dict):
+            raise ValueError("no call of a function that is known")
+        function: FunctionCall = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def read_tools(tools: object, choice: object) -> Tools | None:
+    """OpenAI's `tools` and `tool_choice`; None where nothing may be called. Raises InvalidParams."""
+    if not tools:
+        if choice not in (None, "none"):
+            raise InvalidParams(f"tool_choice is {choice!r:.80}, and there are no tools: give some")
+        return None
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        raise InvalidParams(
+            'tools must be a list of {"type": "function", "function": {"name": ..., "parameters": ...}}'
+        )
+    functions = dict(_function(index, tool) for index, tool in enumerate(tools))
+    if len(functions) < len(tools):
+        raise InvalidParams("two tools have one name: rename one")
+    if choice in (None, "auto", "none", "required"):
+        return None if choice == "none" else Tools(functions, choice == "required")
+    name = _chosen(choice)
+    if name not in functions:
+        known = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+        raise InvalidParams(f"tool_choice is {choice!r:.80}: give {known}, with one of {', '.join(functions)}")
+    return Tools({name: functions[name]}, forced=True)
+
+
+def _chosen(choice: object) -> str | None:
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _function(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
+    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidParams(f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}')
+    schema = function.get("parameters", {"type": "object", "properties": {}})
+    if not isinstance(schema, Mapping):
+        raise InvalidParams(f"tools[{index}]: parameters is {schema!r:.80}: give a JSON schema")
+    return function["name"], schema
+
+
+def _call_schema(name: str, arguments: Mapping[str, Any], style: Style) -> dict[str, Any]:
+    key = "parameters" if style == "llama" else "arguments"
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: arguments},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _llama_calls(text: str) -> tuple[str, list[Any]]:
+    """The values of a text that consists of nothing else; raises ValueError for any other."""
+    text, values, place = text.strip().removeprefix(PYTHON_TAG), [], 0
+    while (place := _after_gap(text, place)) < len(text):
+        value, place = json.JSONDecoder().raw_decode(text, place)
+        values.append(value)
+    return "", values
+
+
+def _after_gap(text: str, place: int) -> int:
+    gap = _BETWEEN.match(text, place)
+    return gap.end() if gap else place
+
+
+def _hermes_calls(text: str) -> tuple[str, list[Any]]:
+    return _HERMES_CALL.sub("", text).strip(), [json.loads(found) for found in _HERMES_CALL.findall(text)]

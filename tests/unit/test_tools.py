@@ -1,0 +1,117 @@
+"""Tool calls in OpenAI's shape, in the two formats that models write them in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bitnet_inference import LLM, InvalidParams, SamplingParams, chat_completion
+from bitnet_inference.tools import read_tools
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = [WEATHER, CLOCK]
+BERLIN = {"city": "Bérlin", "days": 2}
+
+
+def calls_in(text, style, choice=None):
+    rest, calls = read_tools(TOOLS, choice).find_calls(text, style)
+    return rest, [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+@pytest.mark.parametrize("opening", ["", "<|python_tag|>", "\n"])
+@pytest.mark.parametrize("key", ["parameters", "arguments"])
+def test_llama_writes_json_and_nothing_else(opening, key):
+    text = opening + json.dumps({"name": "weather", key: BERLIN})
+    assert calls_in(text, "llama") == ("", [("weather", BERLIN)])
+    two = f'{text}; {{"name": "clock", "parameters": {{}}}}'
+    assert calls_in(two, "llama") == ("", [("weather", BERLIN), ("clock", {})])
+
+
+def test_hermes_writes_tags_with_text_around():
+    text = f"Let me see.\n<tool_call>\n{json.dumps({'name': 'weather', 'arguments': BERLIN})}\n</tool_call>"
+    assert calls_in(text, "hermes") == ("Let me see.", [("weather", BERLIN)])
+    two = text + '\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    assert calls_in(two, "hermes") == ("Let me see.", [("weather", BERLIN), ("clock", {})])
+
+
+def test_a_call_has_openais_shape():
+    _, (call,) = read_tools(TOOLS, None).find_calls('{"name": "clock", "parameters": {}}', "llama")
+    assert call["type"] == "function" and call["id"].startswith("call_")
+    assert call["function"] == {"name": "clock", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "Hello", "{", "3", "[]", "{}", '{"name": "clock"}', '{"name": "stranger", "parameters": {}}',
+        '{"name": "clock", "parameters": 3}', '{"name": ["clock"], "parameters": {}}', "[" * 20_000,
+        '{"name": "clock", "parameters": {}} is a call', "<tool_call>nonsense</tool_call>",
+        '<tool_call>{"name": "clock", "arguments": {}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_call_is_text(text):
+    for style in ("llama", "hermes"):
+        if not (style == "llama" and "<tool" in text):
+            assert calls_in(text, style) == (text, [])
+
+
+@pytest.mark.parametrize("style", ["llama", "hermes"])
+@pytest.mark.parametrize("choice, names", [("required", {"weather", "clock"}), ("weather", {"weather"})])
+def test_a_forced_call_is_a_call(style, choice, names):
+    named = {"type": "function", "function": {"name": choice}} if choice == "weather" else choice
+    tools = read_tools(TOOLS, named)
+    with LLM.load("default") as llm:
+        params = [SamplingParams(seed=seed, temperature=1.0, grammar=tools.grammar(style)) for seed in range(4)]
+        for output in llm.generate(["The weather"] * 4, params):
+            assert output.finish_reason == "stop"
+            _, (call,) = tools.find_calls(output.text, style)
+            assert call["function"]["name"] in names
+            if call["function"]["name"] == "weather":
+                assert json.loads(call["function"]["arguments"]).keys() == {"city", "days"}
+
+
+def test_chat_completion_calls_tools():
+    with LLM.load("default") as llm:
+        talk = [{"role": "user", "content": "Hi"}]
+        (answer,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", seed=1)
+        message = answer["generation"]
+        assert message["role"] == "assistant" and message["content"] == "" and len(message["tool_calls"]) == 1
+        (free,) = chat_completion(llm, [talk], tools=TOOLS, seed=1, max_gen_len=9)
+        (plain,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="none", seed=1, max_gen_len=9)
+        assert "tool_calls" not in free["generation"] and "tool_calls" not in plain["generation"]
+        with pytest.raises(InvalidParams, match="exclude each other"):
+            chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
+
+
+@pytest.mark.parametrize(
+    "tools, choice, message",
+    [
+        (None, "auto", "there are no tools"),
+        ([], "required", "there are no tools"),
+        ("x", None, "tools must be a list"),
+        ([{}], None, r"tools\[0\] must be"),
+        ([{"type": "function", "function": {"name": "x", "parameters": 3}}], None, "give a JSON schema"),
+        ([CLOCK, CLOCK], None, "two tools have one name"),
+        (TOOLS, "any", "tool_choice is 'any'"),
+        (TOOLS, {"type": "function", "function": {"name": "stranger"}}, "with one of weather, clock"),
+        (TOOLS, 3, "tool_choice is 3"),
+    ],
+)
+def test_what_is_refused(tools, choice, message):
+    with pytest.raises(InvalidParams, match=message):
+        read_tools(tools, choice)
+    assert read_tools(None, None) is None and read_tools(None, "none") is None
