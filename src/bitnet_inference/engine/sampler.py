@@ -88,6 +88,7 @@ class Sampler:
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         tokens = request.tokens.view
+        assert request.constraint is None or request.mask is not None, "a constrained token without its mask"
         given = (tokens, request.num_prompt, request.bans_ends)
         key = (request.seed, request.choice, len(tokens))
         token_id = self._rows.sample(logits, request.rule, *given, *key, request.mask)
