@@ -77,6 +77,36 @@ def test_ints_grow(parts, start):
     assert len(ints) == 0 and ints.view.tolist() == []
 
 
+def test_everybody_who_decodes_comes_before_the_prompts():
+    queue, long, short = scheduler(max_tokens=16), request(40), request(3)
+    queue.submit(long)
+    assert step(queue) == [(long, 16)]
+    queue.submit(short)
+    assert step(queue) == [(long, 16)]
+    assert step(queue) == [(long, 8), (short, 3)]
+    another = request(30)
+    queue.submit(another)
+    assert step(queue) == [(long, 1), (short, 1), (another, 14)]
+    queue.drop(long)
+    assert step(queue) == [(short, 1), (another, 15)]
+    assert step(queue) == [(short, 1), (another, 1)]
+
+
+def test_prompts_share_what_the_pace_allows_while_others_decode():
+    queue, stream, prompts = scheduler(num_blocks=1000, max_tokens=512), request(1), [request(20), request(300)]
+    queue.submit(stream)
+    assert step(queue) == [(stream, 1)]
+    for each in prompts:
+        queue.submit(each)
+    assert step(queue) == [(stream, 1), (prompts[0], 16)], "nothing is measured yet"
+    queue.pace.note(1, 0, 0.030)
+    queue.pace.note(0, 100, 0.100)
+    assert step(queue) == [(stream, 1), (prompts[0], 4), (prompts[1], 76)]
+    queue.drop(stream)
+    queue.drop(prompts[0])
+    assert step(queue) == [(prompts[1], 224)], "nobody waits for a token"
+
+
 def test_long_prompts_come_in_chunks_after_the_running_ones():
     queue, short, long = scheduler(max_tokens=16), request(3), request(40)
     queue.submit(short)

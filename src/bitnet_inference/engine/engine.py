@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 
 from bitnet_inference.engine.batch import build_batch
 from bitnet_inference.engine.blocks import BlockPool
@@ -23,12 +24,19 @@ class Engine:
     A request ends exactly once: with the Finish that its sink gets.
     """
 
-    def __init__(self, model: Model, *, max_num_blocks: int | None = None, max_waiting: int = 1024) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_num_blocks: int | None = None,
+        max_waiting: int = 1024,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """Reserves the model's cache: as much as it allows, at most `max_num_blocks`; raises OutOfMemory.
 
-        `max_waiting`: so many requests may wait for their turn, one more raises QueueFull.
+        `max_waiting`: so many requests may wait for their turn, one more raises QueueFull. `clock` tells seconds.
         """
-        self._model = model
+        self._model, self._clock = model, clock
         self._limits = model.capabilities
         num_blocks = _num_blocks(self._limits, model.config.max_positions, max_num_blocks)
         model.reserve(num_blocks)
@@ -72,7 +80,7 @@ class Engine:
         shares = self._schedule()
         if not shares:
             return
-        with self._answering_for(shares):
+        with self._answering_for(shares), self._timing(shares):
             self._masks.start(shares)
             output = self._forward(shares)
             picks = self._sample(output, shares)
@@ -157,6 +165,14 @@ class Engine:
             return Finish("stop")
         is_full = request.has_enough or len(request.tokens) >= self.max_context
         return Finish("length") if is_full else None
+
+    @contextmanager
+    def _timing(self, shares: Sequence[Share]) -> Iterator[None]:
+        num_decoding = sum(request.num_pending == 1 for request, _ in shares)
+        num_prompt_tokens = sum(share.num_tokens for share in shares) - num_decoding
+        start = self._clock()
+        yield
+        self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
 
     @contextmanager
     def _answering_for(self, shares: Sequence[Share]) -> Iterator[None]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import QueueFull
 
@@ -22,17 +23,19 @@ class Scheduler:
     """First come, first served, under a budget of tokens a step.
 
     There is no prefill and no decode phase: a request has tokens known and tokens computed, and each step lets the
-    second catch up with the first as far as the budget goes. Running requests come before waiting ones, earlier before
-    later. A request is admitted when there are blocks for all its known tokens. When a running request needs a block
-    and none is free, the one admitted last gives its blocks back and computes its tokens anew later, at the head of the
-    queue; so the one admitted first always gets on, and none starves.
+    second catch up with the first as far as the budget goes. Requests that lack one token, so that they decode, come
+    first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
+    does not hold up running streams. Running requests come before waiting ones, earlier before later. A request is
+    admitted when there are blocks for all its known tokens. When a running request needs a block and none is free, the
+    one admitted last gives its blocks back and computes its tokens anew later, at the head of the queue; so the one
+    admitted first always gets on, and none starves.
     """
 
     def __init__(
         self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int, max_waiting: int
     ) -> None:
         """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait."""
-        self.pool, self.block_size = pool, block_size
+        self.pool, self.block_size, self.pace = pool, block_size, Pace()
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -74,9 +77,13 @@ class Scheduler:
     def schedule(self) -> list[Share]:
         """The next step's shares; empty only if no request is left."""
         self._welcome()
-        shares = self._continue_running()
-        budget = self.max_tokens - sum(share.num_tokens for share in shares)
-        return shares + self._admit(budget)
+        decoding = self._decode()
+        budget = self.max_tokens - len(decoding)
+        if decoding:
+            budget = min(budget, self.pace.max_prompt_tokens(len(decoding)))
+        prompts = self._continue_prompts(budget)
+        budget -= sum(share.num_tokens for share in prompts)
+        return decoding + prompts + self._admit(budget)
 
     def drop(self, request: Request) -> None:
         """Forget a request that ends, and give its blocks back."""
@@ -99,22 +106,29 @@ class Scheduler:
         while self._arrivals:
             self.waiting.append(self._arrivals.popleft())
 
-    def _continue_running(self) -> list[Share]:
+    def _decode(self) -> list[Share]:
+        """One token for each running request that lacks no more, as far as the budget goes."""
         shares: list[Share] = []
-        budget = self.max_tokens
-        while budget > 0 and len(shares) < len(self.running):
-            request = self.running[len(shares)]
-            num_tokens = min(request.num_pending, budget)
-            self._make_room(request, num_tokens)
-            if len(shares) == len(self.running):  # it was the last itself
-                break
-            shares.append(Share(request, num_tokens))
-            budget -= num_tokens
+        at = 0
+        while at < len(self.running) and len(shares) < self.max_tokens:
+            request, at = self.running[at], at + 1
+            if request.num_pending == 1:
+                self._make_room(request)
+                shares += [Share(request, 1)] if at <= len(self.running) else []  # else it was the last itself
         return shares
 
-    def _make_room(self, request: Request, num_tokens: int) -> None:
-        """Get blocks for the request's next tokens, at the cost of the requests admitted last, maybe its own."""
-        missing = self.num_blocks_for(request.num_computed + num_tokens) - len(request.blocks)
+    def _continue_prompts(self, budget: int) -> list[Share]:
+        """What is left of the step for running requests that lack more; they have had their blocks from the start."""
+        shares: list[Share] = []
+        for request in self.running:
+            if request.num_pending > 1 and budget > 0:
+                shares.append(Share(request, min(request.num_pending, budget)))
+                budget -= shares[-1].num_tokens
+        return shares
+
+    def _make_room(self, request: Request) -> None:
+        """Get a block for the request's next token, at the cost of the requests admitted last, maybe its own."""
+        missing = self.num_blocks_for(request.num_computed + 1) - len(request.blocks)
         while missing > self.pool.num_free:
             victim = self.running[-1]
             self._release(victim)

@@ -1,0 +1,55 @@
+"""How many tokens of prompts a step may have while other requests decode."""
+
+from __future__ import annotations
+
+MAX_SLOWER = (
+    3.75  # a step with prompt tokens takes at most so many times one without, as far as the estimates are right
+)
+MIN_TOKENS, STEP = 16, 8  # tokens of prompts in a step: at least so many, and a multiple, as the matrix kernels like it
+_SHARE_OF_NEWEST = 0.25
+_MAX_JUMP = 2.0
+
+
+class Pace:
+    """Estimates from measured steps, so that running streams go on while prompts enter.
+
+    A step costs what its decoding requests cost alone, and the same for each token of a prompt. What is not known is
+    taken to be expensive. The estimates decide how prompts are cut, which no result depends on.
+    """
+
+    def __init__(self) -> None:
+        self._decode_s: dict[int, float] = {}  # by the number of requests that decode
+        self._prompt_token_s: float | None = None
+
+    def max_prompt_tokens(self, num_decoding: int) -> int:
+        """So many tokens of prompts a step may have with requests that decode: at least MIN_TOKENS, in STEPs."""
+        if not self._decode_s or not self._prompt_token_s:
+            return MIN_TOKENS
+        spare_s = (MAX_SLOWER - 1) * self._alone_s(num_decoding)
+        return max(MIN_TOKENS, int(spare_s / self._prompt_token_s) // STEP * STEP)
+
+    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Learn from a step."""
+        if num_prompt_tokens == 0:
+            self._decode_s[num_decoding] = _moved(self._decode_s.get(num_decoding), seconds)
+            return
+        if (
+            num_decoding and not self._decode_s
+        ):  # prompts never paused: the decoding is what they leave, as far as known
+            prompts_s = num_prompt_tokens * self._prompt_token_s if self._prompt_token_s else seconds
+            self._decode_s[num_decoding] = max(seconds - prompts_s, seconds / 4)
+        alone_s = self._alone_s(num_decoding) if num_decoding else 0.0
+        self._prompt_token_s = _moved(self._prompt_token_s, max(seconds - alone_s, seconds / 4) / num_prompt_tokens)
+
+    def _alone_s(self, num_decoding: int) -> float:
+        """A step of so many decoding requests, by the nearest number that was measured."""
+        nearest = min(self._decode_s, key=lambda known: abs(known - num_decoding), default=0)
+        return self._decode_s[nearest] * min(1.0, num_decoding / nearest) if nearest else 0.0
+
+
+def _moved(estimate: float | None, measured: float) -> float:
+    """Nearer to what was measured; one step that was held up does not change much."""
+    if not estimate:
+        return measured
+    newest = min(max(measured, estimate / _MAX_JUMP), estimate * _MAX_JUMP)
+    return estimate + _SHARE_OF_NEWEST * (newest - estimate)
