@@ -20,6 +20,7 @@ from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import PromptLogits, Request
+from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound, QueueFull
 from bitnet_inference.formats import open_checkpoint
@@ -39,6 +40,13 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = Callable[[int, int], None]
 
 
+class TermOptions(TypedDict, total=False):
+    """On which terms requests are served; see Terms."""
+
+    priority: int
+    timeout_s: float | None
+
+
 class ChatOptions(TypedDict, total=False):
     """What a chat template may be given besides the messages; see Chat.render."""
 
@@ -47,6 +55,10 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     template: str | None
     variables: Mapping[str, Any] | None
+
+
+class TalkOptions(ChatOptions, TermOptions, total=False):
+    """What a conversation may be answered with: ChatOptions and TermOptions."""
 
 
 class LLM:
@@ -98,50 +110,55 @@ class LLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
-        self, prompts: str | Sequence[int], params: Params = None
+        self, prompts: str | Sequence[int], params: Params = None, **terms: Unpack[TermOptions]
     ) -> Generation: ...
     @overload
-    def generate(self, prompts: Sequence[str] | Sequence[Sequence[int]], params: Params = None) -> list[Generation]: ...
-    def generate(self, prompts: Any, params: Params = None) -> Generation | list[Generation]:
+    def generate(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], params: Params = None, **terms: Unpack[TermOptions]
+    ) -> list[Generation]: ...
+    def generate(self, prompts: Any, params: Params = None, **terms: Unpack[TermOptions]) -> Any:
         """Continue a prompt (a string or a list of token ids), or many (a list of either; the result is a list too).
 
-        Without `params`, `default_params` are used; a list of params has one entry a prompt. Raises RequestErrors for
-        bad prompts and parameters, and EngineErrors; then, and on Ctrl-C, all of these requests are cancelled.
+        Without `params`, `default_params` are used; a list of params has one entry a prompt. `terms`: see Terms. Raises
+        RequestErrors for bad prompts and parameters, and EngineErrors; then, and on Ctrl-C, all of these requests are
+        cancelled.
         """
         one = is_one_prompt(prompts)
         encoded = [self._encode(prompt) for prompt in ([prompts] if one else prompts)]
-        outputs = self._generate(encoded, params)
+        outputs = self._generate(encoded, params, Terms(**terms))
         return outputs[0] if one else outputs
 
     @overload
     def chat(
-        self, messages: Sequence[Message], params: Params = None, **options: Unpack[ChatOptions]
+        self, messages: Sequence[Message], params: Params = None, **options: Unpack[TalkOptions]
     ) -> Generation: ...
     @overload
     def chat(
-        self, messages: Sequence[Sequence[Message]], params: Params = None, **options: Unpack[ChatOptions]
+        self, messages: Sequence[Sequence[Message]], params: Params = None, **options: Unpack[TalkOptions]
     ) -> list[Generation]: ...
-    def chat(self, messages: Any, params: Params = None, **options: Unpack[ChatOptions]) -> Any:
+    def chat(self, messages: Any, params: Params = None, **options: Unpack[TalkOptions]) -> Any:
         """Answer a conversation, a list of {"role": ..., "content": ...}, or many (a list of such lists).
 
         Otherwise as `generate`. Raises Unsupported for a model without a chat template.
         """
         many = isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], list | tuple)
-        encoded = [self.encode_chat(talk, **options) for talk in (messages if many else [messages])]
-        outputs = self._generate(encoded, params, opening=True)
+        terms, others = _split(options)
+        encoded = [self.encode_chat(talk, **others) for talk in (messages if many else [messages])]
+        outputs = self._generate(encoded, params, terms, opening=True)
         return outputs if many else outputs[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **terms: Unpack[TermOptions]) -> Stream:
         """Continue one prompt, piece by piece. What is wrong with the request is raised at once."""
         if not is_one_prompt(prompt):
             raise InvalidParams("stream takes one prompt: open a stream for each")
-        return self._stream(self._encode(prompt), self._params(params, 1)[0])
+        return self._stream(self._encode(prompt), self._params(params, 1)[0], Terms(**terms))
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[TalkOptions]
     ) -> Stream:
         """Answer one conversation, piece by piece."""
-        return self._stream(self.encode_chat(messages, **options), self._params(params, 1)[0], opening=True)
+        terms, others = _split(options)
+        return self._stream(self.encode_chat(messages, **others), self._params(params, 1)[0], terms, opening=True)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The token ids of a conversation, up to where the answer begins. Special tokens in messages are plain text."""
@@ -163,6 +180,13 @@ class LLM:
 
         self._see_logits(token_ids, see)
         return scores
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests (they raise Stopped) and wait until those that are there have ended.
+
+        Waits at most `timeout_s` seconds; returns whether all have ended. Close the LLM afterwards.
+        """
+        return self._worker.drain(timeout_s)
 
     def close(self) -> None:
         """End all requests and give memory and threads back. Further requests raise Stopped."""
@@ -189,23 +213,25 @@ class LLM:
             raise InvalidParams(f"{len(given)} params for {count} prompts: give one for each, or one for all")
         return [self.default_params if each is None else each for each in given]
 
-    def _generate(self, prompts: Sequence[Sequence[int]], params: Params, opening: bool = False) -> list[Generation]:
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], params: Params, terms: Terms, opening: bool = False
+    ) -> list[Generation]:
         chosen = self._params(params, len(prompts))
         streams: list[Stream] = []
         unread: deque[Stream] = deque()
         with _cancelling(streams):
             for prompt, each in zip(prompts, chosen, strict=True):
-                streams.append(self._stream_when_free(prompt, each, opening, unread))
+                streams.append(self._stream_when_free(prompt, each, terms, opening, unread))
                 unread.append(streams[-1])
             return [stream.read() for stream in streams]
 
     def _stream_when_free(
-        self, prompt: Sequence[int], params: SamplingParams, opening: bool, unread: deque[Stream]
+        self, prompt: Sequence[int], params: SamplingParams, terms: Terms, opening: bool, unread: deque[Stream]
     ) -> Stream:
         """Open a stream; while the engine's queue is full, wait for those that are under way."""
         while True:
             try:
-                return self._stream(prompt, params, opening)
+                return self._stream(prompt, params, terms, opening)
             except QueueFull:
                 if not unread:
                     raise
@@ -215,11 +241,13 @@ class LLM:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
+        terms: Terms | None = None,
         opening: bool = False,
         on_prompt_logits: PromptLogits | None = None,
     ) -> Stream:
         mailbox = Mailbox(Detokenizer(self.tokenizer, params.stop, opening=opening))
-        request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, on_prompt_logits=on_prompt_logits)
+        options: Any = {"eos_ids": self.eos_ids, "on_prompt_logits": on_prompt_logits, "terms": terms}
+        request = Request(prompt, params, mailbox, **options)
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         self._worker.submit(request)
@@ -238,6 +266,12 @@ class LLM:
 
     def _see_logits(self, token_ids: Sequence[int], see: PromptLogits) -> None:
         self._stream(token_ids, SamplingParams(max_tokens=0), on_prompt_logits=see).read()
+
+
+def _split(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
+    """The terms among the options of a conversation, and the others."""
+    terms = {name: value for name, value in options.items() if name in TermOptions.__annotations__}
+    return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
 
 
 def _close(worker: Worker, model: Model) -> None:

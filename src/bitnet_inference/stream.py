@@ -12,7 +12,7 @@ from typing import Literal
 from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
 from bitnet_inference.text.detokenize import Detokenizer
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Generation:
     """A finished generation.
 
     `token_ids` holds what was generated, without end tokens; with a stop string, its tokens too. `finish_reason`:
-    "stop" (`stopped_by` tells the stop string or the id of the end token), "length" or "cancelled".
+    "stop" (`stopped_by` tells the stop string or the id of the end token), "length", "cancelled" or "timeout".
     `logprobs` has one entry a token, None if not wanted.
     """
 

@@ -10,6 +10,7 @@ from conftest import Listener, ScriptedModel, generate, greedy_text, run
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import EngineError, InvalidParams, OutOfMemory, PromptTooLong, QueueFull
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
@@ -296,6 +297,26 @@ def test_cancelling():
     engine.step()
     assert [listener.reason for listener in listeners] == ["cancelled", "length", "cancelled"]
     assert not engine.has_work
+
+
+def test_a_request_ends_when_its_time_is_over():
+    now, model = [0.0], ScriptedModel(max_sequences=1)
+    engine, listeners = Engine(model, clock=lambda: now[0]), [Listener() for _ in range(3)]
+    for timeout_s, listener in zip((5, 7, None), listeners, strict=True):
+        engine.submit(Request([1], GREEDY, listener, terms=Terms(timeout_s=timeout_s)))
+    for now[0] in range(9):
+        engine.step()
+    assert [len(listener.token_ids) for listener in listeners] == [5, 2, 2]
+    run(engine)
+    assert [listener.reason for listener in listeners] == ["timeout", "timeout", "length"]
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "5", True])
+@pytest.mark.parametrize("priority", [0, 1.5, "high", True, None, 10**9])
+def test_impossible_terms_are_refused(timeout_s, priority):
+    with pytest.raises(InvalidParams, match="timeout_s" if priority == 0 and priority is not True else "priority"):
+        Terms(priority=priority, timeout_s=timeout_s)
 
 
 def test_a_long_prompt_does_not_stall_running_requests():

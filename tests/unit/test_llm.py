@@ -331,6 +331,29 @@ class TestNumbers:
 
 
 class TestLife:
+    def test_a_drained_llm_takes_nobody_and_finishes_the_rest(self, folder):
+        llm = scripted_llm(folder)[0]
+        stream = llm.stream("The fox", GREEDY)
+        assert llm.drain()
+        with pytest.raises(Stopped):
+            llm.generate("The fox", GREEDY)
+        assert stream.read().usage.num_output_tokens > 0
+        llm.close()
+
+    def test_terms_reach_the_engine(self, llm):
+        streams = [llm.stream("a", GREEDY, priority=2), llm.stream_chat(HI, GREEDY, priority=3, timeout_s=60)]
+        assert [stream._request.terms.priority for stream in streams] == [2, 3]
+        assert llm.chat([HI, HI], GREEDY, priority=-1, timeout_s=60.0)[1].finish_reason in ("stop", "length")
+        for call, prompt in ((llm.generate, "a"), (llm.stream, "a"), (llm.chat, HI), (llm.stream_chat, HI)):
+            with pytest.raises(InvalidParams, match="priority"):
+                call(prompt, GREEDY, priority="high")
+            with pytest.raises(TypeError, match="hurry"):
+                call(prompt, GREEDY, hurry=True)
+
+    def test_a_timeout_ends_the_text_and_says_so(self, llm):
+        output = llm.generate("The fox", GREEDY, timeout_s=1e-9)
+        assert (output.finish_reason, output.text) == ("timeout", "")
+
     def test_a_closed_llm_says_so(self, folder):
         llm, _ = scripted_llm(folder)
         stream = llm.stream("The fox", SamplingParams(max_tokens=None, ignore_eos=True))

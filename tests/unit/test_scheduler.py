@@ -12,6 +12,7 @@ from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.scheduler import Scheduler
+from bitnet_inference.engine.terms import Terms
 
 
 def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16):
@@ -19,8 +20,8 @@ def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16):
     return Scheduler(BlockPool(num_blocks), block_size=block_size, **limits)
 
 
-def request(num_prompt):
-    return Request([1] * num_prompt, SamplingParams(), Listener())
+def request(num_prompt, **terms):
+    return Request([1] * num_prompt, SamplingParams(), Listener(), terms=Terms(**terms))
 
 
 def step(scheduler):
@@ -151,6 +152,30 @@ def test_the_last_admitted_gives_way_and_comes_back_first():
     assert step(queue) == [(requests[0], 1)], "the newcomer would fit, but does not overtake"
     queue.drop(requests[0])
     assert step(queue) == [(requests[1], 5)], "computed anew, with the token it had got; two blocks of three"
+
+
+def test_higher_priorities_come_first_and_within_one_who_came_first():
+    queue, running = scheduler(max_sequences=1), request(1)
+    queue.submit(running)
+    assert step(queue) == [(running, 1)]
+    requests = [request(1, priority=priority) for priority in (0, 2, -1, 0, 2)]
+    for each in requests:
+        queue.submit(each)
+    assert step(queue) == [(running, 1)], "nobody is pushed out to make room"
+    queue.drop(running)
+    for index in (1, 4, 0, 3, 2):
+        assert step(queue) == [(requests[index], 1)]
+        queue.drop(requests[index])
+
+
+def test_the_lowest_priority_gives_way_for_blocks():
+    queue, low, high = scheduler(num_blocks=3), request(4), request(4, priority=1)
+    queue.submit(low)
+    assert step(queue) == [(low, 4)]
+    queue.submit(high)
+    assert step(queue) == [(low, 1), (high, 4)]
+    assert step(queue) == [(high, 1)]
+    assert queue.waiting == [low]
 
 
 def test_dropping_gives_all_blocks_back():

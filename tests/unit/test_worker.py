@@ -132,6 +132,21 @@ def test_draining_finishes_everybody_and_takes_nobody():
     worker.stop(drain=False)
 
 
+def test_draining_with_a_limit_tells_whether_all_have_ended():
+    model = ScriptedModel()
+    gate, waiter = Gate(model), Waiter()
+    worker = Worker(Engine(model))
+    worker.submit(Request([1], GREEDY, waiter))
+    assert gate.reached.wait(LONG)
+    assert not worker.drain(0)
+    with pytest.raises(Stopped):
+        worker.submit(Request([1], GREEDY, Waiter()))
+    gate.open()
+    assert worker.drain(LONG) and worker.drain()
+    assert waiter.reason == "length"
+    worker.stop(drain=False)
+
+
 def test_stopping_from_a_sink_does_not_lock_up():
     class Stopper(Waiter):
         def token(self, token_id, logprobs):

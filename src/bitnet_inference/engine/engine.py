@@ -69,6 +69,8 @@ class Engine:
         """
         self._check(request)
         self._sampler.prepare(request)
+        if request.terms.timeout_s is not None:
+            request.deadline = self._clock() + request.terms.timeout_s
         self._scheduler.submit(request)
 
     def cancel(self, request: Request) -> None:
@@ -109,6 +111,8 @@ class Engine:
     def _schedule(self) -> list[Share]:
         for request in self._scheduler.drop_cancelled():
             self._tell(request, Finish("cancelled"))
+        for request in self._scheduler.drop_expired(self._clock()):
+            self._tell(request, Finish("timeout"))
         return self._scheduler.schedule()
 
     def _forward(self, shares: Sequence[Share]) -> Output:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.native import SamplingRule
 
@@ -37,10 +38,11 @@ class Finish:
     """Why a request ended: every request gets exactly one.
 
     "stop": an end token (`token_id` tells which; it is not delivered as a token) or the sink's own wish (None).
-    "length": max_tokens or the end of the context. "cancelled": by its owner. "error": `error` tells.
+    "length": max_tokens or the end of the context. "cancelled": by its owner. "timeout": its time was over, see Terms.
+    "error": `error` tells.
     """
 
-    reason: Literal["stop", "length", "cancelled", "error"]
+    reason: Literal["stop", "length", "cancelled", "timeout", "error"]
     token_id: int | None = None
     error: Exception | None = None
 
@@ -92,6 +94,7 @@ class Request:
         choice: int = 0,
         constraint: Constraint | None = None,
         on_prompt_logits: PromptLogits | None = None,
+        terms: Terms | None = None,
     ) -> None:
         """Raises InvalidParams for a prompt that is empty or no list of token ids.
 
@@ -99,10 +102,12 @@ class Request:
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
         `on_prompt_logits(first_position, logits)` gets the logits [rows, vocab] of every prompt token, in order and
         each once: a row tells what follows its token. The array is valid during the call only.
+        `terms` tell when it has its turn.
         """
         self.params, self.sink, self.choice, self.on_prompt_logits = params, sink, choice, on_prompt_logits
         self.constraint = constraint
         self.mask: NDArray[np.uint32] | None = None  # of the token that is chosen next
+        self.terms = terms or Terms()
         self.tokens = Ints(_checked_prompt(prompt))
         self.num_prompt = len(self.tokens)
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
@@ -111,6 +116,8 @@ class Request:
         self.blocks = Ints()
         self.num_computed = 0
         self.num_prompt_logits = 0
+        self.rank = (-self.terms.priority, 0)  # the lower one comes first; the scheduler counts arrivals
+        self.deadline: float | None = None
         self.rule: SamplingRule | None = None
         self.finish: Finish | None = None
         self._times: dict[str, float] = {}

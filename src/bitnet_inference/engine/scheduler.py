@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import QueueFull
+
+_RANK = attrgetter("rank")
 
 
 class Share(NamedTuple):
@@ -20,15 +25,15 @@ class Share(NamedTuple):
 
 
 class Scheduler:
-    """First come, first served, under a budget of tokens a step.
+    """Higher priority first, then first come, first served, under a budget of tokens a step.
 
     There is no prefill and no decode phase: a request has tokens known and tokens computed, and each step lets the
     second catch up with the first as far as the budget goes. Requests that lack one token, so that they decode, come
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
-    does not hold up running streams. Running requests come before waiting ones, earlier before later. A request is
-    admitted when there are blocks for all its known tokens. When a running request needs a block and none is free, the
-    one admitted last gives its blocks back and computes its tokens anew later, at the head of the queue; so the one
-    admitted first always gets on, and none starves.
+    does not hold up running streams. Running requests come before waiting ones, and by rank: priority, then arrival. A
+    request is admitted when there are blocks for all its known tokens, and none overtakes it. When a running request
+    needs a block and none is free, the running one of the lowest rank gives its blocks back and computes its tokens
+    anew later; so the one of the highest rank always gets on, and within a priority none starves.
     """
 
     def __init__(
@@ -37,8 +42,10 @@ class Scheduler:
         """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait."""
         self.pool, self.block_size, self.pace = pool, block_size, Pace()
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
-        self.running: list[Request] = []
-        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # this one and the next in order of rank
+        self.waiting: list[Request] = []
+        self._timed: set[Request] = set()
+        self._numbers = count()
         # Other threads append here and nothing else; the engine's thread empties them.
         self._arrivals: deque[Request] = deque()
         self._cancellations: deque[Request] = deque()
@@ -74,6 +81,14 @@ class Scheduler:
                 self.drop(request)
                 yield request
 
+    def drop_expired(self, now: float) -> list[Request]:
+        """Forget the requests whose time is over, and give their blocks back."""
+        self._welcome()
+        expired = [request for request in self._timed if request.deadline is not None and request.deadline <= now]
+        for request in expired:
+            self.drop(request)
+        return expired
+
     def schedule(self) -> list[Share]:
         """The next step's shares; empty only if no request is left."""
         self._welcome()
@@ -88,13 +103,14 @@ class Scheduler:
     def drop(self, request: Request) -> None:
         """Forget a request that ends, and give its blocks back."""
         self._release(request)
+        self._timed.discard(request)
         if request in self.running:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
 
     def all_requests(self) -> list[Request]:
-        """Every request that has not ended, first come first."""
+        """Every request that has not ended."""
         self._welcome()
         return [*self.running, *self.waiting]
 
@@ -104,7 +120,11 @@ class Scheduler:
 
     def _welcome(self) -> None:
         while self._arrivals:
-            self.waiting.append(self._arrivals.popleft())
+            request = self._arrivals.popleft()
+            request.rank = (-request.terms.priority, next(self._numbers))
+            insort(self.waiting, request, key=_RANK)
+            if request.deadline is not None:
+                self._timed.add(request)
 
     def _decode(self) -> list[Share]:
         """One token for each running request that lacks no more, as far as the budget goes."""
@@ -127,12 +147,12 @@ class Scheduler:
         return shares
 
     def _make_room(self, request: Request) -> None:
-        """Get a block for the request's next token, at the cost of the requests admitted last, maybe its own."""
+        """Get a block for the request's next token, at the cost of those of the lowest rank, maybe its own."""
         missing = self.num_blocks_for(request.num_computed + 1) - len(request.blocks)
         while missing > self.pool.num_free:
             victim = self.running[-1]
             self._release(victim)
-            self.waiting.appendleft(victim)
+            insort(self.waiting, victim, key=_RANK)
             self.running.pop()
             if victim is request:
                 return
@@ -145,7 +165,7 @@ class Scheduler:
             num_blocks = self.num_blocks_for(len(request.tokens))
             if num_blocks > self.pool.num_free:
                 break
-            self.running.append(self.waiting.popleft())
+            insort(self.running, self.waiting.pop(0), key=_RANK)
             request.blocks.extend(self.pool.allocate(num_blocks))
             request.mark("scheduled")
             shares.append(Share(request, min(request.num_pending, budget)))

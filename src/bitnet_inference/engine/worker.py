@@ -48,6 +48,16 @@ class Worker:
         """End a request soon; nothing happens if it has ended."""
         self._engine.cancel(request)
 
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests and wait until those that are there have ended, at most so long; whether they have."""
+        if self.is_forked:
+            return True
+        with self._wake:
+            self._is_open = False
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def stop(self, *, drain: bool) -> None:
         """Take no more requests, finish those that are there (`drain`) or end them with Stopped, and end the thread.
 

@@ -1,0 +1,36 @@
+"""On which terms a request is served, whatever it asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from bitnet_inference.errors import InvalidParams
+
+MAX_PRIORITY = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """When a request has its turn. Raises InvalidParams for what is impossible; no text depends on it.
+
+    `priority`: waiting requests of a higher one come first, and when the cache is full, running ones of a lower one
+    give way first; within one it is first come, first served. A steady stream of a higher one keeps lower ones waiting.
+    `timeout_s`: seconds from submission; then the request ends as "timeout", with the text that it has got.
+    """
+
+    priority: int = 0
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.priority, Integral) or abs(self.priority) > MAX_PRIORITY:
+            raise InvalidParams(f"priority is {self.priority!r}: give a whole number (0 is usual, higher comes first)")
+        if self.timeout_s is None:
+            return
+        if not _is_number(self.timeout_s, Real) or not 0 < float(self.timeout_s) < math.inf:
+            raise InvalidParams(f"timeout_s is {self.timeout_s!r}: give seconds, more than 0 (None is no limit)")
+
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
