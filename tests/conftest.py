@@ -102,12 +102,14 @@ class ScriptedModel:
         assert (batch.token_ids >= 0).all() and (batch.token_ids < self.config.vocab_size).all()
         assert (batch.positions < self.config.max_positions).all()
         used: list[int] = []
+        written: list[int] = []
         for sequence, (start, end) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
             positions, table = batch.positions[start:end], batch.block_tables[sequence]
             assert (np.diff(positions) == 1).all()
             assert (batch.slots[start:end] == table[positions // size] * size + positions % size).all()
             used += table[: positions[-1] // size + 1].tolist()
-        assert len(used) == len(set(used)), "two sequences write and read one block"
+            written += table[positions[0] // size : positions[-1] // size + 1].tolist()
+        assert all(used.count(block) == 1 for block in written), "a sequence writes into a block that another uses"
 
     def _history(self, table: NDArray[np.int32], position: int) -> list[int]:
         positions = np.arange(position + 1)

@@ -45,6 +45,7 @@ class TermOptions(TypedDict, total=False):
 
     priority: int
     timeout_s: float | None
+    cache_salt: str
 
 
 class ChatOptions(TypedDict, total=False):

@@ -92,7 +92,7 @@ def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation
 
 def _print_speed(output: Generation) -> None:
     usage = output.usage
-    prompt_speed = usage.num_prompt_tokens / max(usage.prompt_s, 1e-9)
+    prompt_speed = (usage.num_prompt_tokens - usage.num_cached_tokens) / max(usage.prompt_s, 1e-9)
     output_speed = usage.num_output_tokens / max(usage.output_s, 1e-9)
     typer.echo(
         f"[prompt: {usage.num_prompt_tokens} tokens, {prompt_speed:.1f} tokens/s; "

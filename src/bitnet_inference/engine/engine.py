@@ -123,6 +123,7 @@ class Engine:
         for request, num_tokens in shares:
             end += num_tokens
             request.num_computed += num_tokens
+            self._scheduler.prefixes.publish(request)
             self._show_prompt_logits(output, request, end)
             if request.num_pending == 0 and request.finish is None:
                 wanted.append((request, end - 1))

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.engine.blocks import Parent
 from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
@@ -52,7 +53,8 @@ class Usage:
     """What a request has cost. Output tokens are those that were delivered: an end token is not among them.
 
     `queued_s`: from submission until its first step; `prompt_s`: from there until its first token was sampled (or until
-    its end); `output_s`: from there until its end. Seconds of a monotonic clock.
+    its end); `output_s`: from there until its end. Seconds of a monotonic clock. `num_cached_tokens`: so many of the
+    prompt's tokens were in the cache already, from requests with the same beginning and salt.
     """
 
     num_prompt_tokens: int
@@ -60,6 +62,7 @@ class Usage:
     queued_s: float
     prompt_s: float
     output_s: float
+    num_cached_tokens: int = 0
 
 
 class Sink(Protocol):
@@ -116,6 +119,9 @@ class Request:
         self.blocks = Ints()
         self.num_computed = 0
         self.num_prompt_logits = 0
+        self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
+        self.num_published = 0  # blocks, up to the content of this number
+        self.last_content: Parent = self.terms.cache_salt
         self.rank = (-self.terms.priority, 0)  # the lower one comes first; the scheduler counts arrivals
         self.deadline: float | None = None
         self.rule: SamplingRule | None = None
@@ -145,7 +151,8 @@ class Request:
     def forget(self) -> None:
         """Start over: nothing of this request is in the cache any more."""
         self.blocks.clear()
-        self.num_computed = 0
+        self.num_computed = self.num_published = 0
+        self.last_content = self.terms.cache_salt
 
     def mark(self, stage: Literal["submitted", "scheduled", "sampled"]) -> None:
         """Note when a stage was first reached."""
@@ -156,7 +163,7 @@ class Request:
         end = monotonic()
         submitted, scheduled, sampled = (self._times.get(name, end) for name in ("submitted", "scheduled", "sampled"))
         times = (scheduled - submitted, sampled - scheduled, end - sampled)
-        return Usage(self.num_prompt, self.num_output, *times)
+        return Usage(self.num_prompt, self.num_output, *times, num_cached_tokens=self.num_cached or 0)
 
 
 def _checked_prompt(prompt: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:

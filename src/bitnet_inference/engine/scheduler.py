@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.pace import Pace
+from bitnet_inference.engine.prefixes import Prefixes
 from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import QueueFull
 
@@ -31,7 +32,8 @@ class Scheduler:
     second catch up with the first as far as the budget goes. Requests that lack one token, so that they decode, come
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
     does not hold up running streams. Running requests come before waiting ones, and by rank: priority, then arrival. A
-    request is admitted when there are blocks for all its known tokens, and none overtakes it. When a running request
+    request is admitted when there are blocks for all its known tokens, those that the cache has already among them,
+    and none overtakes it. When a running request
     needs a block and none is free, the running one of the lowest rank gives its blocks back and computes its tokens
     anew later; so the one of the highest rank always gets on, and within a priority none starves.
     """
@@ -40,7 +42,8 @@ class Scheduler:
         self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int, max_waiting: int
     ) -> None:
         """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait."""
-        self.pool, self.block_size, self.pace = pool, block_size, Pace()
+        self.pool, self.block_size = pool, block_size
+        self.pace, self.prefixes = Pace(), Prefixes(pool, block_size)
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
         self.running: list[Request] = []  # this one and the next in order of rank
         self.waiting: list[Request] = []
@@ -162,16 +165,18 @@ class Scheduler:
         shares: list[Share] = []
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             request = self.waiting[0]
-            num_blocks = self.num_blocks_for(len(request.tokens))
-            if num_blocks > self.pool.num_free:
+            found = self.prefixes.find(request)
+            num_new = self.num_blocks_for(len(request.tokens)) - len(found)
+            if num_new + self.pool.num_idle([content.block for content in found]) > self.pool.num_free:
                 break
             insort(self.running, self.waiting.pop(0), key=_RANK)
-            request.blocks.extend(self.pool.allocate(num_blocks))
+            self.prefixes.take(request, found)
+            request.blocks.extend(self.pool.allocate(num_new))
             request.mark("scheduled")
             shares.append(Share(request, min(request.num_pending, budget)))
             budget -= shares[-1].num_tokens
         return shares
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks.view.tolist())
+        self.pool.release(request.blocks.view.tolist()[::-1])
         request.forget()

@@ -13,19 +13,26 @@ MAX_PRIORITY = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """When a request has its turn. Raises InvalidParams for what is impossible; no text depends on it.
+    """Who a request belongs to and when it has its turn. Raises InvalidParams for what is impossible.
+
+    No text depends on any of it.
 
     `priority`: waiting requests of a higher one come first, and when the cache is full, running ones of a lower one
     give way first; within one it is first come, first served. A steady stream of a higher one keeps lower ones waiting.
     `timeout_s`: seconds from submission; then the request ends as "timeout", with the text that it has got.
+    `cache_salt`: requests reuse what others have computed of the same beginning only if their salts are equal. Give
+    each tenant its own, so that none learns from the time to the first token what others have sent.
     """
 
     priority: int = 0
     timeout_s: float | None = None
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if not _is_number(self.priority, Integral) or abs(self.priority) > MAX_PRIORITY:
             raise InvalidParams(f"priority is {self.priority!r}: give a whole number (0 is usual, higher comes first)")
+        if not isinstance(self.cache_salt, str):
+            raise InvalidParams(f"cache_salt is {self.cache_salt!r}: give a string")
         if self.timeout_s is None:
             return
         if not _is_number(self.timeout_s, Real) or not 0 < float(self.timeout_s) < math.inf:
