@@ -161,6 +161,26 @@ class LLM:
         terms, others = _split(options)
         return self._stream(self.encode_chat(messages, **others), self._params(params, 1)[0], terms, opening=True)
 
+    def stream_choices(
+        self, prompt: Prompt, num_choices: int, params: SamplingParams | None = None, **terms: Unpack[TermOptions]
+    ) -> list[Stream]:
+        """Continue one prompt in several ways: the choices of one seed. The prompt is computed and kept once."""
+        if not is_one_prompt(prompt):
+            raise InvalidParams("choices are of one prompt: call stream_choices for each")
+        return self._choices(self._encode(prompt), num_choices, self._params(params, 1)[0], Terms(**terms))
+
+    def stream_chat_choices(
+        self,
+        messages: Sequence[Message],
+        num_choices: int,
+        params: SamplingParams | None = None,
+        **options: Unpack[TalkOptions],
+    ) -> list[Stream]:
+        """Answer one conversation in several ways, as stream_choices."""
+        terms, others = _split(options)
+        prompt = self.encode_chat(messages, **others)
+        return self._choices(prompt, num_choices, self._params(params, 1)[0], terms, opening=True)
+
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The token ids of a conversation, up to where the answer begins. Special tokens in messages are plain text."""
         return self._chat.encode(messages, **options)
@@ -238,17 +258,27 @@ class LLM:
                     raise
                 unread.popleft().read()
 
+    def _choices(
+        self, prompt: Sequence[int], num_choices: int, params: SamplingParams, terms: Terms, opening: bool = False
+    ) -> list[Stream]:
+        _check_count("num_choices", num_choices or 0)
+        streams: list[Stream] = []
+        with _cancelling(streams):
+            for choice in range(num_choices):
+                leader = streams[0].request if streams else None
+                streams.append(self._stream(prompt, params, terms, opening, choice=choice, leader=leader))
+        return streams
+
     def _stream(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         terms: Terms | None = None,
         opening: bool = False,
-        on_prompt_logits: PromptLogits | None = None,
+        **options: Any,
     ) -> Stream:
         mailbox = Mailbox(Detokenizer(self.tokenizer, params.stop, opening=opening))
-        options: Any = {"eos_ids": self.eos_ids, "on_prompt_logits": on_prompt_logits, "terms": terms}
-        request = Request(prompt, params, mailbox, **options)
+        request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, terms=terms, **options)
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         self._worker.submit(request)

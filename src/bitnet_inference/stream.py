@@ -101,11 +101,12 @@ class Stream:
 
     An iteration that is abandoned (break, an exception, a cancelled task) cancels the request, and so does leaving the
     stream's `with` block and losing the stream. An error of the request is raised where the pieces are read.
-    `output` is all of it, once the last piece has been read; None before, and after an error.
+    `output` is all of it, once the last piece has been read; None before, and after an error. `request` is what the
+    engine has been given.
     """
 
     def __init__(self, mailbox: Mailbox, request: Request, cancel: Callable[[Request], None], wants_logprobs: bool):
-        self._mailbox, self._request, self._cancel = mailbox, request, cancel
+        self._mailbox, self.request, self._cancel = mailbox, request, cancel
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
@@ -125,7 +126,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End the generation soon; what has been generated can still be read. May be called from any thread."""
-        self._cancel(self._request)
+        self._cancel(self.request)
 
     def read(self) -> Generation:
         """Wait for the end, and return all of it. Raises the request's error."""

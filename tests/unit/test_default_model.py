@@ -36,6 +36,21 @@ def test_batches_streams_and_single_requests_give_the_same_text(llm):
     assert asyncio.run(read()) == alone.text
 
 
+def test_a_beginning_from_the_cache_changes_no_bit(llm):
+    params = SamplingParams(seed=5, max_tokens=70, ignore_eos=True, logprobs=3)
+    first = llm.chat(ASK * 3, params, cache_salt="new")
+    again = llm.chat(ASK * 3, params, cache_salt="new")
+    assert first.usage.num_cached_tokens == 0 < again.usage.num_cached_tokens
+    assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+    turn = [*llm.encode_chat(ASK * 3), *first.token_ids, 5]
+    cached, computed = (llm.generate(turn, params, cache_salt=salt) for salt in ("new", "another"))
+    assert cached.usage.num_cached_tokens > again.usage.num_cached_tokens and computed.usage.num_cached_tokens == 0
+    assert (cached.token_ids, cached.logprobs) == (computed.token_ids, computed.logprobs)
+    choices = [stream.read() for stream in llm.stream_chat_choices(ASK * 3, 2, params, cache_salt="third")]
+    assert choices[1].usage.num_cached_tokens == choices[1].usage.num_prompt_tokens - 1
+    assert (choices[0].token_ids, choices[0].logprobs) == (first.token_ids, first.logprobs)
+
+
 def test_seeds_repeat(llm):
     params = SamplingParams(seed=5, max_tokens=24)
     assert llm.chat(ASK, params).token_ids == llm.chat([ASK, ASK], params)[1].token_ids

@@ -18,6 +18,7 @@ from bitnet_inference.errors import (
     NotFound,
     OutOfMemory,
     PromptTooLong,
+    QueueFull,
     Stopped,
     Unsupported,
 )
@@ -242,7 +243,7 @@ class TestStream:
     def test_who_leaves_cancels(self, llm, leave):
         slowly(llm)
         stream = llm.stream("The fox", SamplingParams(max_tokens=None, ignore_eos=True))
-        request = stream._request
+        request = stream.request
         if leave == "break":
             for _ in stream:
                 break
@@ -342,13 +343,38 @@ class TestLife:
 
     def test_terms_reach_the_engine(self, llm):
         streams = [llm.stream("a", GREEDY, priority=2), llm.stream_chat(HI, GREEDY, priority=3, timeout_s=60)]
-        assert [stream._request.terms.priority for stream in streams] == [2, 3]
+        assert [stream.request.terms.priority for stream in streams] == [2, 3]
         assert llm.chat([HI, HI], GREEDY, priority=-1, timeout_s=60.0)[1].finish_reason in ("stop", "length")
         for call, prompt in ((llm.generate, "a"), (llm.stream, "a"), (llm.chat, HI), (llm.stream_chat, HI)):
             with pytest.raises(InvalidParams, match="priority"):
                 call(prompt, GREEDY, priority="high")
             with pytest.raises(TypeError, match="hurry"):
                 call(prompt, GREEDY, hurry=True)
+
+    def test_choices_of_one_prompt_share_it_and_differ_by_seed(self, llm):
+        prompt, params = (
+            "The fox and the hen " * 3,
+            SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True),
+        )
+        streams = llm.stream_choices(prompt, 4, params)
+        outputs = [stream.read() for stream in streams]
+        assert len({tuple(output.token_ids) for output in outputs}) == 4
+        assert outputs[0].token_ids == llm.generate(prompt, params).token_ids
+        num_prompt = outputs[0].usage.num_prompt_tokens
+        assert [output.usage.num_cached_tokens for output in outputs] == [0, *[num_prompt - 1] * 3]
+        assert len([stream.read() for stream in llm.stream_chat_choices(HI, 2, params, priority=1)]) == 2
+
+    def test_impossible_choices_are_refused(self, llm):
+        for number in (0, -1, 1.5, True, None, "2"):
+            with pytest.raises(InvalidParams, match="num_choices"):
+                llm.stream_choices("a", number)
+        with pytest.raises(InvalidParams, match="one prompt"):
+            llm.stream_choices(["a", "b"], 2)
+
+    def test_choices_are_all_taken_or_none(self, llm):
+        with pytest.raises(QueueFull):
+            llm.stream_choices("a", 5000, SamplingParams(max_tokens=None, ignore_eos=True))
+        assert llm.drain()
 
     def test_a_timeout_ends_the_text_and_says_so(self, llm):
         output = llm.generate("The fox", GREEDY, timeout_s=1e-9)

@@ -144,3 +144,62 @@ def test_texts_alone_and_with_hits_are_equal_when_sampled():
     alone = generate(ScriptedModel(), PROMPT, params).token_ids
     assert [listener.token_ids for listener in listeners] == [alone, alone]
     assert listeners[1].usage.num_cached_tokens == 16
+
+
+def choices(engine, prompt, count, params, **options):
+    """So many choices of one prompt, submitted at once."""
+    requests = []
+    for choice in range(count):
+        leader = requests[0] if requests else None
+        requests.append(Request(prompt, params, Listener(), choice=choice, leader=leader, **options))
+        engine.submit(requests[-1])
+    return requests
+
+
+@pytest.mark.parametrize("num_prompt", [1, 2, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("max_tokens", [3, 64])
+def test_choices_compute_their_prompt_once_and_keep_it_once(num_prompt, max_tokens):
+    model, params = ScriptedModel(max_tokens=max_tokens), SamplingParams(seed=3, max_tokens=6)
+    engine, prompt = Engine(model), PROMPT[:num_prompt]
+    requests = choices(engine, prompt, 3, params)
+    while not all(request.num_output for request in requests):
+        engine.step()
+    tables = [request.blocks.view.tolist() for request in requests]
+    num_full = (num_prompt - 1) // 4
+    assert tables[0][:num_full] == tables[1][:num_full] == tables[2][:num_full]
+    assert len({block for table in tables for block in table[num_full:]}) == sum(
+        len(table) - num_full for table in tables
+    )
+    run(engine)
+    assert model.num_tokens == num_prompt + 2 + 3 * 5, "each choice computes the last token of the prompt"
+    for choice, request in enumerate(requests):
+        assert request.sink.token_ids == generate(ScriptedModel(), prompt, params, choice=choice).token_ids
+
+
+def test_choices_do_not_need_their_leader():
+    engine, params = Engine(ScriptedModel(max_tokens=4)), SamplingParams(temperature=0.0, max_tokens=4)
+    requests = choices(engine, PROMPT, 3, params)
+    engine.step()
+    engine.cancel(requests[0])
+    run(engine)
+    assert [request.sink.reason for request in requests] == ["cancelled", "length", "length"]
+    assert requests[2].sink.token_ids == greedy_text(engine._model, PROMPT, 4)
+
+
+def test_others_do_not_wait_for_a_leader():
+    engine, params = Engine(ScriptedModel(max_tokens=8)), SamplingParams(temperature=0.0, max_tokens=4)
+    requests = choices(engine, PROMPT[:10], 2, params)
+    other = Request([3], params, Listener())
+    engine.submit(other)
+    engine.step()
+    engine.step()
+    assert other.num_output == 1
+    run(engine)
+    assert requests[1].sink.reason == "length"
+
+
+def test_choices_of_different_prompts_are_refused():
+    leader = Request(PROMPT, SamplingParams(), Listener())
+    for prompt, terms in ((PROMPT[:3], None), (PROMPT, Terms(cache_salt="x"))):
+        with pytest.raises(InvalidParams, match="choices of one prompt"):
+            Request(prompt, SamplingParams(), Listener(), leader=leader, terms=terms)

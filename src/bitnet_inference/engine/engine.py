@@ -116,6 +116,9 @@ class Engine:
         return self._scheduler.schedule()
 
     def _forward(self, shares: Sequence[Share]) -> Output:
+        copies = self._scheduler.take_copies()
+        if copies:
+            self._model.copy_blocks(copies)
         return self._model.forward(build_batch(shares, self._limits.block_size))
 
     def _sample(self, output: Output, shares: Sequence[Share]) -> list[Pick]:

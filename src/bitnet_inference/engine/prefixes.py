@@ -2,50 +2,77 @@
 
 from __future__ import annotations
 
-from bitnet_inference.engine.blocks import BlockPool, Content
+from typing import NamedTuple
+
+from bitnet_inference.engine.blocks import BlockPool, Parent
 from bitnet_inference.engine.request import Request
+
+
+class Beginning(NamedTuple):
+    """What a request need not compute: full blocks to share, their contents, and perhaps a block to copy.
+
+    `contents` begins with the salt, and has one number a block after it. `num_tokens` are in the cache in all.
+    """
+
+    blocks: list[int]
+    contents: list[Parent]
+    num_tokens: int
+    partial: int | None = None
 
 
 class Prefixes:
     """Finds the beginning of a request in the cache, and publishes what requests have computed, prompt and output.
 
-    Full blocks alone are shared, and nobody writes into a full block. The last known token is never taken from the
-    cache, because somebody must compute what follows it.
+    Full blocks alone are shared, and nobody writes into a full block; of one that is not full, or has the last token of
+    a prompt, a choice of the same prompt gets a copy. The last known token is never taken from the cache, because
+    somebody must compute what follows it.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool, self._block_size = pool, block_size
 
-    def find(self, request: Request) -> list[Content]:
-        """The longest beginning of the request that the cache has; nothing for a request that wants prompt logits."""
-        found: list[Content] = []
-        if request.on_prompt_logits is None:
-            parent = request.last_content
-            for index in range((len(request.tokens) - 1) // self._block_size):
-                content = self._pool.find(parent, self._tokens(request, index))
-                if content is None:
-                    break
-                found.append(content)
-                parent = content.number
-        return found
+    def find(self, request: Request) -> Beginning:
+        """The longest beginning of the request that the cache has; none for a request that wants prompt logits."""
+        if request.on_prompt_logits is not None:
+            return Beginning([], request.contents, 0)
+        return max(self._published(request), self._of_leader(request), key=lambda beginning: beginning.num_tokens)
 
-    def take(self, request: Request, found: list[Content]) -> None:
-        """Give a request that has no blocks this beginning."""
-        blocks = [content.block for content in found]
-        self._pool.share(blocks)
-        request.blocks.extend(blocks)
-        request.num_computed = len(blocks) * self._block_size
-        request.num_published = len(blocks)
-        request.last_content = found[-1].number if found else request.last_content
+    def take(self, request: Request, beginning: Beginning) -> None:
+        """Give a request that has no blocks this beginning; the block to copy is not its own."""
+        self._pool.share(beginning.blocks)
+        request.blocks.extend(beginning.blocks)
+        request.contents = list(beginning.contents)
+        request.num_computed = beginning.num_tokens
         if request.num_cached is None:
-            request.num_cached = request.num_computed
+            request.num_cached = beginning.num_tokens
 
     def publish(self, request: Request) -> None:
         """Let others find the blocks that the request has filled."""
-        for index in range(request.num_published, request.num_computed // self._block_size):
-            block, tokens = int(request.blocks.view[index]), self._tokens(request, index)
-            request.last_content = self._pool.publish(block, request.last_content, tokens)
-            request.num_published = index + 1
+        contents = request.contents
+        for index in range(len(contents) - 1, request.num_computed // self._block_size):
+            block = int(request.blocks.view[index])
+            contents.append(self._pool.publish(block, contents[-1], self._tokens(request, index)))
+
+    def _published(self, request: Request) -> Beginning:
+        blocks: list[int] = []
+        contents = list(request.contents)
+        for index in range((len(request.tokens) - 1) // self._block_size):
+            content = self._pool.find(contents[-1], self._tokens(request, index))
+            if content is None:
+                break
+            blocks.append(content.block)
+            contents.append(content.number)
+        return Beginning(blocks, contents, len(blocks) * self._block_size)
+
+    def _of_leader(self, request: Request) -> Beginning:
+        """All of the prompt but its last token, from another choice that holds it."""
+        leader, num_tokens = request.leader, request.num_prompt - 1
+        if leader is None or leader.num_computed <= num_tokens:
+            return Beginning([], request.contents, 0)
+        num_full, rest = divmod(num_tokens, self._block_size)
+        blocks = leader.blocks.view.tolist()
+        partial = blocks[num_full] if rest else None
+        return Beginning(blocks[:num_full], leader.contents[: num_full + 1], num_tokens, partial)
 
     def _tokens(self, request: Request, index: int) -> bytes:
         return request.tokens.view[index * self._block_size : (index + 1) * self._block_size].tobytes()

@@ -98,6 +98,7 @@ class Request:
         constraint: Constraint | None = None,
         on_prompt_logits: PromptLogits | None = None,
         terms: Terms | None = None,
+        leader: Request | None = None,
     ) -> None:
         """Raises InvalidParams for a prompt that is empty or no list of token ids.
 
@@ -105,14 +106,17 @@ class Request:
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
         `on_prompt_logits(first_position, logits)` gets the logits [rows, vocab] of every prompt token, in order and
         each once: a row tells what follows its token. The array is valid during the call only.
-        `terms` tell when it has its turn.
+        `terms` tell when it has its turn. `leader` is a request that was submitted before, with the same prompt and
+        terms: this one waits until that has computed the prompt, and shares it.
         """
         self.params, self.sink, self.choice, self.on_prompt_logits = params, sink, choice, on_prompt_logits
         self.constraint = constraint
         self.mask: NDArray[np.uint32] | None = None  # of the token that is chosen next
-        self.terms = terms or Terms()
+        self.terms, self.leader = terms or Terms(), leader
         self.tokens = Ints(_checked_prompt(prompt))
         self.num_prompt = len(self.tokens)
+        if leader is not None and (self.terms, self.tokens.view.tolist()) != (leader.terms, leader.prompt.tolist()):
+            raise InvalidParams("choices of one prompt differ in prompt or terms: give them the same")
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.seed = seed % (1 << 64)
@@ -120,8 +124,7 @@ class Request:
         self.num_computed = 0
         self.num_prompt_logits = 0
         self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
-        self.num_published = 0  # blocks, up to the content of this number
-        self.last_content: Parent = self.terms.cache_salt
+        self.contents: list[Parent] = [self.terms.cache_salt]  # and the numbers of its published blocks
         self.rank = (-self.terms.priority, 0)  # the lower one comes first; the scheduler counts arrivals
         self.deadline: float | None = None
         self.rule: SamplingRule | None = None
@@ -129,9 +132,25 @@ class Request:
         self._times: dict[str, float] = {}
 
     @property
+    def prompt(self) -> NDArray[np.int32]:
+        """The tokens of the prompt."""
+        return self.tokens.view[: self.num_prompt]
+
+    @property
     def num_pending(self) -> int:
         """How many known tokens are not in the cache yet."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def was_submitted(self) -> bool:
+        """Whether an engine has taken it."""
+        return "submitted" in self._times
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Whether its prompt is soon computed by another choice."""
+        leader = self.leader
+        return leader is not None and leader.finish is None and leader.num_computed < self.num_prompt
 
     @property
     def num_output(self) -> int:
@@ -151,8 +170,8 @@ class Request:
     def forget(self) -> None:
         """Start over: nothing of this request is in the cache any more."""
         self.blocks.clear()
-        self.num_computed = self.num_published = 0
-        self.last_content = self.terms.cache_salt
+        self.num_computed = 0
+        self.contents = [self.terms.cache_salt]
 
     def mark(self, stage: Literal["submitted", "scheduled", "sampled"]) -> None:
         """Note when a stage was first reached."""

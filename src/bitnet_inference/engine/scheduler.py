@@ -33,7 +33,7 @@ class Scheduler:
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
     does not hold up running streams. Running requests come before waiting ones, and by rank: priority, then arrival. A
     request is admitted when there are blocks for all its known tokens, those that the cache has already among them,
-    and none overtakes it. When a running request
+    and none overtakes it, unless it waits for a choice of the same prompt. When a running request
     needs a block and none is free, the running one of the lowest rank gives its blocks back and computes its tokens
     anew later; so the one of the highest rank always gets on, and within a priority none starves.
     """
@@ -47,6 +47,7 @@ class Scheduler:
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
         self.running: list[Request] = []  # this one and the next in order of rank
         self.waiting: list[Request] = []
+        self._copies: list[tuple[int, int]] = []
         self._timed: set[Request] = set()
         self._numbers = count()
         # Other threads append here and nothing else; the engine's thread empties them.
@@ -65,6 +66,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises QueueFull. May be called from any thread."""
+        assert request.leader is None or request.leader.was_submitted, "a leader is submitted first"
         if self.num_waiting >= self.max_waiting:
             raise QueueFull(f"{self.num_waiting} requests are waiting already: try again later")
         request.mark("submitted")
@@ -102,6 +104,11 @@ class Scheduler:
         prompts = self._continue_prompts(budget)
         budget -= sum(share.num_tokens for share in prompts)
         return decoding + prompts + self._admit(budget)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Which blocks are to be copied, (from, to) in order, before the step that was scheduled last."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def drop(self, request: Request) -> None:
         """Forget a request that ends, and give its blocks back."""
@@ -163,19 +170,29 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Share]:
         shares: list[Share] = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
-            request = self.waiting[0]
-            found = self.prefixes.find(request)
-            num_new = self.num_blocks_for(len(request.tokens)) - len(found)
-            if num_new + self.pool.num_idle([content.block for content in found]) > self.pool.num_free:
+        while budget > 0 and len(self.running) < self.max_sequences:
+            request = next((each for each in self.waiting if not each.waits_for_leader), None)
+            if request is None or not self._give_blocks(request):
                 break
-            insort(self.running, self.waiting.pop(0), key=_RANK)
-            self.prefixes.take(request, found)
-            request.blocks.extend(self.pool.allocate(num_new))
+            self.waiting.remove(request)
+            insort(self.running, request, key=_RANK)
             request.mark("scheduled")
             shares.append(Share(request, min(request.num_pending, budget)))
             budget -= shares[-1].num_tokens
         return shares
+
+    def _give_blocks(self, request: Request) -> bool:
+        """Blocks for all known tokens, if there are enough; what the cache has already is shared or copied."""
+        beginning = self.prefixes.find(request)
+        num_new = self.num_blocks_for(len(request.tokens)) - len(beginning.blocks)
+        if num_new + self.pool.num_idle(beginning.blocks) > self.pool.num_free:
+            return False
+        self.prefixes.take(request, beginning)
+        blocks = self.pool.allocate(num_new)
+        request.blocks.extend(blocks)
+        if beginning.partial is not None:
+            self._copies.append((beginning.partial, blocks[0]))
+        return True
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.blocks.view.tolist()[::-1])
