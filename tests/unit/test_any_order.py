@@ -1,0 +1,208 @@
+"""Whatever happens in whatever order: no block is lost, shared while it is written, or freed twice; every request ends
+once, with the text that it has alone. A state machine over the engine, its scheduler and its blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from conftest import Listener, ScriptedModel, generate
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.terms import Terms
+from bitnet_inference.errors import OutOfMemory
+
+VOCAB, LONGEST = 5, 32  # few tokens and short texts, so that beginnings are often equal
+
+
+class Tally(Counter[str]):
+    """Counts what was done, and says so at the end of the run."""
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line("any order: " + ", ".join(f"{count} {name}" for name, count in self.items()))
+
+
+TALLY = Tally()
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+seeds = st.sampled_from([None, 0, 1])  # None is greedy
+terms = st.builds(
+    Terms,
+    priority=st.sampled_from([0, 0, 0, 1, -1]),
+    timeout_s=st.sampled_from([None, None, None, 3, 20]),
+    cache_salt=st.sampled_from(["", "", "", "mine"]),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """An engine with little room, and what its users do."""
+
+    @initialize(
+        num_blocks=st.integers(5, 24),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_sequences=st.integers(1, 5),
+        max_tokens=st.sampled_from([1, 3, 8, 40]),
+    )
+    def start(self, num_blocks: int, block_size: int, max_sequences: int, max_tokens: int) -> None:
+        self.limits = {"vocab_size": VOCAB, "max_positions": LONGEST, "block_size": block_size}
+        self.limits["num_blocks"] = num_blocks if block_size > 1 else 2 * num_blocks
+        self.model = ScriptedModel(max_sequences=max_sequences, max_tokens=max_tokens, **self.limits)
+        self.now = 0.0
+        self.engine = Engine(self.model, clock=lambda: self.now)
+        self.scheduler = self.engine._scheduler
+        self.requests: list[Request] = []
+        self.cancelled: set[Request] = set()
+        self.alone: dict[tuple[object, ...], tuple[list[int], str]] = {}
+        TALLY["machines"] += 1
+
+    @rule(prompt=prompts, seed=seeds, length=st.sampled_from([0, 1, 5, 20, None]), terms=terms, shows=st.booleans())
+    def arrive(self, prompt: list[int], seed: int | None, length: int | None, terms: Terms, shows: bool) -> None:
+        callback = (lambda first, logits: None) if shows and seed is None else None
+        self._submit(Request(prompt, params(seed, length), Listener(), terms=terms, on_prompt_logits=callback))
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 1000), longer=st.lists(st.integers(0, 1), max_size=3), seed=seeds)
+    def go_on(self, which: int, longer: list[int], seed: int | None) -> None:
+        """The next turn: an earlier request's whole text, and something new."""
+        earlier = self.requests[which % len(self.requests)]
+        prompt = [*earlier.tokens.view.tolist(), *longer][: LONGEST - 8]
+        self._submit(Request(prompt, params(seed, 6), Listener(), terms=earlier.terms))
+
+    @rule(prompt=prompts, count=st.integers(2, 4), length=st.sampled_from([0, 1, 9]), terms=terms)
+    def choose(self, prompt: list[int], count: int, length: int, terms: Terms) -> None:
+        """Several choices of one prompt."""
+        leader = None
+        for choice in range(count):
+            request = Request(prompt, params(0, length), Listener(), choice=choice, terms=terms, leader=leader)
+            if not self._submit(request):
+                break
+            leader = leader or request
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 1000))
+    def cancel(self, which: int) -> None:
+        request = self.requests[which % len(self.requests)]
+        self.engine.cancel(request)
+        self.cancelled.add(request)
+
+    @rule(seconds=st.sampled_from([0.5, 3]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def fail(self) -> None:
+        """The model fails in the next step."""
+        self.model.before_forward = fall_over
+        self._step()
+        self.model.before_forward = lambda batch: None
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        pool, active = self.scheduler.pool, [*self.scheduler.running, *self.scheduler.waiting]
+        held = Counter(block for request in active for block in request.blocks.view.tolist())
+        assert pool._num_references == [held[block] for block in range(pool.num_blocks)]
+        free = [*pool._blank, *pool._idle]
+        assert sorted([*free, *held]) == list(range(pool.num_blocks)), "a block is lost, or free twice"
+        assert set(pool._idle) == set(pool._keys) - set(held) and not set(pool._blank) & set(pool._keys)
+        assert {content.block: key for key, content in pool._contents.items()} == pool._keys
+        assert not any(request.blocks for request in self.scheduler.waiting)
+        for queue in (self.scheduler.running, self.scheduler.waiting):
+            assert queue == sorted(queue, key=lambda request: request.rank)
+        assert self.scheduler._timed == {request for request in active if request.deadline is not None}
+
+    @invariant()
+    def who_has_ended_has_ended_right(self) -> None:
+        for request in getattr(self, "requests", []):
+            assert len(request.sink.finishes) == (request.finish is not None)
+
+    def teardown(self) -> None:
+        """Everybody comes to an end, soon, and nothing is left."""
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2 * LONGEST * LONGEST * len(self.requests)):
+            if not self.engine.has_work:
+                break
+            self._step()
+            self.the_books_are_right()
+        assert not self.engine.has_work, "somebody starves"
+        assert self.engine.num_free_blocks == self.scheduler.pool.num_blocks
+        for request in self.requests:
+            self._check(request)
+        TALLY["requests"] += len(self.requests)
+
+    def _submit(self, request: Request) -> bool:
+        try:
+            self.engine.submit(request)
+        except OutOfMemory:
+            return False
+        self.requests.append(request)
+        return True
+
+    def _step(self) -> None:
+        expected = self._front()
+        before = None if expected is None else (expected.num_computed, expected.num_output)
+        self.engine.step()
+        self.now += 0.25
+        TALLY["steps"] += 1
+        if expected is not None and expected.finish is None:
+            assert (expected.num_computed, expected.num_output) > before, "the first in rank gets on in every step"
+
+    def _front(self) -> Request | None:
+        """The first of those that run, unless more come before it or decode than a step has room for."""
+        running = self.scheduler.running
+        num_decoding = sum(request.num_pending == 1 for request in running)
+        return running[0] if running and num_decoding < self.model.capabilities.max_tokens else None
+
+    def _check(self, request: Request) -> None:
+        """The text is the one that the request has alone, as far as it came."""
+        token_ids, reason = self._alone(request)
+        TALLY[f"ended as {request.sink.reason}"] += 1
+        TALLY["tokens from the cache"] += request.num_cached or 0
+        assert request.sink.token_ids == request.tokens.view[request.num_prompt :].tolist()
+        if request.sink.reason in ("stop", "length"):
+            assert (request.sink.token_ids, request.sink.reason) == (token_ids, reason)
+            return
+        assert request.sink.token_ids == token_ids[: request.num_output]
+        if request.sink.reason == "timeout":
+            assert request.deadline <= self.now
+        else:
+            assert request.sink.reason == "error" or request in self.cancelled
+
+    def _alone(self, request: Request) -> tuple[list[int], str]:
+        key = (tuple(request.prompt.tolist()), request.params.temperature, request.params.max_tokens, request.seed)
+        key += (request.choice,)
+        if key not in self.alone:
+            prompt, choice = request.prompt.tolist(), request.choice
+            listener = generate(ScriptedModel(**self.limits), prompt, request.params, choice=choice)
+            self.alone[key] = (listener.token_ids, listener.reason)
+        return self.alone[key]
+
+
+def params(seed: int | None, length: int | None) -> SamplingParams:
+    temperature = 0.0 if seed is None else 1.0
+    return SamplingParams(temperature=temperature, seed=seed or 0, max_tokens=length, stop_token_ids=[VOCAB - 1])
+
+
+def fall_over(batch: object) -> None:
+    raise MemoryError("no more")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tally(pytestconfig: pytest.Config) -> None:
+    pytestconfig.pluginmanager.register(TALLY)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
