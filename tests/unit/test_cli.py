@@ -224,13 +224,7 @@ def test_unknown_options_are_refused():
     assert result.exit_code == 2 and "--temperature" in result.output
 
 
-def test_help_is_quick_and_imports_nothing_heavy():
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run(command("--help"), check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5  # 70 ms where nothing else runs
+def test_help_imports_nothing_heavy():
     code = (
         "import sys\nfrom bitnet_inference import cli\n"
         "print([m for m in ('numpy', 'tokenizers', 'jinja2', 'rich', 'prompt_toolkit') if m in sys.modules])"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -425,9 +425,9 @@ def test_a_large_model_opens_without_being_read(tmp_path):
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + position)
-    start = time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     found = open_checkpoint(tmp_path).check()
-    assert time.process_time() - start < 0.5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000  # reading it all takes 4,800 and more
     assert len(found) == 101
     assert all("weight_scale" in line for line in found[:100])
 
