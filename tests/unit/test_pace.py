@@ -6,7 +6,7 @@ import pytest
 from conftest import Listener, ScriptedModel, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
-from bitnet_inference.engine.pace import MAX_SLOWER, MIN_TOKENS, STEP, Pace
+from bitnet_inference.engine.pace import MAX_SLOWER, MIN_TOKENS, TILE, Pace
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 
@@ -59,20 +59,27 @@ def test_the_gap_between_tokens_is_bounded_while_a_long_prompt_enters():
     run(engine)
     gaps = [after - before for before, after in zip(stream.times, stream.times[1:], strict=False)]
     assert 1.5 * DECODE_S < max(gaps) < 4 * DECODE_S
-    assert 0.7 * (newcomer.times[0] - start) < 3000 * TOKEN_S
+    # Of the 40 tokens that fit, 31 make whole tiles with the one that is decoded; in real kernels whole tiles cost less.
+    assert 0.65 * (newcomer.times[0] - start) < 3000 * TOKEN_S
     assert newcomer.token_ids == greedy_text(model, prompt, 1)
 
 
 @pytest.mark.parametrize(("decode_s", "token_s"), [(0.0004, 0.00002), (0.031, 0.002), (1.0, 0.5), (0.001, 1.0)])
 def test_estimates_find_the_costs(decode_s, token_s):
     pace = Pace()
-    assert pace.max_prompt_tokens(1) == MIN_TOKENS
+    assert pace.max_prompt_tokens(1) == TILE - 1
     for _ in range(40):
         pace.note(1, 0, decode_s)
         pace.note(0, 512, 512 * token_s)
     count = pace.max_prompt_tokens(1)
-    assert count % STEP == 0 and (count == MIN_TOKENS or decode_s + count * token_s < 4 * decode_s)
-    assert decode_s + (count + STEP) * token_s > 0.99 * MAX_SLOWER * decode_s
+    assert (count + 1) % TILE == 0 and (count == TILE - 1 or decode_s + count * token_s < 4 * decode_s)
+    assert decode_s + (count + TILE) * token_s > 0.99 * MAX_SLOWER * decode_s
+
+
+@pytest.mark.parametrize("num_decoding", range(1, 40))
+def test_steps_are_whole_tiles(num_decoding):
+    count = Pace().max_prompt_tokens(num_decoding)
+    assert (count + num_decoding) % TILE == 0 and MIN_TOKENS <= count < MIN_TOKENS + TILE
 
 
 def test_a_step_that_was_held_up_changes_little():
@@ -89,8 +96,8 @@ def test_a_step_that_was_held_up_changes_little():
 def test_prompts_that_never_pause_are_measured_beside_the_decoding():
     pace = Pace()
     for _ in range(40):
-        pace.note(1, MIN_TOKENS, DECODE_S + MIN_TOKENS * TOKEN_S)
-    assert MIN_TOKENS <= pace.max_prompt_tokens(1) <= 4 * MIN_TOKENS
+        pace.note(1, TILE - 1, DECODE_S + (TILE - 1) * TOKEN_S)
+    assert MIN_TOKENS <= pace.max_prompt_tokens(1) <= 4 * TILE
 
 
 def test_few_streams_are_taken_to_be_quicker_than_many():
@@ -98,4 +105,4 @@ def test_few_streams_are_taken_to_be_quicker_than_many():
     pace.note(8, 0, 8 * DECODE_S)
     pace.note(0, 512, 512 * TOKEN_S)
     assert pace.max_prompt_tokens(1) < pace.max_prompt_tokens(4) < pace.max_prompt_tokens(8)
-    assert pace.max_prompt_tokens(16) == pace.max_prompt_tokens(8)
+    assert abs(pace.max_prompt_tokens(16) - pace.max_prompt_tokens(8)) < TILE

@@ -99,13 +99,13 @@ def test_prompts_share_what_the_pace_allows_while_others_decode():
     assert step(queue) == [(stream, 1)]
     for each in prompts:
         queue.submit(each)
-    assert step(queue) == [(stream, 1), (prompts[0], 16)], "nothing is measured yet"
+    assert step(queue) == [(stream, 1), (prompts[0], 15)], "nothing is measured yet"
     queue.pace.note(1, 0, 0.030)
     queue.pace.note(0, 100, 0.100)
-    assert step(queue) == [(stream, 1), (prompts[0], 4), (prompts[1], 76)]
+    assert step(queue) == [(stream, 1), (prompts[0], 5), (prompts[1], 74)]
     queue.drop(stream)
     queue.drop(prompts[0])
-    assert step(queue) == [(prompts[1], 224)], "nobody waits for a token"
+    assert step(queue) == [(prompts[1], 226)], "nobody waits for a token"
 
 
 def test_long_prompts_come_in_chunks_after_the_running_ones():

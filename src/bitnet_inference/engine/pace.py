@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-MAX_SLOWER = (
-    3.75  # a step with prompt tokens takes at most so many times one without, as far as the estimates are right
-)
-MIN_TOKENS, STEP = 16, 8  # tokens of prompts in a step: at least so many, and a multiple, as the matrix kernels like it
+# A step with prompt tokens takes at most so many times one without, as far as the estimates are right.
+MAX_SLOWER = 3.75
+# A step has a multiple of so many tokens, those of the decoding requests among them: the tiles of the matrix kernels.
+# One token more costs as much as a tile.
+TILE = 16
+MIN_TOKENS = TILE // 2  # of prompts in a step
 _SHARE_OF_NEWEST = 0.25
 _MAX_JUMP = 2.0
 
@@ -22,20 +24,19 @@ class Pace:
         self._prompt_token_s: float | None = None
 
     def max_prompt_tokens(self, num_decoding: int) -> int:
-        """So many tokens of prompts a step may have with requests that decode: at least MIN_TOKENS, in STEPs."""
-        if not self._decode_s or not self._prompt_token_s:
-            return MIN_TOKENS
-        spare_s = (MAX_SLOWER - 1) * self._alone_s(num_decoding)
-        return max(MIN_TOKENS, int(spare_s / self._prompt_token_s) // STEP * STEP)
+        """So many tokens of prompts a step may have with requests that decode: at least MIN_TOKENS, and whole tiles."""
+        count = float(TILE)
+        if self._decode_s and self._prompt_token_s:
+            count = max(count, (MAX_SLOWER - 1) * self._alone_s(num_decoding) / self._prompt_token_s)
+        in_tiles = int(num_decoding + count) // TILE * TILE - num_decoding
+        return in_tiles if in_tiles >= MIN_TOKENS else in_tiles + TILE
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn from a step."""
         if num_prompt_tokens == 0:
             self._decode_s[num_decoding] = _moved(self._decode_s.get(num_decoding), seconds)
             return
-        if (
-            num_decoding and not self._decode_s
-        ):  # prompts never paused: the decoding is what they leave, as far as known
+        if num_decoding and not self._decode_s:  # prompts never paused: decoding is what they leave, as far as known
             prompts_s = num_prompt_tokens * self._prompt_token_s if self._prompt_token_s else seconds
             self._decode_s[num_decoding] = max(seconds - prompts_s, seconds / 4)
         alone_s = self._alone_s(num_decoding) if num_decoding else 0.0
