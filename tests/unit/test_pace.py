@@ -59,7 +59,7 @@ def test_the_gap_between_tokens_is_bounded_while_a_long_prompt_enters():
     run(engine)
     gaps = [after - before for before, after in zip(stream.times, stream.times[1:], strict=False)]
     assert 1.5 * DECODE_S < max(gaps) < 4 * DECODE_S
-    # Of the 40 tokens that fit, 31 make whole tiles with the one that is decoded; in real kernels whole tiles cost less.
+    # Of the 40 tokens that fit, 31 make whole tiles with the one that is decoded; real kernels do whole tiles for less.
     assert 0.65 * (newcomer.times[0] - start) < 3000 * TOKEN_S
     assert newcomer.token_ids == greedy_text(model, prompt, 1)
 
