@@ -22,6 +22,13 @@ const TileShapes shapes;
 constexpr int kTileSteps = 4, kTileColumns = kTileSteps * kStepColumns;
 constexpr int kTileBytes = kTileSteps * 4 * kStepBytes;  // of 32 rows, a byte a weight
 
+BITNET_INLINE void zero_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
 // A tile of U2 steps as bytes: 4 columns of 32 rows in 128 bytes, which is how AMX wants its second factor. Columns
 // that only fill up the last tile become 0, so what the activations hold there does not matter.
 BITNET_INLINE void expand_tile(const uint8_t* w, int steps, uint8_t* bytes) {
@@ -54,10 +61,7 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
                         t.steps - tile * kTileSteps, ring[tile % 2][g]);
     };
     const int8_t* a = t.codes;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_sums();
     expand(0);
     for (int tile = 0; tile < tiles; tile++, a += kTileColumns) {
         if (tile + 1 < tiles) expand(tile + 1);
@@ -105,10 +109,7 @@ void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
             const bool two = t.tokens - first > kMatrixTile;
             int32_t *sums = acc + first * kGroupRows, *more = two ? sums + kMatrixTile * kGroupRows : sums;
             if (begin == 0) {
-                _tile_zero(0);
-                _tile_zero(1);
-                _tile_zero(2);
-                _tile_zero(3);
+                zero_sums();
             } else {
                 _tile_loadd(0, sums, kGroupRows * 4);
                 _tile_loadd(1, sums + 16, kGroupRows * 4);
@@ -166,7 +167,7 @@ BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, 
         return _mm512_or_si512(upper, _mm512_and_si512(low, last));
     };
     for (int s = 0; s < kTileSteps && s < steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, bytes += 256) {
-        for (int line = 0; line < kHeadBytes6; line += 64) __builtin_prefetch(w6 + 3072 + line, 0, 3);
+        for (int line = 0; line < kHeadBytes6; line += 64) __builtin_prefetch(w6 + 3072 + line, 0, 2);
         __builtin_prefetch(w2 + 3072, 0, 2);
         const __m512i x = _mm512_loadu_si512(w6), y = _mm512_loadu_si512(w6 + 64), z = _mm512_loadu_si512(w6 + 128);
         const __m512i low = _mm512_loadu_si512(w2);
@@ -191,10 +192,7 @@ void head_block(const HeadMatrixTask& t) {
                         t.weights2 + (r * t.steps + step) * kHeadBytes2, t.steps - step, ring[tile % 2][r]);
     };
     const int8_t* a = t.codes;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_sums();
     expand(0);
     for (int tile = 0; tile < tiles; tile++, a += kTileColumns) {
         if (tile + 1 < tiles) expand(tile + 1);

@@ -67,14 +67,6 @@ HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t co
     });
 }
 
-int8_t* HeadInputs::place(int index, bool low, int64_t column) {
-    if (in_matrix_) return codes_.data() + (2 * index + low) * padded_ + column;
-    int tile = 0;
-    while (first_of(tile + 1) <= index) tile++;
-    const int64_t first = first_of(tile), vector = 2 * (index - first) + low;
-    return codes_.data() + first * 2 * padded_ + (column / 4 * 2 * count_of(tile) + vector) * 4 + column % 4;
-}
-
 void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     Input& input = inputs_[index];
     float largest = 0;
@@ -89,15 +81,20 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     input.error_factor = input.size_factor = std::numeric_limits<float>::quiet_NaN();
     if (!(std::sqrt(squares) <= kMaxNorm)) return;  // bounds that are not numbers: every row is kept
 
+    int tile = 0;
+    while (first_of(tile + 1) <= index) tile++;
+    const int first = first_of(tile), vector = 2 * (index - first);
+    // Four codes of h, those of l behind them, and from there to the next four.
+    const int64_t to_low = in_matrix_ ? padded_ : 4, apart = in_matrix_ ? 4 : 8 * count_of(tile);
+    int8_t* high = codes_.data() + first * 2 * padded_ + vector * to_low;
     double error = 0, highs = 0, lows = 0;
-    for (int64_t k = 0; k < columns; k += 4) {
-        int8_t *high = place(index, false, k), *low = place(index, true, k);
+    for (int64_t k = 0; k < columns; k += 4, high += apart) {
         for (int64_t j = k; j < std::min(k + 4, columns); j++) {
             const double h = std::clamp(round_whole(double(x[j]) / a), -127.0, 127.0);
             const double rest = double(x[j]) - a * h, l = std::clamp(round_whole(rest / b), -127.0, 127.0);
             const double e = rest - b * l;
             error += e * e, highs += h * h, lows += l * l;
-            *high++ = int8_t(h), *low++ = int8_t(l);
+            high[j - k] = int8_t(h), high[to_low + j - k] = int8_t(l);
             input.high_total += int32_t(h), input.low_total += int32_t(l);
         }
     }

@@ -39,7 +39,6 @@ class HeadInputs {
 
   private:
     void quantise(const float* x, int index, int64_t columns);
-    int8_t* place(int index, bool low, int64_t column);
 
     int count_;
     bool in_matrix_;

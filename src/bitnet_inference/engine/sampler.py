@@ -58,8 +58,9 @@ class Sampler:
 
     def pick(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
         """The next token of each request, whose last known token is that row of the output."""
-        few = [pair for pair in wanted if self._num_needed(pair[0])]
-        others = [pair for pair in wanted if not self._num_needed(pair[0])]
+        counts = [self._num_needed(request) for request, _ in wanted]
+        few = [(*pair, count) for pair, count in zip(wanted, counts, strict=True) if count]
+        others = [pair for pair, count in zip(wanted, counts, strict=True) if not count]
         picks = self._pick_few(output, few) if few else []
         for start, logits in full_rows(output, [row for _, row in others], self.vocab_size):
             chunk = zip(others[start : start + len(logits)], logits, strict=True)
@@ -75,12 +76,11 @@ class Sampler:
             return 1
         return params.top_k if params.top_k <= min(self._quick_top, self.vocab_size) else 0
 
-    def _pick_few(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
-        most = max(self._num_needed(request) for request, _ in wanted)
-        best = output.top([row for _, row in wanted], most)
+    def _pick_few(self, output: Output, wanted: Sequence[tuple[Request, int, int]]) -> list[Pick]:
+        """The next token of requests, each with its row of the output and how many of the best tokens it needs."""
+        best = output.top([row for _, row, _ in wanted], max(count for *_, count in wanted))
         picks = []
-        for (request, _), ids, logits in zip(wanted, *best, strict=True):
-            count = self._num_needed(request)
+        for (request, _, count), ids, logits in zip(wanted, *best, strict=True):
             key = (request.seed, request.choice, len(request.tokens))
             token_id = self._rows.sample_few(ids[:count], logits[:count], request.rule, *key)
             picks.append(Pick(request, token_id) if token_id >= 0 else _broken(request))
