@@ -19,8 +19,8 @@ from bitnet_inference.config import ISAS, EngineConfig, available_bytes, num_cor
 from bitnet_inference.doctor_checks import CHECKS
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.llm import find_model
 from bitnet_inference.model.contract import Batch
+from bitnet_inference.model_folder import find_model
 from bitnet_inference.probe import Sampler, make_limits, median
 
 GOLDEN = "golden.json"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +21,12 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import PromptLogits, Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import FormatError, InvalidParams, NotFound, QueueFull
+from bitnet_inference.errors import InvalidParams, QueueFull
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Model
+from bitnet_inference.model_folder import defaults_of, find_model
 from bitnet_inference.native import RowSampler
+from bitnet_inference.prompts import ChatOptions, Params, Prompt, TalkOptions, TermOptions, is_one_prompt
 from bitnet_inference.stream import Generation, Mailbox, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
@@ -35,31 +36,7 @@ from bitnet_inference.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from bitnet_inference.grammar.matcher import Matchers
 
-Prompt = str | Sequence[int]
-Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = Callable[[int, int], None]
-
-
-class TermOptions(TypedDict, total=False):
-    """On which terms requests are served; see Terms."""
-
-    priority: int
-    timeout_s: float | None
-    cache_salt: str
-
-
-class ChatOptions(TypedDict, total=False):
-    """What a chat template may be given besides the messages; see Chat.render."""
-
-    tools: Sequence[Mapping[str, Any]] | None
-    documents: Sequence[Mapping[str, Any]] | None
-    add_generation_prompt: bool
-    template: str | None
-    variables: Mapping[str, Any] | None
-
-
-class TalkOptions(ChatOptions, TermOptions, total=False):
-    """What a conversation may be answered with: ChatOptions and TermOptions."""
 
 
 class LLM:
@@ -78,7 +55,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.config = model.config
         self.max_context = engine.max_context
-        self.default_params = _defaults_of(tokenizer)
+        self.default_params = defaults_of(tokenizer)
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer)
         self._worker = Worker(engine)
@@ -319,69 +296,6 @@ def _cancelling(streams: Sequence[Stream]) -> Iterator[None]:
         for stream in streams:
             stream.cancel()
         raise
-
-
-def is_one_prompt(prompts: object) -> bool:
-    """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else."""
-    if isinstance(prompts, str):
-        return True
-    if isinstance(prompts, np.ndarray) and prompts.ndim:
-        return prompts.ndim == 1
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
-        _refuse_prompts(f"a prompt must be a string or a list of token ids, not {type(prompts).__name__}")
-    if not prompts:
-        _refuse_prompts("there is no prompt: the list is empty")
-    kinds = {_prompt_kind(kind) for kind in set(map(type, prompts))}
-    if len(kinds) > 1 or "nothing" in kinds:
-        _refuse_prompts("a list must hold token ids only, or prompts only")
-    return kinds == {"id"}
-
-
-def _prompt_kind(kind: type) -> str:
-    if issubclass(kind, int | np.integer) and kind is not bool:
-        return "id"
-    return "prompt" if issubclass(kind, str | np.ndarray | list | tuple) else "nothing"
-
-
-def _refuse_prompts(why: str) -> NoReturn:
-    raise InvalidParams(f'{why}: give "text", [token ids], or a list of either')
-
-
-def find_model(model: str | Path) -> Path:
-    """The path of a model: "default", or a path that exists. Raises NotFound."""
-    if model == "default":
-        return Path(__file__).parent / "default_model"
-    if not isinstance(model, str | Path):
-        raise InvalidParams(f'a model must be "default" or a path, not {type(model).__name__}')
-    path = Path(model)
-    if not os.path.exists(path):  # Path.exists raises for names that are too long
-        raise NotFound(
-            f"{model}: there is no such file or folder: give the path of a model (for a model on the Hugging Face Hub, "
-            'download it first: hf download NAME --local-dir FOLDER), or "default"'
-        )
-    return path
-
-
-def default_params(generation: Mapping[str, Any]) -> SamplingParams:
-    """What a generation_config.json recommends; greedy unless it says do_sample, or a temperature and not do_sample.
-
-    Raises InvalidParams for impossible values.
-    """
-    samples = generation.get("do_sample", "temperature" in generation)
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
-    options = {name: generation[name] for name in names if generation.get(name) is not None}
-    if not samples:
-        options["temperature"] = 0.0
-    if generation.get("max_new_tokens") is not None:
-        options["max_tokens"] = generation["max_new_tokens"]
-    return SamplingParams.from_mapping(options)
-
-
-def _defaults_of(tokenizer: Tokenizer) -> SamplingParams:
-    try:
-        return default_params(tokenizer.generation)
-    except InvalidParams as error:
-        raise FormatError(tokenizer.path / "generation_config.json", "", str(error)) from None
 
 
 def _check_count(name: str, value: object) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
-from bitnet_inference.llm import default_params
 from bitnet_inference.model.loader import describe
+from bitnet_inference.model_folder import default_params
 from bitnet_inference.text.tokenizer import Tokenizer
 
 

@@ -13,8 +13,8 @@ from bitnet_inference.backends import cpu, load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.llm import find_model
 from bitnet_inference.model.contract import Batch
+from bitnet_inference.model_folder import find_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = NDArray[np.float32]

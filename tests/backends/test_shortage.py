@@ -13,8 +13,8 @@ from bitnet_inference.backends.cpu import CpuModel
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import OutOfMemory, Unavailable
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.llm import find_model
 from bitnet_inference.model.contract import Batch
+from bitnet_inference.model_folder import find_model
 
 
 class Refusing:

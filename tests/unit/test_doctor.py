@@ -20,7 +20,7 @@ from bitnet_inference.doctor import (
     write_golden,
 )
 from bitnet_inference.errors import BitNetError
-from bitnet_inference.llm import find_model
+from bitnet_inference.model_folder import find_model
 
 MODEL = Path(__file__).parents[1] / "golden" / "bitnet-packed"
 

@@ -22,7 +22,8 @@ from bitnet_inference.errors import (
     Stopped,
     Unsupported,
 )
-from bitnet_inference.llm import LLM, default_params, find_model
+from bitnet_inference.llm import LLM
+from bitnet_inference.model_folder import default_params, find_model
 from bitnet_inference.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

@@ -25,7 +25,7 @@ def inspect(
 
     Its shapes, its share of ternary weights, what it takes in memory, its words, and everything that is wrong with it.
     """
-    from bitnet_inference.llm import find_model
+    from bitnet_inference.model_folder import find_model
     from bitnet_inference.summary import plan_of, summarize
 
     folder = find_model(path)
@@ -56,7 +56,7 @@ def bench(
     """
     from bitnet_inference.bench import measure, refuse_unwritable
     from bitnet_inference.config import EngineConfig
-    from bitnet_inference.llm import find_model
+    from bitnet_inference.model_folder import find_model
 
     if json_file is not None:
         refuse_unwritable(json_file)

@@ -1,0 +1,50 @@
+"""Where a model lies, and what its folder recommends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound
+from bitnet_inference.text.tokenizer import Tokenizer
+
+
+def find_model(model: str | Path) -> Path:
+    """The path of a model: "default", or a path that exists. Raises NotFound."""
+    if model == "default":
+        return Path(__file__).parent / "default_model"
+    if not isinstance(model, str | Path):
+        raise InvalidParams(f'a model must be "default" or a path, not {type(model).__name__}')
+    path = Path(model)
+    if not os.path.exists(path):  # Path.exists raises for names that are too long
+        raise NotFound(
+            f"{model}: there is no such file or folder: give the path of a model (for a model on the Hugging Face Hub, "
+            'download it first: hf download NAME --local-dir FOLDER), or "default"'
+        )
+    return path
+
+
+def default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """What a generation_config.json recommends; greedy unless it says do_sample, or a temperature and not do_sample.
+
+    Raises InvalidParams for impossible values.
+    """
+    samples = generation.get("do_sample", "temperature" in generation)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
+    options = {name: generation[name] for name in names if generation.get(name) is not None}
+    if not samples:
+        options["temperature"] = 0.0
+    if generation.get("max_new_tokens") is not None:
+        options["max_tokens"] = generation["max_new_tokens"]
+    return SamplingParams.from_mapping(options)
+
+
+def defaults_of(tokenizer: Tokenizer) -> SamplingParams:
+    """The same of a model's folder; raises FormatError."""
+    try:
+        return default_params(tokenizer.generation)
+    except InvalidParams as error:
+        raise FormatError(tokenizer.path / "generation_config.json", "", str(error)) from None
