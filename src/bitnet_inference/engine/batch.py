@@ -12,8 +12,8 @@ from bitnet_inference.model.contract import Batch
 
 
 def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
-    """The next tokens of each share, in order; the requests already have the blocks for them."""
-    counts = np.array([share.num_tokens for share in shares])
+    """The next tokens of each share, drafted ones behind, in order; the requests already have the blocks for them."""
+    counts = np.array([share.num_rows for share in shares])
     computed = np.array([share.request.num_computed for share in shares])
     starts = np.zeros(len(shares) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -34,4 +34,5 @@ def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
 
 def _next_tokens(share: Share) -> NDArray[np.int32]:
     first = share.request.num_computed
-    return share.request.tokens.view[first : first + share.num_tokens]
+    known = share.request.tokens.view[first : first + share.num_tokens]
+    return np.append(known, np.asarray(share.draft, np.int32)) if share.draft else known

@@ -10,9 +10,9 @@ from time import monotonic
 from bitnet_inference.engine.batch import build_batch
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.constraint import Constraint
-from bitnet_inference.engine.masks import Masks
+from bitnet_inference.engine.masks import Masks, mask_next
 from bitnet_inference.engine.request import Finish, Request
-from bitnet_inference.engine.sampler import Pick, Sampler, full_rows
+from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores, full_rows
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.model.contract import Capabilities, Model, Output
@@ -85,8 +85,8 @@ class Engine:
         with self._answering_for(shares), self._timing(shares):
             self._masks.start(shares)
             output = self._forward(shares)
-            picks = self._sample(output, shares)
-            self._deliver(picks)
+            for scores in self._sampler.scores(output, self._take_note(output, shares)):
+                self._go_on(scores)
 
     def end_all(self, finish: Finish) -> None:
         """End every request at once. All sinks hear of it, even if our own books are wrong."""
@@ -121,20 +121,21 @@ class Engine:
             self._model.copy_blocks(copies)
         return self._model.forward(build_batch(shares, self._limits.block_size))
 
-    def _sample(self, output: Output, shares: Sequence[Share]) -> list[Pick]:
+    def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
+        """Write down what has been computed; the rows that tell next tokens."""
         wanted, end = [], 0
-        for request, num_tokens in shares:
-            end += num_tokens
-            request.num_computed += num_tokens
+        for share in shares:
+            request, first, end = share.request, end + share.num_tokens - 1, end + share.num_rows
+            request.num_computed += share.num_tokens
             self._scheduler.prefixes.publish(request)
-            self._show_prompt_logits(output, request, end)
+            self._show_prompt_logits(output, request, first + 1)
             if request.num_pending == 0 and request.finish is None:
-                wanted.append((request, end - 1))
-        for request, _ in wanted:
+                wanted.append(Rows(request, first, share.draft))
+        for request, *_ in wanted:
             finish = Finish("length") if request.has_enough else self._masks.take(request)  # max_tokens is 0
             if finish is not None:
                 self._end(request, finish)
-        return self._sampler.pick(output, [pair for pair in wanted if pair[0].finish is None])
+        return [rows for rows in wanted if rows.request.finish is None]
 
     def _show_prompt_logits(self, output: Output, request: Request, end: int) -> None:
         """Hand over the logits of the prompt tokens just computed, the last of which is row end - 1 of the output."""
@@ -149,12 +150,21 @@ class Engine:
             self._end(request, Finish("error", error=error))
         request.num_prompt_logits = last
 
-    def _deliver(self, picks: Sequence[Pick]) -> None:
-        for pick in picks:
-            pick.request.mark("sampled")
+    def _go_on(self, scores: Scores) -> None:
+        """Give the request its next token, and those behind it as long as they are the ones of its draft."""
+        request = scores.request
+        for index, drafted in enumerate((*scores.draft, None)):
+            pick = self._sampler.pick(scores, index)
+            request.mark("sampled")
             finish = self._accept(pick)
+            if finish is None and pick.token_id == drafted:
+                request.num_computed += 1
+                self._scheduler.prefixes.publish(request)
+                finish = mask_next(request)
             if finish is not None:
-                self._end(pick.request, finish)
+                self._end(request, finish)
+            if finish is not None or pick.token_id != drafted:
+                return
 
     def _accept(self, pick: Pick) -> Finish | None:
         """Give the token to its sink; the end of the request, if this is it."""
@@ -176,8 +186,8 @@ class Engine:
 
     @contextmanager
     def _timing(self, shares: Sequence[Share]) -> Iterator[None]:
-        num_decoding = sum(request.num_pending == 1 for request, _ in shares)
-        num_prompt_tokens = sum(share.num_tokens for share in shares) - num_decoding
+        num_decoding = sum(1 + len(share.draft) for share in shares if share.request.num_pending == 1)
+        num_prompt_tokens = sum(share.num_rows for share in shares) - num_decoding
         start = self._clock()
         yield
         self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
@@ -187,9 +197,9 @@ class Engine:
         try:
             yield
         except Exception as error:
-            for request, _ in shares:
-                if request.finish is None:
-                    self._end(request, Finish("error", error=error))
+            for share in shares:
+                if share.request.finish is None:
+                    self._end(share.request, Finish("error", error=error))
 
     def _end(self, request: Request, finish: Finish) -> None:
         self._scheduler.drop(request)

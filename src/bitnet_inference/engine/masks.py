@@ -31,14 +31,16 @@ def _gets_masked_token(share: Share) -> bool:
     return request.constraint is not None and request.num_pending == share.num_tokens and not request.has_enough
 
 
-def _compute(requests: Sequence[Request]) -> dict[Request, Finish | None]:
-    return {request: _outcome(request) for request in requests}
-
-
-def _outcome(request: Request) -> Finish | None:
-    assert request.constraint is not None
+def mask_next(request: Request) -> Finish | None:
+    """Ask a request's constraint, if it has one, for the next mask; the request's end, where no token may follow."""
+    if request.constraint is None:
+        return None
     try:
         request.mask = request.constraint.mask()
     except Exception as error:
         return Finish("error", error=error)
     return Finish("stop") if request.constraint.is_done else None
+
+
+def _compute(requests: Sequence[Request]) -> dict[Request, Finish | None]:
+    return {request: mask_next(request) for request in requests}

@@ -25,6 +25,28 @@ class Pick(NamedTuple):
     error: Exception | None = None
 
 
+class Rows(NamedTuple):
+    """A request's rows of an output: from that of its last known token on, one for each token of its draft behind."""
+
+    request: Request
+    first: int
+    draft: Sequence[int] = ()
+
+    @property
+    def all(self) -> range:
+        """The numbers of the rows."""
+        return range(self.first, self.first + 1 + len(self.draft))
+
+
+class Scores(NamedTuple):
+    """What a request's next tokens are chosen from, a row each: the best few and their ids, or the whole vocabulary."""
+
+    request: Request
+    draft: Sequence[int]
+    logits: NDArray[np.float32]
+    ids: NDArray[np.int32] | None = None
+
+
 class Sampler:
     """Requests that need the best few tokens alone ask the model for those; all others for all logits.
 
@@ -56,16 +78,23 @@ class Sampler:
             end_ids=sorted(token_id for token_id in request.end_ids if 0 <= token_id < self.vocab_size),
         )
 
-    def pick(self, output: Output, wanted: Sequence[tuple[Request, int]]) -> list[Pick]:
-        """The next token of each request, whose last known token is that row of the output."""
-        counts = [self._num_needed(request) for request, _ in wanted]
-        few = [(*pair, count) for pair, count in zip(wanted, counts, strict=True) if count]
-        others = [pair for pair, count in zip(wanted, counts, strict=True) if not count]
-        picks = self._pick_few(output, few) if few else []
-        for start, logits in full_rows(output, [row for _, row in others], self.vocab_size):
-            chunk = zip(others[start : start + len(logits)], logits, strict=True)
-            picks += [self._pick_sampled(request, row) for (request, _), row in chunk]
-        return picks
+    def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
+        """What the next tokens of each request are chosen from: all that the output is asked for in a step."""
+        needed = [(rows, self._num_needed(rows.request)) for rows in wanted]
+        few = [(rows, count) for rows, count in needed if count]
+        if few:
+            yield from _few_scores(output, few)
+        step = max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
+        for group in _groups([rows for rows, count in needed if not count], step):
+            yield from _whole_scores(output, group)
+
+    def pick(self, scores: Scores, index: int) -> Pick:
+        """The next token of the request, whose last known token has that row of the scores."""
+        if scores.ids is None:
+            return self._pick_sampled(scores.request, scores.logits[index])
+        request, ids, logits = scores.request, scores.ids[index], scores.logits[index]
+        token_id = self._rows.sample_few(ids, logits, request.rule, request.seed, request.choice, len(request.tokens))
+        return Pick(request, token_id) if token_id >= 0 else _broken(request)
 
     def _num_needed(self, request: Request) -> int:
         """How many of the best tokens the choice depends on; 0 where it is all of them, or too many."""
@@ -75,16 +104,6 @@ class Sampler:
         if params.is_greedy:
             return 1
         return params.top_k if params.top_k <= min(self._quick_top, self.vocab_size) else 0
-
-    def _pick_few(self, output: Output, wanted: Sequence[tuple[Request, int, int]]) -> list[Pick]:
-        """The next token of requests, each with its row of the output and how many of the best tokens it needs."""
-        best = output.top([row for _, row, _ in wanted], max(count for *_, count in wanted))
-        picks = []
-        for (request, _, count), ids, logits in zip(wanted, *best, strict=True):
-            key = (request.seed, request.choice, len(request.tokens))
-            token_id = self._rows.sample_few(ids[:count], logits[:count], request.rule, *key)
-            picks.append(Pick(request, token_id) if token_id >= 0 else _broken(request))
-        return picks
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         tokens = request.tokens.view
@@ -104,6 +123,36 @@ class Sampler:
             return None
         logprob, best = self._rows.score(logits, token_id, request.params.logprobs)
         return TokenLogprobs(logprob, tuple(best))
+
+
+def _few_scores(output: Output, wanted: Sequence[tuple[Rows, int]]) -> Iterator[Scores]:
+    best, logits = output.top([row for rows, _ in wanted for row in rows.all], max(count for _, count in wanted))
+    start = 0
+    for rows, count in wanted:
+        part = slice(start, start + len(rows.all))
+        start = part.stop
+        yield Scores(rows.request, rows.draft, logits[part, :count], best[part, :count])
+
+
+def _whole_scores(output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
+    logits = output.full([row for rows in wanted for row in rows.all])
+    start = 0
+    for rows in wanted:
+        part = slice(start, start + len(rows.all))
+        start = part.stop
+        yield Scores(rows.request, rows.draft, logits[part])
+
+
+def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
+    """In order, as many at a time as have so many rows together, or a single one that has more."""
+    group: list[Rows] = []
+    for rows in wanted:
+        if group and sum(len(each.all) for each in (*group, rows)) > max_rows:
+            yield group
+            group = []
+        group.append(rows)
+    if group:
+        yield group
 
 
 def full_rows(output: Output, rows: Sequence[int], vocab_size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:

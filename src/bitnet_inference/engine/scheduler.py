@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,10 +19,19 @@ _RANK = attrgetter("rank")
 
 
 class Share(NamedTuple):
-    """What a request gets of a step: its next `num_tokens` known tokens are computed."""
+    """What a request gets of a step: its next `num_tokens` known tokens are computed.
+
+    And behind them those of a `draft`, which may turn out to be its next ones; then `num_tokens` are all that it lacks.
+    """
 
     request: Request
     num_tokens: int
+    draft: Sequence[int] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """How many tokens the model computes."""
+        return self.num_tokens + len(self.draft)
 
 
 class Scheduler:
@@ -104,6 +113,12 @@ class Scheduler:
         prompts = self._continue_prompts(budget)
         budget -= sum(share.num_tokens for share in prompts)
         return decoding + prompts + self._admit(budget)
+
+    def room_behind(self, request: Request, num_tokens: int) -> int:
+        """Get blocks for so many tokens behind the known ones, or as many as are free; how many have room."""
+        wanted = self.num_blocks_for(len(request.tokens) + num_tokens) - len(request.blocks)
+        request.blocks.extend(self.pool.allocate(max(0, min(wanted, self.pool.num_free))))
+        return min(num_tokens, len(request.blocks) * self.block_size - len(request.tokens))
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Which blocks are to be copied, (from, to) in order, before the step that was scheduled last."""
