@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import PromptLogits, Request
@@ -47,11 +48,18 @@ class LLM:
     Close it, or use it in a `with` block, to give memory and threads back.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, *, max_cache_tokens: int | None = None) -> None:
-        """For models that are loaded already; see `load`. Raises OutOfMemory."""
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        max_cache_tokens: int | None = None,
+        drafts: Drafts = "auto",
+    ) -> None:
+        """For models that are loaded already; see `load`. One for `drafts` is closed with it. Raises OutOfMemory."""
         block_size = model.capabilities.block_size
         max_blocks = None if max_cache_tokens is None else max(1, math.ceil(max_cache_tokens / block_size))
-        engine = Engine(model, max_num_blocks=max_blocks)
+        engine = Engine(model, max_num_blocks=max_blocks, drafter=make_drafter(model, drafts, max_cache_tokens))
         self.tokenizer = tokenizer
         self.config = model.config
         self.max_context = engine.max_context
@@ -59,7 +67,8 @@ class LLM:
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer)
         self._worker = Worker(engine)
-        self._close = weakref.finalize(self, _close, self._worker, model)
+        models = [model] if isinstance(drafts, str) else [model, drafts]
+        self._close = weakref.finalize(self, _close, self._worker, models)
 
     @classmethod
     def load(
@@ -71,20 +80,26 @@ class LLM:
         cache_dtype: str = "bfloat16",
         head: str = "exact",
         max_cache_tokens: int | None = None,
+        drafts: str | Path = "auto",
         progress: Progress | None = None,
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, or a path.
 
         `device`, `threads`, `cache_dtype`, `head`: see EngineConfig. `max_cache_tokens`: the KV cache holds at most so
-        many tokens, of all requests together; None takes what is free. `progress(done, total)` is called while weights
-        are read. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead, which are
+        checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in the text),
+        the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check changes no
+        bit, as on the CPU. `progress(done, total)` is called while weights are read. Raises NotFound, FormatError,
+        Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
         config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
         path = find_model(model)
         checkpoint = open_checkpoint(path)
         tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
-        return cls(load_model(checkpoint, config, progress), tokenizer, max_cache_tokens=max_cache_tokens)
+        drafting = load_drafts(drafts, tokenizer, config)
+        loaded = load_model(checkpoint, config, progress)
+        return cls(loaded, tokenizer, max_cache_tokens=max_cache_tokens, drafts=drafting)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
@@ -282,9 +297,9 @@ def _split(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
     return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
 
 
-def _close(worker: Worker, model: Model) -> None:
+def _close(worker: Worker, models: Sequence[Model]) -> None:
     worker.stop(drain=False)
-    if not worker.is_forked:  # the threads that closing would join are the parent's
+    for model in [] if worker.is_forked else models:  # the threads that closing would join are the parent's
         model.close()
 
 

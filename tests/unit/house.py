@@ -28,7 +28,14 @@ LAYERS = {
     "__init__": 8, "__main__": 8,
 }  # fmt: skip
 # Files at the root that are part of a room.
-PARTS = {"stream": "llm", "prompts": "llm", "model_folder": "llm", "doctor_checks": "doctor", "tools": "completions"}
+PARTS = {
+    "stream": "llm",
+    "prompts": "llm",
+    "model_folder": "llm",
+    "drafts": "llm",
+    "doctor_checks": "doctor",
+    "tools": "completions",
+}
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}
 # What a room may know of another, where that is not all of it.

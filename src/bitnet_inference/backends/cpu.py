@@ -54,6 +54,7 @@ class CpuModel:
             max_tokens=config.max_batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
+            same_bits=True,
         )
 
     def _format(self, checkpoint: Checkpoint, config: EngineConfig) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitnet_inference.cli.form import FORM, grammar_option
-from bitnet_inference.cli.options import LOADING, SAMPLING, load_llm, sampling_params, with_options
+from bitnet_inference.cli.options import DRAFTS, LOADING, SAMPLING, load_llm, sampling_params, with_options
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bitnet_inference.stream import Generation, Stream
 
 
-@with_options(LOADING, SAMPLING, FORM)
+@with_options(LOADING, DRAFTS, SAMPLING, FORM)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,

@@ -35,6 +35,15 @@ LOADING: Mapping[str, Any] = {
         typer.Option(help='"exact", "unscreened" (exact, in less memory, slower), or rounded to "int8" or "int6".'),
     ],
 }
+DRAFTS: Mapping[str, Any] = {
+    "drafts": Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHO",
+            help='Who guesses tokens ahead to save time: "lookup" (in the text itself), a smaller model, or "none".',
+        ),
+    ],
+}
 SAMPLING: Mapping[str, Any] = {
     "temperature": Annotated[
         float | None,
@@ -100,10 +109,12 @@ def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
 
 
 def load_llm(ctx: typer.Context) -> LLM:
-    """The model that the options of LOADING name."""
+    """The model that the options of LOADING name, with the drafts that those of DRAFTS do."""
     from bitnet_inference.llm import LLM
 
     model, options = loading_options(ctx)
+    if ctx.params.get("drafts") is not None:
+        options["drafts"] = ctx.params["drafts"]
     with progress_bar() as progress:
         return LLM.load(model, progress=progress, **options)
 

@@ -14,6 +14,7 @@ from bitnet_inference.engine.masks import Masks, mask_next
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores, full_rows
 from bitnet_inference.engine.scheduler import Scheduler, Share
+from bitnet_inference.engine.speculative import Drafter, Speculation
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.model.contract import Capabilities, Model, Output
 
@@ -30,11 +31,13 @@ class Engine:
         *,
         max_num_blocks: int | None = None,
         max_waiting: int = 1024,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Reserves the model's cache: as much as it allows, at most `max_num_blocks`; raises OutOfMemory.
 
-        `max_waiting`: so many requests may wait for their turn, one more raises QueueFull. `clock` tells seconds.
+        `max_waiting`: so many requests may wait for their turn, one more raises QueueFull. `drafter` guesses tokens,
+        which are checked where that is likely to pay. `clock` tells seconds.
         """
         self._model, self._clock = model, clock
         self._limits = model.capabilities
@@ -49,6 +52,9 @@ class Engine:
             max_sequences=self._limits.max_sequences,
             max_tokens=self._limits.max_tokens,
             max_waiting=max_waiting,
+        )
+        self._speculation = drafter and Speculation(
+            drafter, self._scheduler, max_tokens=self._limits.max_tokens, max_context=self.max_context
         )
 
     @property
@@ -113,7 +119,8 @@ class Engine:
             self._tell(request, Finish("cancelled"))
         for request in self._scheduler.drop_expired(self._clock()):
             self._tell(request, Finish("timeout"))
-        return self._scheduler.schedule()
+        shares = self._scheduler.schedule()
+        return self._speculation.add(shares) if self._speculation else shares
 
     def _forward(self, shares: Sequence[Share]) -> Output:
         copies = self._scheduler.take_copies()
@@ -208,6 +215,8 @@ class Engine:
     def _tell(self, request: Request, finish: Finish) -> None:
         assert request.finish is None, "a request ends once"
         request.finish = finish
+        if self._speculation:
+            self._speculation.forget(request)
         try:
             request.sink.finish(finish, request.usage())
         except Exception:  # nobody is left to tell

@@ -33,6 +33,11 @@ class Ints:
         self._data[self._length : length] = values
         self._length = length
 
+    def cut(self, length: int) -> None:
+        """Keep the first so many values, of at least as many."""
+        assert 0 <= length <= self._length, f"{length} of {self._length} values"
+        self._length = length
+
     def clear(self) -> None:
         """Drop all values."""
-        self._length = 0
+        self.cut(0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
+
 # A step with prompt tokens takes at most so many times one without, as far as the estimates are right.
 MAX_SLOWER = 3.75
 # A step has a multiple of so many tokens, those of the decoding requests among them: the tiles of the matrix kernels.
@@ -10,6 +13,7 @@ TILE = 16
 MIN_TOKENS = TILE // 2  # of prompts in a step
 _SHARE_OF_NEWEST = 0.25
 _MAX_JUMP = 2.0
+_LIKELY_SLOPE = 0.1  # a step with twice the tokens takes a tenth longer, where weights are what is waited for
 
 
 class Pace:
@@ -20,7 +24,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._decode_s: dict[int, float] = {}  # by the number of requests that decode
+        self._decode_s: dict[int, float] = {}  # by the number of tokens, of requests that decode and their drafts
         self._prompt_token_s: float | None = None
 
     def max_prompt_tokens(self, num_decoding: int) -> int:
@@ -30,6 +34,22 @@ class Pace:
             count = max(count, (MAX_SLOWER - 1) * self._alone_s(num_decoding) / self._prompt_token_s)
         in_tiles = int(num_decoding + count) // TILE * TILE - num_decoding
         return in_tiles if in_tiles >= MIN_TOKENS else in_tiles + TILE
+
+    def step_s(self, num_tokens: int) -> float:
+        """What a step with so many tokens takes, none of a prompt; kindly estimated where it was never measured.
+
+        0.0 while nothing is known, infinity far beyond what is: who wants to know goes there in steps.
+        """
+        known = sorted(self._decode_s)
+        if num_tokens in self._decode_s or not known or num_tokens < known[0]:
+            return self._alone_s(num_tokens)
+        at = bisect(known, num_tokens)
+        low, high = (known[at - 1], known[at]) if at < len(known) else (known[max(0, at - 2)], known[-1])
+        slope = (self._decode_s[high] - self._decode_s[low]) / max(1, high - low)
+        if at == len(known):
+            low, slope = high, max(slope, _LIKELY_SLOPE * self._decode_s[high] / high)
+        is_far = num_tokens > (1 + _MAX_JUMP) * known[-1]
+        return math.inf if is_far else self._decode_s[low] + slope * (num_tokens - low)
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn from a step."""

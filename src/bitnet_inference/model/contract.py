@@ -20,7 +20,8 @@ class Capabilities:
 
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
-    than `Output.full` for up to `quick_top` tokens.
+    than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
+    batch.
     """
 
     block_size: int
@@ -30,6 +31,7 @@ class Capabilities:
     available_bytes: int
     quick_top: int = 1
     paged: bool = True
+    same_bits: bool = False
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,10 @@ class Tokenizer:
         """The id of a token as the vocabulary spells it; None where it has no such token."""
         return self._rust.token_to_id(token)
 
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens, as the vocabulary spells them, and their ids."""
+        return self._rust.get_vocab(with_added_tokens=True)
+
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json, with all special tokens marked as such."""
         return self._at_the_door(lambda: self._rust.to_str())
