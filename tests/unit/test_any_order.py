@@ -11,11 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.speculative import Drafter
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.model.contract import Batch
 
 VOCAB, LONGEST = 5, 32  # few tokens and short texts, so that beginnings are often equal
 
@@ -47,13 +51,15 @@ class AnyOrder(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_sequences=st.integers(1, 5),
         max_tokens=st.sampled_from([1, 3, 8, 40]),
+        drafts=st.sampled_from(["none", "lookup", "model"]),
     )
-    def start(self, num_blocks: int, block_size: int, max_sequences: int, max_tokens: int) -> None:
+    def start(self, num_blocks: int, block_size: int, max_sequences: int, max_tokens: int, drafts: str) -> None:
         self.limits = {"vocab_size": VOCAB, "max_positions": LONGEST, "block_size": block_size}
         self.limits["num_blocks"] = num_blocks if block_size > 1 else 2 * num_blocks
         self.model = ScriptedModel(max_sequences=max_sequences, max_tokens=max_tokens, **self.limits)
         self.now = 0.0
-        self.engine = Engine(self.model, clock=lambda: self.now)
+        self.model.before_forward = self._work
+        self.engine = Engine(self.model, clock=lambda: self.now, drafter=self._drafter(drafts))
         self.scheduler = self.engine._scheduler
         self.requests: list[Request] = []
         self.cancelled: set[Request] = set()
@@ -99,7 +105,7 @@ class AnyOrder(RuleBasedStateMachine):
         """The model fails in the next step."""
         self.model.before_forward = fall_over
         self._step()
-        self.model.before_forward = lambda batch: None
+        self.model.before_forward = self._work
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
@@ -142,6 +148,15 @@ class AnyOrder(RuleBasedStateMachine):
             self._check(request)
         TALLY["requests"] += len(self.requests)
 
+    def _work(self, batch: Batch) -> None:
+        """A step takes its time, most of it whatever it computes: so that drafts look worth it."""
+        self.now += 0.01
+
+    def _drafter(self, drafts: str) -> Drafter | None:
+        if drafts == "model":
+            return ModelDrafter(ScriptedModel(vocab_size=VOCAB, max_positions=LONGEST, block_size=3), VOCAB, 25)
+        return LookupDrafter() if drafts == "lookup" else None
+
     def _submit(self, request: Request) -> bool:
         try:
             self.engine.submit(request)
@@ -153,7 +168,9 @@ class AnyOrder(RuleBasedStateMachine):
     def _step(self) -> None:
         expected = self._front()
         before = None if expected is None else (expected.num_computed, expected.num_output)
+        lengths = [(request, request.num_output) for request in self.scheduler.running]
         self.engine.step()
+        TALLY["tokens by drafts"] += sum(max(0, request.num_output - length - 1) for request, length in lengths)
         self.now += 0.25
         TALLY["steps"] += 1
         if expected is not None and expected.finish is None:

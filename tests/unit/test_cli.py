@@ -59,6 +59,12 @@ def test_prompts_come_from_stdin_and_may_be_raw():
     assert raw["usage"]["num_prompt_tokens"] < given["usage"]["num_prompt_tokens"]
 
 
+def test_drafts_change_no_text():
+    plain, drafted = (bitnet("run", STORY, "-n", "20", "--seed", "1", "--drafts", who) for who in ("none", "default"))
+    assert plain.exit_code == drafted.exit_code == 0 and plain.stdout == drafted.stdout
+    assert "nobody: there is no such file" in bitnet("run", STORY, "--drafts", "nobody").stderr
+
+
 def test_every_sampling_option_arrives(monkeypatch):
     seen = []
     monkeypatch.setattr("bitnet_inference.llm.LLM.stream_chat", lambda llm, talk, params: seen.append((talk, params)))

@@ -30,11 +30,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def scripted_llm(folder, **limits):
+def scripted_llm(folder, drafts="auto", **limits):
     tokenizer = Tokenizer.from_folder(folder)
     limits = {"vocab_size": tokenizer.vocab_size, "max_positions": 256, "num_blocks": 500} | limits
     model = ScriptedModel(**limits)
-    return LLM(model, tokenizer), model
+    return LLM(model, tokenizer, drafts=drafts), model
 
 
 @pytest.fixture
@@ -341,6 +341,22 @@ class TestLife:
             llm.generate("The fox", GREEDY)
         assert stream.read().usage.num_output_tokens > 0
         llm.close()
+
+    def test_who_drafts(self, folder, tmp_path):
+        """A word or a model; the text is the same, and a model is closed with the LLM."""
+        with scripted_llm(folder)[0] as plain:
+            expected = plain.generate("a b a b", GREEDY).text
+        model = ScriptedModel(vocab_size=plain.config.vocab_size, max_positions=256)
+        for drafts in ("lookup", "none", model):
+            with scripted_llm(folder, drafts=drafts)[0] as llm:
+                assert llm.generate("a b a b", GREEDY).text == expected
+        assert not len(model._cache)
+        with pytest.raises(InvalidParams, match="9 tokens in place of"):
+            scripted_llm(folder, drafts=ScriptedModel(vocab_size=9))
+        with pytest.raises(InvalidParams, match="other tokens than the model"):
+            LLM.load("default", drafts=folder)
+        with pytest.raises(NotFound, match="nobody"):
+            LLM.load("default", drafts="nobody")
 
     def test_terms_reach_the_engine(self, llm):
         streams = [llm.stream("a", GREEDY, priority=2), llm.stream_chat(HI, GREEDY, priority=3, timeout_s=60)]
