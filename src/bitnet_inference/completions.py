@@ -6,6 +6,7 @@ an empty answer with true log-probabilities; and user mistakes are InvalidParams
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, NotRequired, TypedDict
@@ -83,9 +84,12 @@ def chat_completion(
 ) -> list[ChatCompletion]:
     """Answer dialogs of {"role": ..., "content": ...}: perhaps a system message, then user and assistant in turn.
 
-    The last message is the user's. `response_format` is OpenAI's: {"type": "json_object"}, or {"type": "json_schema",
-    "json_schema": {"name": ..., "schema": {...}}}, which is kept to. `tools` and `tool_choice` are OpenAI's too: with
-    "auto" a call is looked for in the answer, "required" or a function's name forces one. Otherwise as text_completion.
+    The last message is the user's, or a tool's: behind an assistant's message with "tool_calls" come {"role": "tool",
+    "tool_call_id": ..., "content": ...} with what the calls gave.
+
+    `response_format` is OpenAI's: {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"name": ...,
+    "schema": {...}}}, which is kept to. `tools` and `tool_choice` are OpenAI's too: with "auto" a call is looked for in
+    the answer, "required" or a function's name forces one. Otherwise as text_completion.
     """
     grammar, callable_tools = read_response_format(response_format), read_tools(tools, tool_choice)
     style: Style = "hermes" if any("<tool_call>" in each for each in llm.tokenizer.templates.values()) else "llama"
@@ -165,12 +169,16 @@ def _text(llm: LLM, echoed: list[int], output: Generation) -> TextCompletion:
     return result
 
 
+# A system message perhaps; then user (u), calls (c) with their results (t), and answer (a); the last waits for one.
+_LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
+_TURNS = re.compile(r"s?(?:u(?:ct+)*a)*u(?:ct+)*")
+
+
 def _check_turns(index: int, dialog: Sequence[Message]) -> None:
-    roles = [message["role"] for message in check_messages(dialog)]
-    turns = roles[1:] if roles[0] == "system" else roles
-    expected = [("user", "assistant")[turn % 2] for turn in range(len(turns))]
-    if turns != expected or not turns or turns[-1] != "user":
+    messages = check_messages(dialog)
+    letters = ("c" if "tool_calls" in message else _LETTERS.get(message["role"], "?") for message in messages)
+    if not _TURNS.fullmatch("".join(letters)):
         raise InvalidParams(
-            f"dialogs[{index}] has the roles {', '.join(roles)}: give user and assistant in turn, the user last, "
-            "with or without a system message in front"
+            f"dialogs[{index}] has the roles {', '.join(message['role'] for message in messages)}: give user and "
+            "assistant in turn, the user last, with or without a system message in front; tool results follow the calls"
         )

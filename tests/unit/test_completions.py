@@ -88,6 +88,21 @@ def test_dialogs_take_turns(llm, dialog):
         chat_completion(llm, [HI, dialog])
 
 
+def test_results_of_tools_follow_their_calls(llm):
+    call = {"type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    calls, result = {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "noon"}
+    answer = {"role": "assistant", "content": "Noon."}
+    for dialog in (
+        [*HI, calls, result],
+        [*HI, calls, result, result, answer, *HI],
+        [*HI, calls, result, calls, result],
+    ):
+        assert chat_completion(llm, [dialog], temperature=0, max_gen_len=1)
+    for dialog in ([*HI, calls], [*HI, result], [*HI, answer, result], [calls, result], [*HI, calls, result, answer]):
+        with pytest.raises(InvalidParams, match="tool results follow the calls"):
+            chat_completion(llm, [dialog])
+
+
 def test_mistakes(llm):
     for prompts in ("x", [1], [None], None, 5, iter(["x"])):
         with pytest.raises(InvalidParams, match="list of strings"):

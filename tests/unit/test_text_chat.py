@@ -87,6 +87,13 @@ def test_sentencepiece_gets_no_spaces_around_plain_pieces(tmp_path):
     assert chat._tokenizer.decode(ids) == "[the</s>fox]"
 
 
+def with_arguments(arguments):
+    return {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+
+
+CALL = with_arguments('{"city": "Rome</s>"}')
+
+
 @pytest.mark.parametrize(
     "messages, message",
     [
@@ -105,6 +112,13 @@ def test_sentencepiece_gets_no_spaces_around_plain_pieces(tmp_path):
         ([{"role": "user", "content": ["x"]}], r"content\[0\] must be"),
         ([{"role": "user", "content": [{"type": "image", "text": ""}]}], "only text"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"content\[0\]\.text"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only the assistant's"),
+        ([{"role": "assistant", "tool_calls": {}}], r"messages\[0\]\.tool_calls must be a list"),
+        ([{"role": "assistant", "tool_calls": [{"type": "x"}]}], r"tool_calls\[0\] must be"),
+        ([{"role": "assistant", "tool_calls": [with_arguments("[1]")]}], r"tool_calls\[0\]\.function\.arguments"),
+        ([{"role": "assistant", "tool_calls": [with_arguments("{")]}], r"tool_calls\[0\]\.function\.arguments"),
+        ([{"role": "assistant", "tool_calls": [with_arguments("[" * 99999)]}], r"\.function\.arguments"),
+        ([{"role": "assistant", "tool_calls": []}], "has no 'content'"),
     ],
 )
 def test_bad_messages_are_named(chat, messages, message):
@@ -118,6 +132,20 @@ def test_keys_without_a_value_are_left_out(tmp_path):
         "role": "user",
         "content": "x",
     }
+
+
+def test_calls_and_their_results_reach_the_template(tmp_path):
+    """Arguments as an object, whichever way they were given; special tokens in them are plain text."""
+    chat = chat_of(tmp_path, chat_template="{{ messages | tojson }}")
+    talk = [*HI, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    talk += [{"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
+    _, calls, result = json.loads(chat.render(talk))
+    function = {"name": "weather", "arguments": {"city": "Rome</s>"}}
+    call = {"id": "call_1", "type": "function", "function": function}
+    assert calls == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    assert chat.render([*HI, {"role": "assistant", "tool_calls": [call]}, result]) == chat.render(talk)
+    assert 2 not in chat.encode(talk)[:-1]
 
 
 def test_no_template(tmp_path):

@@ -10,14 +10,17 @@ from typing import Any
 from bitnet_inference.errors import InvalidParams
 
 Message = Mapping[str, Any]
-MESSAGE_KEYS = ("role", "content", "name")
+MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
-def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """The messages as templates get them: strings only, keys without a value left out. Raises InvalidParams.
+def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as templates get them, keys without a value left out. Raises InvalidParams.
 
     The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are.
+    Beside `tool_calls` it may be missing. Their arguments are an object, or OpenAI's string of one; templates get the
+    object.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidParams('messages must be a list of {"role": ..., "content": ...}')
@@ -26,12 +29,17 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
-def _check_message(place: str, message: Message) -> dict[str, str]:
+def _check_message(place: str, message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidParams(f'{place} must be an object {{"role": ..., "content": ...}}')
     given = {key: value for key, value in message.items() if value is not None}
     if unknown := [key for key in given if key not in MESSAGE_KEYS]:
         raise InvalidParams(f"{place} has the unknown key {unknown[0]!r}: known are {', '.join(MESSAGE_KEYS)}")
+    calls = _calls(f"{place}.tool_calls", given.pop("tool_calls", []))
+    if calls:
+        given.setdefault("content", "")
+        if given.get("role") != "assistant":
+            raise InvalidParams(f"{place} has tool_calls: only the assistant's messages have them")
     for key in ("role", "content"):
         if key not in given:
             raise InvalidParams(f"{place} has no {key!r}")
@@ -39,7 +47,31 @@ def _check_message(place: str, message: Message) -> dict[str, str]:
     for key, value in checked.items():
         if not isinstance(value, str) or (key == "role" and not value):
             raise InvalidParams(f"{place}.{key} must be a string that is not empty")
-    return {key: str(value) for key, value in checked.items()}
+    texts = {key: str(value) for key, value in checked.items()}
+    return texts | {"tool_calls": calls} if calls else texts
+
+
+def _calls(place: str, calls: object) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
+        raise InvalidParams(f"{place} must be a list of {_CALL}")
+    return [_call(f"{place}[{index}]", call) for index, call in enumerate(calls)]
+
+
+def _call(place: str, call: object) -> dict[str, Any]:
+    function = (
+        call.get("function") if isinstance(call, Mapping) and call.get("type", "function") == "function" else None
+    )
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidParams(f"{place} must be {_CALL}")
+    arguments = function.get("arguments", {})
+    try:
+        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        raise InvalidParams(f"{place}.function.arguments must be a JSON object, or the text of one")
+    checked = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return check_plain(place, checked | ({"id": call["id"]} if "id" in call else {}))  # type: ignore[index, operator]
 
 
 def _text(place: str, content: object) -> str:
