@@ -71,7 +71,8 @@ def _call(place: str, call: object) -> dict[str, Any]:
     if not isinstance(arguments, Mapping):
         raise InvalidParams(f"{place}.function.arguments must be a JSON object, or the text of one")
     checked = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return check_plain(place, checked | ({"id": call["id"]} if "id" in call else {}))  # type: ignore[index, operator]
+    plain: dict[str, Any] = check_plain(place, checked | {key: value for key, value in call.items() if key == "id"})
+    return plain
 
 
 def _text(place: str, content: object) -> str:
