@@ -133,6 +133,38 @@ def test_a_drafter_that_costs_time_is_asked_now_and_then_only():
     assert 200 / PROBE_EVERY <= drafter.num_asked <= 200 / PROBE_EVERY + 10
 
 
+class Turns:
+    """A constraint: tokens below 3 and above 2 in turn, so many of them."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.num_taken = length, 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_taken == self.length
+
+    def mask(self):
+        return np.array([0b11000 if self.num_taken % 2 else 0b00111], np.uint32)
+
+    def accept(self, token_id: int) -> None:
+        assert (token_id > 2) == self.num_taken % 2
+        self.num_taken += 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constraint_sees_accepted_tokens_alone(temperature):
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=60)
+    model, clock_model = (ScriptedModel(vocab_size=VOCAB, max_positions=99) for _ in range(2))
+    expected = generate(model, [0, 1], params, constraint=Turns(41))
+    drafter, listener = Knowing(0.8), Listener()
+    drafter.texts[0, 1] = expected.token_ids
+    engine = Engine(clock_model, drafter=drafter, clock=(clock := Clock(clock_model, 0.0001)))
+    engine.submit(Request([0, 1], params, listener, constraint=Turns(41)))
+    run(engine)
+    assert (listener.token_ids, listener.reason) == (expected.token_ids, "stop")
+    assert len(listener.token_ids) == 41 and len(clock.steps) < 30
+
+
 def test_a_drafter_that_fails_is_left_alone(caplog):
     class Failing(LookupDrafter):
         def draft(self, wanted):

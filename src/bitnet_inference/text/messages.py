@@ -57,10 +57,9 @@ def _calls(place: str, calls: object) -> list[dict[str, Any]]:
     return [_call(f"{place}[{index}]", call) for index, call in enumerate(calls)]
 
 
-def _call(place: str, call: object) -> dict[str, Any]:
-    function = (
-        call.get("function") if isinstance(call, Mapping) and call.get("type", "function") == "function" else None
-    )
+def _call(place: str, call: Any) -> dict[str, Any]:
+    is_call = isinstance(call, Mapping) and call.get("type", "function") == "function"
+    function = call.get("function") if is_call else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidParams(f"{place} must be {_CALL}")
     arguments = function.get("arguments", {})
