@@ -26,10 +26,11 @@ from peer_engines import NEEDS, Peer, is_installed, llama_cpp_engine, our_engine
 from peer_process import EngineFailed, EngineProcess
 from turns import Comparison, Row, Sample, longest, rows_of, take_pairs, take_sample
 
-from bitnet_inference.bench import Workload, refuse_unwritable
+from bitnet_inference.bench import Workload
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import BitNetError, InvalidParams
 from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.output_files import refuse_unwritable
 from bitnet_inference.probe import MAX_ATTEMPTS, MAX_DISTURBANCE, machine_busy_s
 
 INSTALL = 'pip install ".[peers]"'

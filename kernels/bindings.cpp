@@ -137,6 +137,7 @@ void bind_plan(nb::module_& m) {
     using Name = std::optional<RowsTuple>;
     nb::class_<Plan>(m, "Program")
         .def(nb::init<int64_t>(), nb::arg("arena_floats"))
+        .def_prop_ro("num_steps", [](const Plan& p) { return p.program.steps().size(); })
         .def("embed", [](Plan& p, nb::object table,
                          RowsTuple out) { p.program.embed(&p.keep<Dense>(table)->weight, rows_of(out)); })
         .def("rotations",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, Scheduled, Stepped, Token
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
 from bitnet_inference.errors import OutOfMemory
@@ -20,6 +22,14 @@ settings.register_profile("shared machine", settings.default, deadline=None)  # 
 settings.load_profile("shared machine")
 
 _MASK = (1 << 64) - 1
+# What a listener has heard of a request before each event.
+_MAY_FOLLOW: dict[type, set[str | None]] = {
+    Queued: {None},
+    Scheduled: {"Queued", "Preempted"},
+    Token: {"Scheduled", "Token"},
+    Preempted: {"Scheduled", "Token"},
+    Finished: {"Queued", "Scheduled", "Token", "Preempted"},
+}
 
 
 class ScriptedModel:
@@ -177,6 +187,21 @@ def run(engine: Engine, max_steps: int = 10000) -> None:
         max_steps -= 1
         assert max_steps, "the engine does not come to an end"
         engine.step()
+
+
+def check_events(heard: Sequence[Event], requests: Sequence[Request]) -> None:
+    """Each request was told of as its life allows, from its queue to one end; all of them, and no others."""
+    states: dict[int, str] = {}
+    num_tokens: Counter[int] = Counter()
+    for event in (event for event in heard if not isinstance(event, Stepped)):
+        before, states[event.request] = states.get(event.request), type(event).__name__
+        assert before in _MAY_FOLLOW[type(event)], f"{event} after {before}"
+        if isinstance(event, Token):
+            assert event.index == num_tokens[event.request]
+            num_tokens[event.request] += 1
+        if isinstance(event, Finished):
+            assert event.usage.num_output_tokens == num_tokens[event.request]
+    assert states == {request.number: "Finished" for request in requests}
 
 
 def generate(model: ScriptedModel, prompt: Any, params: SamplingParams, **options: Any) -> Listener:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from bitnet_inference.grammar.grammar import Grammar
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Piece, Stream
+    from bitnet_inference.telemetry import Counts
+    from bitnet_inference.trace import Trace
 
     __version__: str
 
@@ -46,6 +48,7 @@ __all__ = [
     "BackendError",
     "BitNetError",
     "Cancelled",
+    "Counts",
     "EngineError",
     "Filtered",
     "FormatError",
@@ -64,6 +67,7 @@ __all__ = [
     "Stopped",
     "Stream",
     "TokenLogprobs",
+    "Trace",
     "Unavailable",
     "Unsupported",
     "Usage",
@@ -75,12 +79,14 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "Counts": "telemetry",
     "Generation": "stream",
     "Grammar": "grammar.grammar",
     "Piece": "stream",
     "SamplingParams": "engine.params",
     "Stream": "stream",
     "TokenLogprobs": "engine.request",
+    "Trace": "trace",
     "Usage": "engine.request",
     "chat_completion": "completions",
     "text_completion": "completions",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import sys
 import time
@@ -177,15 +176,6 @@ def measure(
         )
     finally:
         model.close()
-
-
-def refuse_unwritable(file: Path) -> None:
-    """Raise InvalidParams where numbers could not be written into the file: better before measuring than after."""
-    folder = file.parent
-    if not folder.is_dir():
-        raise InvalidParams(f"{file} cannot be written: there is no folder {folder}: make it, or choose another")
-    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
-        raise InvalidParams(f"{file} cannot be written: give a file in a folder that you may write to")
 
 
 def num_multiply_adds(config: ModelConfig) -> tuple[int, int]:

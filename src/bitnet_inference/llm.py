@@ -18,6 +18,7 @@ from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.events import EngineListener, PlanTimes
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import PromptLogits, Request
 from bitnet_inference.engine.terms import Terms
@@ -55,11 +56,22 @@ class LLM:
         *,
         max_cache_tokens: int | None = None,
         drafts: Drafts = "auto",
+        listener: EngineListener | None = None,
+        profile: bool = False,
     ) -> None:
-        """For models that are loaded already; see `load`. One for `drafts` is closed with it. Raises OutOfMemory."""
+        """For models that are loaded already; see `load`. One for `drafts` is closed with it.
+
+        Raises OutOfMemory, and InvalidParams for a profile that cannot be made.
+        """
+        _check_profile(profile, listener)
         block_size = model.capabilities.block_size
-        max_blocks = None if max_cache_tokens is None else max(1, math.ceil(max_cache_tokens / block_size))
-        engine = Engine(model, max_num_blocks=max_blocks, drafter=make_drafter(model, drafts, max_cache_tokens))
+        engine = Engine(
+            model,
+            max_num_blocks=None if max_cache_tokens is None else max(1, math.ceil(max_cache_tokens / block_size)),
+            drafter=make_drafter(model, drafts, max_cache_tokens),
+            listener=listener,
+            plan_times=_plan_times(model) if profile else None,
+        )
         self.tokenizer = tokenizer
         self.config = model.config
         self.max_context = engine.max_context
@@ -82,6 +94,8 @@ class LLM:
         max_cache_tokens: int | None = None,
         drafts: str | Path = "auto",
         progress: Progress | None = None,
+        listener: EngineListener | None = None,
+        profile: bool = False,
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, or a path.
 
@@ -89,17 +103,26 @@ class LLM:
         many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead, which are
         checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in the text),
         the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check changes no
-        bit, as on the CPU. `progress(done, total)` is called while weights are read. Raises NotFound, FormatError,
-        Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        bit, as on the CPU. `progress(done, total)` is called while weights are read. `listener(event)` is called in the
+        engine's thread with all that happens (engine.events): see Counts and Trace. With `profile` it hears the time of
+        each step of the plan too, on device "cpu".
+        Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
+        _check_profile(profile, listener)
         config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
         path = find_model(model)
         checkpoint = open_checkpoint(path)
         tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
         drafting = load_drafts(drafts, tokenizer, config)
-        loaded = load_model(checkpoint, config, progress)
-        return cls(loaded, tokenizer, max_cache_tokens=max_cache_tokens, drafts=drafting)
+        return cls(
+            load_model(checkpoint, config, progress),
+            tokenizer,
+            max_cache_tokens=max_cache_tokens,
+            drafts=drafting,
+            listener=listener,
+            profile=profile,
+        )
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
@@ -297,6 +320,13 @@ def _split(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
     return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
 
 
+def _plan_times(model: Model) -> PlanTimes:
+    start: Callable[[], PlanTimes] | None = getattr(model, "time_steps", None)  # no part of the contract
+    if start is None:
+        raise InvalidParams('profile: this device cannot time the steps of its plan: choose "cpu", or leave it out')
+    return start()
+
+
 def _close(worker: Worker, models: Sequence[Model]) -> None:
     worker.stop(drain=False)
     for model in [] if worker.is_forked else models:  # the threads that closing would join are the parent's
@@ -316,3 +346,8 @@ def _cancelling(streams: Sequence[Stream]) -> Iterator[None]:
 def _check_count(name: str, value: object) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise InvalidParams(f"{name} is {value!r}: give a whole number of at least 1")
+
+
+def _check_profile(profile: bool, listener: EngineListener | None) -> None:
+    if profile and listener is None:
+        raise InvalidParams("profile is for a listener, and there is none: give one, as a Trace, or leave profile out")

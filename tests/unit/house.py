@@ -17,7 +17,7 @@ PACKAGE = "src/bitnet_inference/"
 
 # Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free.
 LAYERS = {
-    "_native": 0, "config": 0, "errors": 0, "native": 0, "ternary": 0,
+    "_native": 0, "config": 0, "errors": 0, "native": 0, "output_files": 0, "ternary": 0,
     "formats": 1, "grammar": 1, "hub": 1, "probe": 1, "text": 1,
     "model": 2,
     "backends": 3, "engine": 3,
@@ -35,6 +35,7 @@ PARTS = {
     "drafts": "llm",
     "doctor_checks": "doctor",
     "tools": "completions",
+    "trace": "telemetry",
 }
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}

@@ -1,18 +1,20 @@
 """Whatever happens in whatever order: no block is lost, shared while it is written, or freed twice; every request ends
-once, with the text that it has alone. A state machine over the engine, its scheduler and its blocks."""
+once, with the text that it has alone, and a listener hears of it in order. A state machine over the engine, its
+scheduler and its blocks."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
-from conftest import Listener, ScriptedModel, generate
+from conftest import Listener, ScriptedModel, check_events, generate
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.events import Event, Preempted
 from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
@@ -59,7 +61,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.model = ScriptedModel(max_sequences=max_sequences, max_tokens=max_tokens, **self.limits)
         self.now = 0.0
         self.model.before_forward = self._work
-        self.engine = Engine(self.model, clock=lambda: self.now, drafter=self._drafter(drafts))
+        self.heard: list[Event] = []
+        drafter = self._drafter(drafts)
+        self.engine = Engine(self.model, clock=lambda: self.now, drafter=drafter, listener=self.heard.append)
         self.scheduler = self.engine._scheduler
         self.requests: list[Request] = []
         self.cancelled: set[Request] = set()
@@ -144,8 +148,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.the_books_are_right()
         assert not self.engine.has_work, "somebody starves"
         assert self.engine.num_free_blocks == self.scheduler.pool.num_blocks
+        check_events(self.heard, self.requests)
         for request in self.requests:
             self._check(request)
+        TALLY["preemptions"] += sum(isinstance(event, Preempted) for event in self.heard)
         TALLY["requests"] += len(self.requests)
 
     def _work(self, batch: Batch) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
@@ -17,7 +18,7 @@ from bitnet_inference.engine.terms import Terms
 
 def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16):
     limits = {"max_sequences": max_sequences, "max_tokens": max_tokens, "max_waiting": 100}
-    return Scheduler(BlockPool(num_blocks), block_size=block_size, **limits)
+    return Scheduler(BlockPool(num_blocks), Events(), block_size=block_size, **limits)
 
 
 def request(num_prompt, **terms):

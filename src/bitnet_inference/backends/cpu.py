@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import native
-from bitnet_inference.backends.cpu_program import compile_program
+from bitnet_inference.backends.cpu_program import NativePlan, compile_plan
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
+from bitnet_inference.model.plan import StepTime
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
 MIN_SCREENED_WEIGHTS = 1 << 24  # smaller heads stay in the cache, and are read whole
@@ -40,8 +43,9 @@ class CpuModel:
         self._screen, self._rounded = self._make_screen(head, config.head), self._round(head, config.head)
         if self._rounded is not None:
             checkpoint.release(head_names[0])
+        self._screen_s = 0.0  # what the screen or the rounded head took; they are no steps of a plan
         self._body, self._head, self._norm = (
-            None if plan is None else compile_program(plan, self.config, weights, checkpoint.vector, self._cache)
+            None if plan is None else compile_plan(plan, self.config, weights, checkpoint.vector, self._cache)
             for plan in (plans.body, None if self._rounded else plans.head, plans.norm)
         )
         products = (step.weights for step in plans.body.steps if step.parts[0] in ("ternary", "dense"))
@@ -98,7 +102,7 @@ class CpuModel:
         hidden = np.empty((len(batch.token_ids), self.config.hidden_size), np.float32)
         arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
         try:
-            self._open_executor().run(self._body, arrays, None, hidden)
+            self._run(self._body, arrays, None, hidden)
         except MemoryError as error:
             cure = "free memory, or lower max_batch_tokens"
             raise OutOfMemory(f"a step of {len(batch.token_ids)} tokens finds no memory: {cure}") from error
@@ -111,6 +115,17 @@ class CpuModel:
         """
         block_size, block_bytes = self.capabilities.block_size, self.capabilities.block_bytes
         return self._weight_bytes + sum((context + 1) * block_bytes // block_size for context in contexts)
+
+    def time_steps(self) -> Callable[[], tuple[StepTime, ...]]:
+        """From now on, measure every step of the plans; the function tells how long each took since it was last asked.
+
+        What ran not at all is left out. A screened or rounded head counts as one step "screen" or "rounded".
+        """
+        for plan in (self._body, self._norm, self._head):
+            if plan is not None:
+                plan.time_steps()
+        self._screen_s = 0.0
+        return self._take_times
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, (from, to), in order."""
@@ -125,7 +140,9 @@ class CpuModel:
     def top(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of rows of hidden states and their logits: through the screen where there is one."""
         if self._screen is not None and k <= MAX_SCREENED_TOP:
-            ids, logits, _ = self._screen.top(self._executor, self.rows(hidden, logits=False), k)
+            normed = self.rows(hidden, logits=False)
+            with self._timing_screen():
+                ids, logits, _ = self._screen.top(self._executor, normed, k)
             return ids, logits
         logits = self.rows(hidden, logits=True)
         best = np.argmax(logits, axis=1)[:, None] if k == 1 else np.argsort(-logits, axis=1, kind="stable")[:, :k]
@@ -135,18 +152,42 @@ class CpuModel:
         """Logits, or normed hidden states, of rows of hidden states."""
         if logits and self._rounded is not None:
             return self._rounded_logits(hidden)
-        program, width = (self._head, self.config.vocab_size) if logits else (self._norm, self.config.hidden_size)
+        plan, width = (self._head, self.config.vocab_size) if logits else (self._norm, self.config.hidden_size)
         output = np.empty((len(hidden), width), np.float32)
         for begin in range(0, len(hidden), HEAD_ROWS):
             end = begin + HEAD_ROWS
-            self._open_executor().run(program, None, hidden[begin:end], output[begin:end])
+            self._run(plan, None, hidden[begin:end], output[begin:end])
         return output
 
     def _rounded_logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         normed = self.rows(hidden, logits=False)
         output = np.empty((len(hidden), self.config.vocab_size), np.float32)
-        self._rounded.scores(self._executor, normed, output)
+        with self._timing_screen():
+            self._rounded.scores(self._executor, normed, output)
         return output
+
+    @contextmanager
+    def _timing_screen(self) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self._screen_s += perf_counter() - start
+
+    def _take_times(self) -> tuple[StepTime, ...]:
+        times = [
+            time
+            for name, plan in (("body", self._body), ("norm", self._norm), ("head", self._head))
+            if plan is not None
+            for time in plan.take_times(name)
+        ]
+        if self._screen_s:
+            times.append(StepTime("head", "screen" if self._rounded is None else "rounded", self._screen_s))
+            self._screen_s = 0.0
+        return tuple(times)
+
+    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: NDArray[np.float32]) -> None:
+        executor = self._open_executor()
+        assert plan is not None, "this plan was not compiled"
+        plan.run(executor, arrays, input, output)
 
     def _open_executor(self) -> Any:
         if self._executor is None:

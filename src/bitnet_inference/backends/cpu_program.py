@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.model.buffers import num_floats, plan_buffers
-from bitnet_inference.model.plan import Plan, Step, Value
+from bitnet_inference.model.plan import Plan, Step, StepTime, Value
 from bitnet_inference.model.rope import inverse_frequencies
 
 ARENA, INPUT, OUTPUT = 0, 1, 2  # Base in kernels/executor.h
@@ -21,14 +21,41 @@ Rows = tuple[int, int, int, int, int]
 Weights = Mapping[tuple[str, ...], Any]
 
 
-def compile_program(
+class NativePlan:
+    """A plan that runs in one native call."""
+
+    def __init__(self, program: Any, verbs: Sequence[str]) -> None:
+        """`verbs` has the plan's verb for each step of the native.Program."""
+        self._program, self._verbs = program, verbs
+        self._seconds: NDArray[np.float64] | None = None  # of each step; None: nobody asks
+
+    def run(self, executor: Any, arrays: Any, input: Any, output: NDArray[np.float32]) -> None:
+        """See native.Executor.run."""
+        executor.run(self._program, arrays, input, output, self._seconds)
+
+    def time_steps(self) -> None:
+        """From now on, measure how long each step takes."""
+        self._seconds = np.zeros(len(self._verbs))
+
+    def take_times(self, name: str) -> list[StepTime]:
+        """How long each step took since the times were taken last; none if it did not run. `name` is the plan's."""
+        if self._seconds is None or not self._seconds.any():
+            return []
+        seconds = self._seconds.tolist()
+        self._seconds[:] = 0
+        return [StepTime(name, *each) for each in zip(self._verbs, seconds, strict=True)]
+
+
+def compile_plan(
     plan: Plan, config: ModelConfig, weights: Weights, vector: Callable[[str], NDArray[np.float32]], cache: Any
-) -> Any:
-    """A native.Program that does the steps of the plan. `vector` gives norm weights by canonical name."""
+) -> NativePlan:
+    """A native program that does the steps of the plan. `vector` gives norm weights by canonical name."""
     compiler = _Compiler(plan, config, weights, vector, cache)
+    verbs: list[str] = []
     for step in plan.steps:
         compiler.emit(step)
-    return compiler.program
+        verbs += [step.verb] * (compiler.program.num_steps - len(verbs))  # some become two native steps
+    return NativePlan(compiler.program, verbs)
 
 
 class _Compiler:

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bitnet_inference.cli.form import FORM, grammar_option
 from bitnet_inference.cli.options import DRAFTS, LOADING, SAMPLING, load_llm, sampling_params, with_options
+from bitnet_inference.cli.profile import profiling
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ def run(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result at its end, as one JSON object.")] = False,
     logprobs: Annotated[int | None, typer.Option(metavar="N", help="With --json: the N likeliest tokens too.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write there when each step of the model ran, as a trace.")
+    ] = None,
 ) -> None:
     """Answer one prompt.
 
@@ -38,7 +43,7 @@ def run(
     if logprobs is not None and not as_json:
         raise InvalidParams("--logprobs are shown with --json only: add it")
     text, grammar = _read_prompt(prompt), grammar_option(ctx)
-    with load_llm(ctx) as llm:
+    with profiling(profile) as more, load_llm(ctx, **more) as llm:
         params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
         stream = _open(llm, text, system, params, raw or not llm.tokenizer.templates)
         if as_json:

@@ -108,15 +108,15 @@ def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
     return given.pop("model", "default"), given
 
 
-def load_llm(ctx: typer.Context) -> LLM:
-    """The model that the options of LOADING name, with the drafts that those of DRAFTS do."""
+def load_llm(ctx: typer.Context, **more: Any) -> LLM:
+    """The model that the options of LOADING name, with the drafts that those of DRAFTS do; `more` goes to LLM.load."""
     from bitnet_inference.llm import LLM
 
     model, options = loading_options(ctx)
     if ctx.params.get("drafts") is not None:
         options["drafts"] = ctx.params["drafts"]
     with progress_bar() as progress:
-        return LLM.load(model, progress=progress, **options)
+        return LLM.load(model, progress=progress, **options, **more)
 
 
 @contextmanager

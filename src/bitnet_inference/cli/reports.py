@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from bitnet_inference.cli.options import EXIT_MISTAKE, LOADING, MODEL_HELP, loading_options, progress_bar, with_options
-from bitnet_inference.errors import InvalidParams
 
 EXIT_WRONG = 1
 
@@ -54,9 +53,10 @@ def bench(
     most memory that it takes. Medians; samples that other processes disturb are taken again. Takes about a minute for
     two billion parameters.
     """
-    from bitnet_inference.bench import measure, refuse_unwritable
+    from bitnet_inference.bench import measure
     from bitnet_inference.config import EngineConfig
     from bitnet_inference.model_folder import find_model
+    from bitnet_inference.output_files import refuse_unwritable, write_whole
 
     if json_file is not None:
         refuse_unwritable(json_file)
@@ -64,13 +64,10 @@ def bench(
     with progress_bar() as progress:
         result = measure(find_model(model), EngineConfig.from_env(**options), progress=progress)
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidParams(f"{json_file} cannot be written: {error.strerror}") from None
+        write_whole(json_file, json.dumps(result.as_json(), indent=2) + "\n")
     _print_lines(result.lines())
     typer.echo()
-    _print_table(result.table())
+    print_table(result.table())
 
 
 def doctor() -> None:
@@ -96,9 +93,9 @@ def _print_lines(lines: Iterable[tuple[str, str]]) -> None:
         typer.echo(f"  {name:<16} {value}")
 
 
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+def print_table(rows: Sequence[tuple[str, ...]], to_stderr: bool = False) -> None:
     """Columns under a row of titles: the first and the last to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for first, *numbers, last in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]
-        typer.echo("  ".join((f"  {first:<{widths[0]}}", *cells, last)).rstrip())
+        typer.echo("  ".join((f"  {first:<{widths[0]}}", *cells, last)).rstrip(), err=to_stderr)

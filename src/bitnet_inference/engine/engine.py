@@ -10,6 +10,7 @@ from time import monotonic
 from bitnet_inference.engine.batch import build_batch
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.constraint import Constraint
+from bitnet_inference.engine.events import EngineListener, Events, PlanTimes
 from bitnet_inference.engine.masks import Masks, mask_next
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores, full_rows
@@ -33,11 +34,14 @@ class Engine:
         max_waiting: int = 1024,
         drafter: Drafter | None = None,
         clock: Callable[[], float] = monotonic,
+        listener: EngineListener | None = None,
+        plan_times: PlanTimes | None = None,
     ) -> None:
         """Reserves the model's cache: as much as it allows, at most `max_num_blocks`; raises OutOfMemory.
 
         `max_waiting`: so many requests may wait for their turn, one more raises QueueFull. `drafter` guesses tokens,
-        which are checked where that is likely to pay. `clock` tells seconds.
+        which are checked where that is likely to pay. `clock` tells seconds. `listener` hears of events, see there;
+        `plan_times` tells it how long the steps of plans took.
         """
         self._model, self._clock = model, clock
         self._limits = model.capabilities
@@ -46,8 +50,10 @@ class Engine:
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
         self._masks = Masks()
         self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top)
+        self._events = Events(listener, plan_times)
         self._scheduler = Scheduler(
             BlockPool(num_blocks),
+            self._events,
             block_size=self._limits.block_size,
             max_sequences=self._limits.max_sequences,
             max_tokens=self._limits.max_tokens,
@@ -85,14 +91,17 @@ class Engine:
 
     def step(self) -> None:
         """Compute and sample once for every request that is at it. An error ends the requests that it concerns."""
+        self._events.begin_step()
         shares = self._schedule()
-        if not shares:
-            return
-        with self._answering_for(shares), self._timing(shares):
-            self._masks.start(shares)
-            output = self._forward(shares)
-            for scores in self._sampler.scores(output, self._take_note(output, shares)):
-                self._go_on(scores)
+        self._events.forward(shares)
+        if shares:
+            with self._answering_for(shares), self._timing(shares):
+                self._masks.start(shares)
+                output = self._forward(shares)
+                self._events.enter("sample")
+                for scores in self._sampler.scores(output, self._take_note(output, shares)):
+                    self._go_on(scores)
+        self._events.end_step(self._scheduler)
 
     def end_all(self, finish: Finish) -> None:
         """End every request at once. All sinks hear of it, even if our own books are wrong."""
@@ -163,7 +172,9 @@ class Engine:
         for index, drafted in enumerate((*scores.draft, None)):
             pick = self._sampler.pick(scores, index)
             request.mark("sampled")
+            self._events.enter("deliver")
             finish = self._accept(pick)
+            self._events.enter("sample")
             if finish is None and pick.token_id == drafted:
                 request.num_computed += 1
                 self._scheduler.prefixes.publish(request)
@@ -181,6 +192,7 @@ class Engine:
         if pick.token_id in request.end_ids:
             return Finish("stop", token_id=pick.token_id)
         request.tokens.extend((pick.token_id,))
+        self._events.token(request)
         try:
             wants_end = request.sink.token(pick.token_id, pick.logprobs)
             is_complete = _advance(request.constraint, pick.token_id)
@@ -214,11 +226,12 @@ class Engine:
 
     def _tell(self, request: Request, finish: Finish) -> None:
         assert request.finish is None, "a request ends once"
-        request.finish = finish
+        request.finish, usage = finish, request.usage()
         if self._speculation:
             self._speculation.forget(request)
+        self._events.finished(request, finish, usage)  # first, so that it counts for whoever has read the answer
         try:
-            request.sink.finish(finish, request.usage())
+            request.sink.finish(finish, usage)
         except Exception:  # nobody is left to tell
             logging.getLogger(__name__).exception("the sink of a finished request raised")
 

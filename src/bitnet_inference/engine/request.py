@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from time import monotonic
 from typing import Literal, Protocol
 
@@ -20,6 +21,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.native import SamplingRule
 
 PromptLogits = Callable[[int, NDArray[np.float32]], None]
+Stage = Literal["submitted", "scheduled", "sampled"]
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,11 @@ class Request:
     """A prompt, its parameters and how far it is.
 
     `tokens` holds the prompt and the output so far, of which the first `num_computed` are in the cache, in `blocks`.
-    A step lets the second catch up with the first; there is no other state.
+    A step lets the second catch up with the first; there is no other state. `number` tells it from all others of this
+    process.
     """
+
+    _numbers = count(1)
 
     def __init__(
         self,
@@ -109,6 +114,7 @@ class Request:
         `terms` tell when it has its turn. `leader` is a request that was submitted before, with the same prompt and
         terms: this one waits until that has computed the prompt, and shares it.
         """
+        self.number = next(self._numbers)
         self.params, self.sink, self.choice, self.on_prompt_logits = params, sink, choice, on_prompt_logits
         self.constraint = constraint
         self.mask: NDArray[np.uint32] | None = None  # of the token that is chosen next
@@ -173,9 +179,13 @@ class Request:
         self.num_computed = 0
         self.contents = [self.terms.cache_salt]
 
-    def mark(self, stage: Literal["submitted", "scheduled", "sampled"]) -> None:
+    def mark(self, stage: Stage) -> None:
         """Note when a stage was first reached."""
         self._times.setdefault(stage, monotonic())
+
+    def time_of(self, stage: Stage) -> float:
+        """When a stage was first reached, which it was; by time.monotonic()."""
+        return self._times[stage]
 
     def usage(self) -> Usage:
         """What the request has cost until now."""

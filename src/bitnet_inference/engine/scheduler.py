@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.prefixes import Prefixes
 from bitnet_inference.engine.request import Request
@@ -48,10 +49,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int, max_waiting: int
+        self,
+        pool: BlockPool,
+        events: Events,
+        *,
+        block_size: int,
+        max_sequences: int,
+        max_tokens: int,
+        max_waiting: int,
     ) -> None:
         """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait."""
-        self.pool, self.block_size = pool, block_size
+        self.pool, self.block_size, self._events = pool, block_size, events
         self.pace, self.prefixes = Pace(), Prefixes(pool, block_size)
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
         self.running: list[Request] = []  # this one and the next in order of rank
@@ -148,6 +156,7 @@ class Scheduler:
             request = self._arrivals.popleft()
             request.rank = (-request.terms.priority, next(self._numbers))
             insort(self.waiting, request, key=_RANK)
+            self._events.queued(request)
             if request.deadline is not None:
                 self._timed.add(request)
 
@@ -179,6 +188,7 @@ class Scheduler:
             self._release(victim)
             insort(self.waiting, victim, key=_RANK)
             self.running.pop()
+            self._events.preempted(victim)
             if victim is request:
                 return
         request.blocks.extend(self.pool.allocate(max(missing, 0)))
@@ -192,6 +202,7 @@ class Scheduler:
             self.waiting.remove(request)
             insort(self.running, request, key=_RANK)
             request.mark("scheduled")
+            self._events.scheduled(request)
             shares.append(Share(request, min(request.num_pending, budget)))
             budget -= shares[-1].num_tokens
         return shares

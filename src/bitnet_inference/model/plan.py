@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,14 @@ def _values(step: Step) -> Iterator[Value]:
     yield from step.inputs
     if step.output:
         yield step.output
+
+
+class StepTime(NamedTuple):
+    """How long a step of a plan took; `plan` is a field of Plans, `verb` the step's."""
+
+    plan: str
+    verb: str
+    seconds: float
 
 
 class Recorder:

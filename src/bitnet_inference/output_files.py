@@ -1,0 +1,38 @@
+"""Files that are written at the end of some work: refused before it, and afterwards whole or not there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from bitnet_inference.errors import InvalidParams
+
+
+def refuse_unwritable(file: Path) -> None:
+    """Raise InvalidParams where write_whole could not write the file: better before the work than after."""
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        raise InvalidParams(f"{file} cannot be written: there is no folder {folder}: make it, or choose another")
+    touched = [*([file] if file.exists() else []), *([folder] if _is_replaced(file) else [])]
+    if file.is_dir() or not all(os.access(each, os.W_OK) for each in touched):
+        raise InvalidParams(f"{file} cannot be written: give a file in a folder that you may write to")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that nobody sees half written; what was there before is replaced. Raises InvalidParams."""
+    target = file.resolve()
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") if _is_replaced(file) else target
+    try:
+        partial.write_text(text, encoding="utf-8")
+        if partial != target:
+            partial.replace(target)
+    except OSError as error:
+        if partial != target:
+            partial.unlink(missing_ok=True)
+        raise InvalidParams(f"{file} cannot be written: {error.strerror}: free space, or choose another") from None
+
+
+def _is_replaced(file: Path) -> bool:
+    """Devices and pipes are written to instead."""
+    return file.is_file() or not file.exists()
