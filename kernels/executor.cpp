@@ -129,17 +129,23 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
                           scratch_};
     parallel(std::min(program.cost(), kMaxCost) * num_tokens, [&](int thread) noexcept {  // others wait at the barrier
         const FloatMode mode;
-        Clock::time_point before = Clock::now();
+        Clock::time_point before;
+        const auto lap = [&](size_t num_done) {  // when all threads have come
+            if (thread) return;
+            const Clock::time_point now = Clock::now();
+            if (num_done) seconds[num_done - 1] += std::chrono::duration<double>(now - before).count();
+            before = now;
+        };
         for (size_t i = 0; i < program.steps().size(); i++) {
             const Step& step = *program.steps()[i];
             phases_.begin(thread, step.units(context));
+            if (seconds) lap(i);
             int64_t first, last;
             while (phases_.take(thread, step.chunk(context), &first, &last)) step.work(context, first, last, thread);
-            if (!seconds || thread) continue;
-            const Clock::time_point after = Clock::now();  // without the wait for others, which the next step has
-            seconds[i] += std::chrono::duration<double>(after - before).count();
-            before = after;
         }
+        if (!seconds) return;
+        phases_.begin(thread, 0);
+        lap(program.steps().size());
     });
 }
 

@@ -157,7 +157,7 @@ class Executor {
     Executor(const std::string& isa, int num_threads);
 
     // `batch` may be null for programs without embed, rotations, rope and attention; input and output have one row a
-    // token. `seconds`, if given, has one number a step, to which the time of the step is added.
+    // token. `seconds`, if given, has one number a step, to which the time until all threads have done it is added.
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
              double* seconds = nullptr);
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many

@@ -28,9 +28,10 @@ def write_whole(file: Path, text: str) -> None:
         if partial != target:
             partial.replace(target)
     except OSError as error:
+        raise InvalidParams(f"{file} cannot be written: {error.strerror}: free space, or choose another") from None
+    finally:
         if partial != target:
             partial.unlink(missing_ok=True)
-        raise InvalidParams(f"{file} cannot be written: {error.strerror}: free space, or choose another") from None
 
 
 def _is_replaced(file: Path) -> bool:

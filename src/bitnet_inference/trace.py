@@ -90,12 +90,14 @@ class Trace:
         write_whole(self.file, json.dumps({"traceEvents": _records(steps, slices), "displayTimeUnit": "ms"}) + "\n")
 
     def table(self) -> list[tuple[str, ...]]:
-        """Seconds and shares of all steps, by verb of the plan and phase of a step, under a row of titles."""
+        """Times and shares of all steps, by verb of the plan and phase of a step, under a row of titles."""
         with self._lock:
             found = sorted(self._totals.items(), key=lambda item: -item[1])
         total = sum(seconds for _, seconds in found) or 1.0
-        rows = [(verb, f"{seconds:.3f}", f"{100 * seconds / total:.1f}%", phase) for (phase, verb), seconds in found]
-        return [("", "seconds", "share", "phase of a step"), *rows]
+        rows = [
+            (verb, f"{1000 * seconds:.1f}", f"{100 * seconds / total:.1f}%", phase) for (phase, verb), seconds in found
+        ]
+        return [("", "ms", "share", "phase of a step"), *rows]
 
     def _enter(self, request: int, phase: str, time: float) -> None:
         self._close(request, time, {})

@@ -50,6 +50,27 @@ def test_run_as_json():
     assert answer["usage"]["num_output_tokens"] == 5
 
 
+def test_run_writes_a_profile_and_says_where_the_time_went(tmp_path):
+    file = tmp_path / "trace.json"
+    plain = bitnet("run", STORY, "-n", "5", "--seed", "1")
+    result = bitnet("run", STORY, "-n", "5", "--seed", "1", "--profile", str(file))
+    assert result.exit_code == 0 and result.stdout == plain.stdout, result.output
+    lines = result.stderr.splitlines()
+    assert "answer: 5 tokens" in lines[0] and lines[1].split() == ["ms", "share", "phase", "of", "a", "step"]
+    assert lines[-1] == f"[trace: {file}; open it at https://ui.perfetto.dev]"
+    rows = [line.split() for line in lines[2:-1]]
+    assert {("ternary", "forward"), ("dense", "sample"), ("(rest)", "deliver")} <= {(row[0], row[3]) for row in rows}
+    assert sum(float(row[2].rstrip("%")) for row in rows) == pytest.approx(100, abs=0.1 * len(rows))
+    names = [record["name"] for record in json.loads(file.read_text())["traceEvents"]]
+    assert names.count("step") == 5 and {"prompt", "output", "ternary", "cache blocks"} <= set(names)
+
+
+def test_a_profile_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("bitnet_inference.llm.LLM.load", lambda *_, **__: pytest.fail("it loads"))
+    result = bitnet("run", STORY, "--profile", str(tmp_path / "absent" / "trace.json"))
+    assert result.exit_code == 2 and "cannot be written" in result.stderr, result.output
+
+
 def test_prompts_come_from_stdin_and_may_be_raw():
     given = json.loads(bitnet("run", STORY, "--json", "-t", "0", "-n", "5").stdout)
     piped = json.loads(bitnet("run", "--json", "-t", "0", "-n", "5", stdin=STORY + "\n").stdout)
@@ -173,6 +194,7 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--raw", "--system", "s"], "--system needs a chat template"),
         (["run", "x " * 3000], "at most"),
         (["run", "x", "--device", "tpu"], "device is 'tpu'"),
+        (["run", "x", "--device", "reference", "--profile", os.devnull], 'choose "cpu"'),
         (["run", "x", "--threads", "0"], "threads is 0"),
         (["run", "x", "--cache-dtype", "int3"], "cache_dtype is 'int3'"),
         (["run", "x", "--regex", "(a"], "grammar: regex: "),

@@ -1,0 +1,62 @@
+"""Files that are written whole."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.output_files import refuse_unwritable, write_whole
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text("before, and longer")
+    with file.open() as reader:
+        write_whole(file, "ä")
+        assert reader.read() == "before, and longer", "whoever reads the old one goes on reading it"
+    assert file.read_bytes() == "ä".encode() and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text("before")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "x\udc80")
+    with pytest.raises(InvalidParams, match="cannot be written: Is a directory"):
+        write_whole(tmp_path, "x")
+    assert file.read_text() == "before" and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_link_stays_and_its_target_changes(tmp_path):
+    (tmp_path / "here").mkdir()
+    link = tmp_path / "here" / "link"
+    link.symlink_to(tmp_path / "target")
+    refuse_unwritable(link)
+    write_whole(link, "x")
+    assert link.is_symlink() and (tmp_path / "target").read_text() == "x"
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    refuse_unwritable(pipe)
+    write_whole(pipe, "x")
+    assert os.read(reader, 9) == b"x" and pipe.is_fifo()
+    os.close(reader)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for file, cure in (
+        (tmp_path, "may write"),
+        (tmp_path / "no" / "a", "make it"),
+        (tmp_path / "file" / "a", "make it"),
+    ):
+        with pytest.raises(InvalidParams, match=cure):
+            refuse_unwritable(file)
+    refuse_unwritable(tmp_path / "file")
+    refuse_unwritable(tmp_path / "new")
+    assert os.listdir(tmp_path) == ["file"]
