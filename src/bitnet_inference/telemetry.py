@@ -12,6 +12,10 @@ from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, S
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+TOTALS = (
+    "requests", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "steps", "draft_tokens",
+    "right_draft_tokens",
+)  # fmt: skip
 
 
 class Histogram:
@@ -75,17 +79,17 @@ class Counts:
     def as_json(self) -> dict[str, Any]:
         """Plain numbers.
 
-        `finished`: requests by the reason of their Finish. `total`: "requests" that were queued, "prompt_tokens",
-        "cached_tokens" (of these) and "output_tokens" of those that ended, "preemptions" and "steps". `now`: "waiting"
-        and "running" requests, "blocks" of the cache and those "used", as the last step left them.
+        `finished`: requests by the reason of their Finish.
+        `total`: "requests" that were queued, "prompt_tokens", "cached_tokens" (of these) and "output_tokens" of those
+        that ended, "preemptions", "steps", "draft_tokens" that were tried, and "right_draft_tokens" among these.
+        `now`, as the last step left it: "waiting" and "running" requests, "blocks" of the cache, "blocks_used".
         Histograms: "queue_s" (from submission to the first step), "first_token_s" (from submission to the first token),
         "token_gap_s" (between tokens of a request), "step_s", and "step_tokens", computed in a step.
         """
         with self._lock:
-            names = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "steps")
             return {
                 "finished": dict(self._finished),
-                "total": {name: self._totals[name] for name in names},
+                "total": {name: self._totals[name] for name in TOTALS},
                 "now": _now(self._last_step),
                 **{name: histogram.as_json() for name, histogram in self._histograms.items()},
             }
@@ -102,6 +106,8 @@ class Counts:
         self._last_step = event
         if event.num_tokens:
             self._totals["steps"] += 1
+            self._totals["draft_tokens"] += event.num_draft_tokens
+            self._totals["right_draft_tokens"] += event.num_right_draft_tokens
             self._histograms["step_tokens"].add(event.num_tokens)
             self._histograms["step_s"].add(sum(event.seconds.values()))
 

@@ -45,8 +45,8 @@ class Trace:
 
     def __init__(self, file: str | Path, *, max_kept: int = 10_000) -> None:
         """Raises InvalidParams where the file cannot be written."""
-        if max_kept < 1:
-            raise InvalidParams(f"max_kept is {max_kept}: give a whole number of at least 1")
+        if not isinstance(max_kept, int) or max_kept < 1:
+            raise InvalidParams(f"max_kept is {max_kept!r}: give a whole number of at least 1")
         self.file = Path(file)
         refuse_unwritable(self.file)
         self._lock = threading.Lock()
@@ -93,9 +93,11 @@ class Trace:
         """Times and shares of all steps, by verb of the plan and phase of a step, under a row of titles."""
         with self._lock:
             found = sorted(self._totals.items(), key=lambda item: -item[1])
-        total = sum(seconds for _, seconds in found) or 1.0
+        total = sum(seconds for _, seconds in found)
         rows = [
-            (verb, f"{1000 * seconds:.1f}", f"{100 * seconds / total:.1f}%", phase) for (phase, verb), seconds in found
+            (verb, f"{1000 * seconds:.1f}", f"{100 * seconds / total:.1f}%", phase)
+            for (phase, verb), seconds in found
+            if seconds >= 0.00005  # what would be shown as 0.0
         ]
         return [("", "ms", "share", "phase of a step"), *rows]
 
@@ -162,12 +164,14 @@ def _slices(step: _Step) -> Iterator[_Slice]:
         "prompts": event.num_prompts,
         "prompt tokens": event.num_prompt_tokens,
         "draft tokens": event.num_draft_tokens,
+        "right draft tokens": event.num_right_draft_tokens,
         "new tokens": event.num_new_tokens,
     }
     yield _Slice(ENGINE, 1, "step", begin, begin + sum(event.seconds[phase] for phase in PHASES), details)
     for phase in PHASES:
         end = begin + event.seconds[phase]
-        yield _Slice(ENGINE, 1, phase, begin, end, {})
+        if end > begin:
+            yield _Slice(ENGINE, 1, phase, begin, end, {})
         at = begin
         for (_, verb), seconds in ((key, seconds) for key, seconds in step.verbs.items() if key[0] == phase):
             yield _Slice(ENGINE, 1, verb, at, min(at + seconds, end), {})

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from conftest import Listener, ScriptedModel, generate, run
+from conftest import Listener, ScriptedModel, check_events, generate, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.events import Stepped
 from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.params import SamplingParams
@@ -63,10 +64,10 @@ class Clock:
         self.now += 1 + self._token_s * len(batch.token_ids) ** 2
 
 
-def speculate(drafter, prompts, params, token_s=0.01, **limits):
+def speculate(drafter, prompts, params, token_s=0.01, listener=None, **limits):
     model = ScriptedModel(vocab_size=VOCAB, **limits)
     clock, listeners = Clock(model, token_s), [Listener() for _ in prompts]
-    engine = Engine(model, drafter=drafter, clock=clock)
+    engine = Engine(model, drafter=drafter, clock=clock, listener=listener)
     num_free = engine.num_free_blocks
     requests = [Request(prompt, params, listener) for prompt, listener in zip(prompts, listeners, strict=True)]
     for request in requests:
@@ -124,6 +125,19 @@ def test_drafts_come_where_they_pay(rate, token_s, num_steps, most_s):
     assert listeners[0].token_ids == drafter.texts[0, 1]
     assert len(clock.steps) in num_steps and clock.now <= most_s
     assert drafter.forgotten == requests
+
+
+def test_a_listener_hears_how_many_drafted_tokens_were_right():
+    drafter, params, heard = Knowing(0.9), SamplingParams(temperature=0.0, max_tokens=60), []
+    drafter.texts[0, 1] = alone([0, 1], params, max_positions=100).token_ids
+    clock, _, requests = speculate(drafter, [[0, 1]], params, 0.0001, listener=heard.append, max_positions=100)
+    check_events(heard, requests)
+    steps = [event for event in heard if isinstance(event, Stepped)]
+    assert [step.num_tokens for step in steps] == clock.steps
+    assert sum(step.num_right_draft_tokens for step in steps) == 60 - len(steps) > 0
+    assert sum(step.num_right_draft_tokens for step in steps) < sum(step.num_draft_tokens for step in steps)
+    assert sum(step.num_new_tokens for step in steps) == 60
+    assert all(step.seconds["draft"] > 0 for step in steps)
 
 
 def test_a_drafter_that_costs_time_is_asked_now_and_then_only():

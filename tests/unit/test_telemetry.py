@@ -19,12 +19,13 @@ from bitnet_inference.telemetry import Counts, Histogram
 from bitnet_inference.trace import Trace
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
-SECONDS = {"schedule": 0.5, "forward": 4.0, "sample": 2.0, "deliver": 0.25}
+SECONDS = {"schedule": 0.5, "draft": 0.0, "forward": 4.0, "sample": 2.0, "deliver": 0.25}
 
 
 def stepped(time, **changes):
     values = {
-        "num_decoding": 0, "num_prompts": 1, "num_prompt_tokens": 3, "num_draft_tokens": 0, "num_new_tokens": 1,
+        "num_decoding": 0, "num_prompts": 1, "num_prompt_tokens": 3, "num_draft_tokens": 0,
+        "num_right_draft_tokens": 0, "num_new_tokens": 1,
         "num_waiting": 0, "num_running": 1, "num_blocks": 10, "num_free_blocks": 8, "seconds": SECONDS,
         "plan_times": (),
     }  # fmt: skip
@@ -41,7 +42,7 @@ LIFE = [
     Scheduled(7, 115.0, 3),
     Token(7, 118.0, 1),
     Finished(7, 119.0, Finish("stop", token_id=2), Usage(3, 2, 1.0, 4.0, 14.0, num_cached_tokens=1)),
-    stepped(115.0, num_running=0, num_decoding=1, num_free_blocks=10),
+    stepped(115.0, num_running=0, num_decoding=1, num_free_blocks=10, num_draft_tokens=4, num_right_draft_tokens=3),
 ]
 
 
@@ -86,9 +87,10 @@ def test_counts_of_a_life():
     assert told["finished"] == {"stop": 1}
     assert told["total"] == {
         "requests": 1, "prompt_tokens": 3, "cached_tokens": 1, "output_tokens": 2, "preemptions": 1, "steps": 2,
+        "draft_tokens": 4, "right_draft_tokens": 3,
     }  # fmt: skip
     assert told["now"] == {"waiting": 0, "running": 0, "blocks": 10, "blocks_used": 0}
-    sums = {"queue_s": 1.0, "first_token_s": 5.0, "token_gap_s": 13.0, "step_s": 13.5, "step_tokens": 7}
+    sums = {"queue_s": 1.0, "first_token_s": 5.0, "token_gap_s": 13.0, "step_s": 13.5, "step_tokens": 11}
     assert {name: told[name]["sum"] for name in sums} == sums
     assert told["first_token_s"]["at_most"]["5.0"] == 1 and told["first_token_s"]["at_most"]["2.5"] == 0
 

@@ -129,6 +129,7 @@ class Engine:
         for request in self._scheduler.drop_expired(self._clock()):
             self._tell(request, Finish("timeout"))
         shares = self._scheduler.schedule()
+        self._events.enter("draft")
         return self._speculation.add(shares) if self._speculation else shares
 
     def _forward(self, shares: Sequence[Share]) -> Output:

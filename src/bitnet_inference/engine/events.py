@@ -14,8 +14,8 @@ from bitnet_inference.model.plan import StepTime
 if TYPE_CHECKING:
     from bitnet_inference.engine.scheduler import Scheduler, Share
 
-Phase = Literal["schedule", "forward", "sample", "deliver"]
-PHASES: tuple[Phase, ...] = ("schedule", "forward", "sample", "deliver")
+Phase = Literal["schedule", "draft", "forward", "sample", "deliver"]
+PHASES: tuple[Phase, ...] = ("schedule", "draft", "forward", "sample", "deliver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,12 @@ class Stepped:
     """A step is over; or, with no sequence in it, the last requests were dropped before it.
 
     `time`: when it began. `num_decoding` sequences lacked one token, `num_prompts` more, of which `num_prompt_tokens`
-    were computed; `num_draft_tokens` were computed on trial. `num_new_tokens` went to sinks. How many requests wait and
-    run, and how many of `num_blocks` cache blocks are free, is told as the step has left it. `seconds` has each phase:
-    "schedule"; "forward", with what prepares it; "sample", logits and choice; "deliver", constraints and sinks.
-    `plan_times`, where they are measured: every step of the plans as often as it ran, the body in "forward", the others
-    in "sample".
+    were computed. `num_draft_tokens` were computed on trial, `num_right_draft_tokens` of them were right.
+    `num_new_tokens` went to sinks, these among them. How many requests wait and run, and how many of `num_blocks` cache
+    blocks are free, is told as the step has left it. `seconds` has each phase: "schedule"; "draft", guessing tokens;
+    "forward", with what prepares it; "sample", logits and choice; "deliver", constraints and sinks.
+    `plan_times`, where they are measured: the steps of the plans that ran, the body in "forward", the others in
+    "sample".
     """
 
     time: float
@@ -80,6 +81,7 @@ class Stepped:
     num_prompts: int
     num_prompt_tokens: int
     num_draft_tokens: int
+    num_right_draft_tokens: int
     num_new_tokens: int
     num_waiting: int
     num_running: int
@@ -111,7 +113,7 @@ class Events:
         self._phase: Phase = "schedule"
         self._seconds: dict[Phase, float] = {}
         self._counts: dict[str, int] = {}  # the fields of Stepped that tell of the batch
-        self._num_new_tokens = 0
+        self._new_tokens: list[int] = []  # whose they are
 
     def queued(self, request: Request) -> None:
         """See Queued."""
@@ -126,7 +128,7 @@ class Events:
     def token(self, request: Request) -> None:
         """See Token; the token is the last that the request knows."""
         if self._listener is not None:
-            self._num_new_tokens += 1
+            self._new_tokens.append(request.number)
             self._tell(Token(request.number, monotonic(), request.num_output - 1))
 
     def preempted(self, request: Request) -> None:
@@ -143,7 +145,7 @@ class Events:
         """A step begins, with the phase "schedule"."""
         if self._listener is not None:
             self._begin = self._since = monotonic()
-            self._phase, self._seconds, self._num_new_tokens = "schedule", dict.fromkeys(PHASES, 0.0), 0
+            self._phase, self._seconds, self._new_tokens = "schedule", dict.fromkeys(PHASES, 0.0), []
 
     def enter(self, phase: Phase) -> None:
         """From now on it is this phase, which may come several times in a step."""
@@ -172,7 +174,8 @@ class Events:
         stepped = Stepped(
             **self._counts,
             time=self._begin,
-            num_new_tokens=self._num_new_tokens,
+            num_right_draft_tokens=len(self._new_tokens) - len(set(self._new_tokens)),
+            num_new_tokens=len(self._new_tokens),
             num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
             num_blocks=scheduler.pool.num_blocks,
