@@ -20,6 +20,7 @@ from bitnet_inference.errors import FormatError
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.model.contract import Batch, Model
+from bitnet_inference.model.loader import fused, record
 
 ISAS = native.isas()
 INPUT, OUTPUT = 1, 2
@@ -201,6 +202,20 @@ def test_they_are_u2_in_memory(ternary_format: str) -> None:
     ids, whole = expected("llama-partial", 64)
     model = load(Grouped("llama-partial", 64), ternary_format=ternary_format, threads=1)
     assert logits(model, ids).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_steps_of_a_plan_that_become_two_are_both_timed(threads: int) -> None:
+    ids, whole = expected("bitnet-packed", 64)
+    model = load(Grouped("bitnet-packed", 64), threads=threads)
+    take_times = model.time_steps()
+    for _ in range(2):
+        assert logits(model, ids).tobytes() == whole.tobytes()
+        plan = fused(record(model.config), Grouped("bitnet-packed", 64)).body
+        verbs = [verb for step in plan.steps for verb in [step.verb] * (2 if step.parts[0] == "ternary" else 1)]
+        times = [time for time in take_times() if time.plan == "body"]
+        assert [time.verb for time in times] == verbs and all(time.seconds > 0 for time in times)
+        assert take_times() == ()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
