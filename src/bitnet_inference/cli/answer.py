@@ -31,7 +31,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result at its end, as one JSON object.")] = False,
     logprobs: Annotated[int | None, typer.Option(metavar="N", help="With --json: the N likeliest tokens too.")] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there when each step of the model ran, as a trace.")
+        Path | None, typer.Option(metavar="FILE", help="Tell where the time went, and write a trace there.")
     ] = None,
 ) -> None:
     """Answer one prompt.
