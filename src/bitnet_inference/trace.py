@@ -45,8 +45,8 @@ class Trace:
 
     def __init__(self, file: str | Path, *, max_kept: int = 10_000) -> None:
         """Raises InvalidParams where the file cannot be written."""
-        if not isinstance(max_kept, int) or max_kept < 1:
-            raise InvalidParams(f"max_kept is {max_kept!r}: give a whole number of at least 1")
+        if max_kept < 1:
+            raise InvalidParams(f"max_kept is {max_kept}: give a whole number of at least 1")
         self.file = Path(file)
         refuse_unwritable(self.file)
         self._lock = threading.Lock()

@@ -53,7 +53,7 @@ def test_run_as_json():
 def test_run_writes_a_profile_and_says_where_the_time_went(tmp_path):
     file = tmp_path / "trace.json"
     plain = bitnet("run", STORY, "-n", "5", "--seed", "1")
-    result = bitnet("run", STORY, "-n", "5", "--seed", "1", "--profile", str(file))
+    result = bitnet("run", STORY, "-n", "5", "--seed", "1", "--drafts", "none", "--profile", str(file))
     assert result.exit_code == 0 and result.stdout == plain.stdout, result.output
     lines = result.stderr.splitlines()
     assert "answer: 5 tokens" in lines[0] and lines[1].split() == ["ms", "share", "phase", "of", "a", "step"]

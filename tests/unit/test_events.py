@@ -166,7 +166,7 @@ def test_the_steps_of_the_plans_are_timed():
     path, heard = find_model("default"), []
     with LLM.load(threads=1) as llm:
         text = llm.generate("Once upon a time", GREEDY).text
-    with LLM.load(threads=1, listener=heard.append, profile=True) as llm:
+    with LLM.load(threads=1, drafts="none", listener=heard.append, profile=True) as llm:
         assert llm.generate("Once upon a time", GREEDY).text == text
     checkpoint = open_checkpoint(path)
     plans = fused(record(checkpoint.config), checkpoint)
