@@ -13,7 +13,7 @@ from bitnet_inference.engine.speculative import Drafter
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Model
-from bitnet_inference.model_folder import find_model
+from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
 
 Drafts = Literal["auto", "lookup", "none"] | Model
@@ -28,11 +28,10 @@ def load_drafts(drafts: str | Path, tokenizer: Tokenizer, config: EngineConfig) 
     """
     if drafts in _WORDS:
         return drafts  # type: ignore[return-value]  # one of the words
-    path = find_model(drafts)
-    own = Tokenizer.from_folder(path if path.is_dir() else path.parent)
-    if own.vocabulary() != tokenizer.vocabulary():
-        raise InvalidParams(f"{path} has other tokens than the model: choose a draft model of the same vocabulary")
-    return load_model(open_checkpoint(path), config)
+    checkpoint = open_checkpoint(find_model(drafts))
+    if load_tokenizer(checkpoint).vocabulary() != tokenizer.vocabulary():
+        raise InvalidParams(f"{drafts} has other tokens than the model: choose a draft model of the same vocabulary")
+    return load_model(checkpoint, config)
 
 
 def make_drafter(model: Model, drafts: Drafts, max_cache_tokens: int | None) -> Drafter | None:

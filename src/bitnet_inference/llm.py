@@ -26,7 +26,7 @@ from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import InvalidParams, QueueFull
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Model
-from bitnet_inference.model_folder import defaults_of, find_model
+from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
 from bitnet_inference.native import RowSampler
 from bitnet_inference.prompts import ChatOptions, Params, Prompt, TalkOptions, TermOptions, is_one_prompt
 from bitnet_inference.stream import Generation, Mailbox, Stream
@@ -113,7 +113,7 @@ class LLM:
         config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
         path = find_model(model)
         checkpoint = open_checkpoint(path)
-        tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
+        tokenizer = load_tokenizer(checkpoint)
         drafting = load_drafts(drafts, tokenizer, config)
         return cls(
             load_model(checkpoint, config, progress),

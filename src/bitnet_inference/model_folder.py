@@ -9,6 +9,7 @@ from typing import Any
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
+from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.text.tokenizer import Tokenizer
 
 
@@ -25,6 +26,13 @@ def find_model(model: str | Path) -> Path:
             'download it first: hf download NAME --local-dir FOLDER), or "default"'
         )
     return path
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a model: in the file itself, or beside it. Raises FormatError and Unsupported."""
+    if checkpoint.metadata:
+        return Tokenizer.from_metadata(checkpoint.path, checkpoint.metadata)
+    return Tokenizer.from_folder(checkpoint.path)
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:

@@ -10,8 +10,9 @@ from bitnet_inference.errors import BitNetError
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
 from bitnet_inference.model.loader import describe
-from bitnet_inference.model_folder import default_params
+from bitnet_inference.model_folder import default_params, load_tokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.vocab import notes
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ def summarize(path: str | Path) -> Summary:
     groups = {"model": _model(checkpoint), "memory": _memory(checkpoint)}
     problems = checkpoint.check()
     try:
-        tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
-        groups["words"] = _words(tokenizer)
+        tokenizer = load_tokenizer(checkpoint)
+        groups["words"] = [*_words(tokenizer), *(("note", note) for note in notes(checkpoint.metadata))]
         if tokenizer.vocab_size > checkpoint.config.vocab_size:
             problems.append(
                 f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}: "

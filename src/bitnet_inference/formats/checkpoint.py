@@ -11,7 +11,7 @@ Canonical names (N counts the layers from 0):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -25,13 +25,17 @@ PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched: "linear" uses `factor` alone, "llama3" all four (FORMATS 4.2)."""
+    """How rotary frequencies are stretched: "linear" uses `factor` alone, "llama3" all four (FORMATS 4.2).
 
-    kind: Literal["linear", "llama3"]
+    "factors" divides each by its own: head_dim / 2 numbers.
+    """
+
+    kind: Literal["linear", "llama3", "factors"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,11 @@ class Checkpoint(Protocol):
 
     path: Path
     config: ModelConfig
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What a GGUF file says besides its tensors; empty for folders."""
+        ...
 
     @property
     def num_parameters(self) -> int:

@@ -35,6 +35,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         """Raises FormatError for broken files and impossible configurations, Unsupported for what is not done."""
         self.path = path
+        self.metadata: dict[str, Any] = {}
         self._fields = read_json(inside(path, "config.json"))
         self.generation, stops = _read_generation(path)
         self._quantization = read_quantization(self._fields)

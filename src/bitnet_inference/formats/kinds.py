@@ -8,17 +8,19 @@ from pathlib import Path
 
 from bitnet_inference.errors import FormatError, NotFound, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
 
 _HUGGING_FACE = "a Hugging Face folder"
-_READERS: dict[str, Callable[[Path], Checkpoint]] = {_HUGGING_FACE: HuggingFaceCheckpoint}
+_GGUF = "a GGUF file"
+_READERS: dict[str, Callable[[Path], Checkpoint]] = {_HUGGING_FACE: HuggingFaceCheckpoint, _GGUF: GgufCheckpoint}
 # The file that gives a folder away, and what the folder then is; the first that is there counts.
 _FOLDERS = (
     ("config.json", _HUGGING_FACE),
     ("params.json", "a Meta checkpoint"),
     ("genai_config.json", "an ONNX model"),
 )
-_MAGICS = ((b"GGUF", "a GGUF file"), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", "an ONNX file"))
+_MAGICS = ((b"GGUF", _GGUF), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", "an ONNX file"))
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -40,6 +42,8 @@ def _kind_of_folder(path: Path) -> str:
             return kind
     if any(path.glob("*.safetensors")):
         raise FormatError(path, "config.json", "is missing beside the weights: download it too")
+    if files := sorted(path.glob("*.gguf")):
+        raise FormatError(path, "", f"holds GGUF files: give one of them, such as {files[0].name}")
     raise FormatError(path, "", f"holds no model (none of {', '.join(name for name, _ in _FOLDERS)}): give its folder")
 
 

@@ -17,6 +17,8 @@ def inverse_frequencies(config: ModelConfig) -> NDArray[np.float32]:
         context.prec = 25
         theta = Decimal(config.rope_theta)
         plain = [float(theta ** (Decimal(-2 * j) / config.head_dim)) for j in range(config.head_dim // 2)]
+    if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
+        return np.array([f / factor for f, factor in zip(plain, config.rope_scaling.factors, strict=True)], np.float32)
     return np.array([_scaled(f, config.rope_scaling) for f in plain], dtype=np.float32)
 
 

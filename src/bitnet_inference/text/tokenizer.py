@@ -14,6 +14,7 @@ import tokenizers
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import TextFiles, read_text_files
 from bitnet_inference.text.pieces import Decoding, read_decoding
+from bitnet_inference.text.vocab import text_files
 
 # What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
 END_OF_TURN = (
@@ -39,7 +40,7 @@ class Tokenizer:
         self.named: Mapping[str, str] = files.named
         self.templates: Mapping[str, str] = files.templates
         self.generation: Mapping[str, Any] = files.generation
-        self._file = files.path / "tokenizer.json"
+        self._file = files.path / "tokenizer.json" if files.path.is_dir() else files.path
         self._rust = self._at_the_door(lambda: _load(files))
         self._read_vocabulary()
         self.bos_id = self._named_id("bos_token")
@@ -52,6 +53,11 @@ class Tokenizer:
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a model folder. Raises NotFound, FormatError and Unsupported."""
         return cls(read_text_files(path))
+
+    @classmethod
+    def from_metadata(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer in the metadata of a GGUF file. Raises FormatError and Unsupported."""
+        return cls(text_files(Path(path), metadata))
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text.

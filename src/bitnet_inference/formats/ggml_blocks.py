@@ -1,0 +1,216 @@
+"""The blocks in which GGUF files hold numbers, a table row a type: how large they are, and what they stand for.
+
+Layouts as in ggml-common.h and ggml-quants.c of llama.cpp (FORMATS 3.2); I2_S as in Microsoft's fork (FORMATS 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.formats.floats import to_float32
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Codes = NDArray[np.int8]
+
+F32, F16, BF16 = 0, 1, 30
+Q2_0, I2_S = 42, 36
+_I2_TAIL = 32  # bytes behind the codes: one float32, the rest is nothing
+
+
+class Block(NamedTuple):
+    """`num_values` values take `num_bytes` bytes. `decode` turns blocks [n, num_bytes] into float32 [n, num_values]."""
+
+    name: str
+    num_values: int
+    num_bytes: int
+    decode: Callable[[Bytes], Floats]
+
+
+class TernaryBlock(NamedTuple):
+    """How blocks [n, bytes] become codes int8 [n, values] and the scale of each, float32 [n]."""
+
+    codes: Callable[[Bytes], Codes]
+    scale: slice  # of the bytes: a float16
+
+
+def num_bytes(type_id: int, shape: tuple[int, ...]) -> int:
+    """What a tensor of a known type takes."""
+    block = BLOCKS[type_id]
+    tail = _I2_TAIL if type_id == I2_S else 0
+    return math.prod(shape) // block.num_values * block.num_bytes + tail
+
+
+def decode(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
+    """The values of a tensor, float32 of `shape`. `raw` has num_bytes(type_id, shape) bytes."""
+    if type_id == I2_S:
+        codes, scale = i2_s(raw, shape)
+        return codes.astype(np.float32) * np.float32(scale)
+    block = BLOCKS[type_id]
+    return block.decode(raw.reshape(-1, block.num_bytes)).reshape(shape)
+
+
+def block_scales(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
+    """The scale of each block of a ternary type: float32 [rows, blocks a row]."""
+    blocks = raw.reshape(-1, BLOCKS[type_id].num_bytes)
+    return _f16(blocks, TERNARY[type_id].scale).reshape(*shape[:-1], -1)
+
+
+def block_codes(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Codes:
+    """The codes of a ternary type: int8 of `shape`. They may be 2 where the type has room for it."""
+    return TERNARY[type_id].codes(raw.reshape(-1, BLOCKS[type_id].num_bytes)).reshape(shape)
+
+
+def i2_s(raw: Bytes, shape: tuple[int, ...], arm: bool = False) -> tuple[Codes, float]:
+    """I2_S: codes int8 of `shape`, and the scale of all of them, which stands behind the codes.
+
+    Values are one flat array: 128 of them are 32 bytes, the first 32 in the highest bits; on ARM (`arm`) some writers
+    made it 64 in 16 bytes. The file does not say which. A code 3 stands for 0, as in the kernels of that fork.
+    """
+    num_codes = math.prod(shape) // 4
+    part = 16 if arm else 32
+    fields = _two_bits(raw[:num_codes].reshape(-1, part), (6, 4, 2, 0))
+    fields[fields == 3] = 1
+    scale = raw[num_codes : num_codes + 4].copy().view("<f4")[0]
+    return (fields.view(np.int8) - np.int8(1)).reshape(shape), float(scale)
+
+
+def _f16(blocks: Bytes, where: slice) -> Floats:
+    """float16 numbers at some bytes of every block, [n, how many], in float32."""
+    return np.ascontiguousarray(blocks[:, where]).view("<f2").astype(np.float32)
+
+
+def _i8(blocks: Bytes, where: slice) -> Floats:
+    return blocks[:, where].view(np.int8).astype(np.float32)
+
+
+def _two_bits(packed: Bytes, shifts: tuple[int, ...]) -> Bytes:
+    """[n, m] bytes to [n, 4 m] values 0..3: all those at the first shift, then the next."""
+    return np.stack([(packed >> np.uint8(shift)) & np.uint8(3) for shift in shifts], axis=1).reshape(len(packed), -1)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """[n, m] bytes to [n, 2 m]: all low halves, then all high ones."""
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
+
+
+def _bits(packed: Bytes) -> Bytes:
+    """[n, m] bytes to [n, 8 m] bits, lowest first."""
+    return np.unpackbits(packed, axis=1, bitorder="little")
+
+
+def _q4_0(b: Bytes) -> Floats:
+    return (_nibbles(b[:, 2:]).astype(np.float32) - 8) * _f16(b, slice(0, 2))
+
+
+def _q4_1(b: Bytes) -> Floats:
+    return _nibbles(b[:, 4:]).astype(np.float32) * _f16(b, slice(0, 2)) + _f16(b, slice(2, 4))
+
+
+def _q5_0(b: Bytes) -> Floats:
+    return ((_nibbles(b[:, 6:]) | _bits(b[:, 2:6]) << np.uint8(4)).astype(np.float32) - 16) * _f16(b, slice(0, 2))
+
+
+def _q5_1(b: Bytes) -> Floats:
+    values = (_nibbles(b[:, 8:]) | _bits(b[:, 4:8]) << np.uint8(4)).astype(np.float32)
+    return values * _f16(b, slice(0, 2)) + _f16(b, slice(2, 4))
+
+
+def _q8_0(b: Bytes) -> Floats:
+    return _i8(b, slice(2, 34)) * _f16(b, slice(0, 2))
+
+
+def _k_scales(packed: Bytes) -> tuple[Floats, Floats]:
+    """The 6-bit scales and minima of the 8 parts of a K block, from their 12 bytes: [n, 8] each."""
+    low, high, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([low & 63, (last & 15) | (low >> 6) << 4], axis=1)
+    minima = np.concatenate([high & 63, (last >> 4) | (high >> 6) << 4], axis=1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _k_values(b: Bytes, values: Bytes) -> Floats:
+    """d * scale * value - dmin * minimum, by parts of 32."""
+    scales, minima = _k_scales(b[:, 4:16])
+    factors, offsets = _f16(b, slice(0, 2)) * scales, _f16(b, slice(2, 4)) * minima
+    parts = values.reshape(-1, 8, 32).astype(np.float32)
+    return (factors[:, :, None] * parts - offsets[:, :, None]).reshape(-1, 256)
+
+
+def _k_nibbles(packed: Bytes) -> Bytes:
+    """128 bytes to 256 values: for each 32 bytes the low halves, then the high ones."""
+    return _nibbles(packed.reshape(-1, 32)).reshape(-1, 256)
+
+
+def _q4_k(b: Bytes) -> Floats:
+    return _k_values(b, _k_nibbles(b[:, 16:]))
+
+
+def _q5_k(b: Bytes) -> Floats:
+    high = _bits(b[:, 16:48]).reshape(-1, 32, 8).transpose(0, 2, 1).reshape(-1, 256)
+    return _k_values(b, _k_nibbles(b[:, 48:]) | high << np.uint8(4))
+
+
+def _q6_k(b: Bytes) -> Floats:
+    low = b[:, :128].reshape(-1, 2, 64)
+    low = np.concatenate([low & 15, low >> 4], axis=2)  # 128 values of each half: 2 x 32 low, 2 x 32 high
+    high = _two_bits(b[:, 128:192].reshape(-1, 32), (0, 2, 4, 6)).reshape(-1, 2, 128)
+    values = ((low | high << np.uint8(4)).astype(np.float32) - 32).reshape(-1, 16, 16)
+    factors = _f16(b, slice(208, 210)) * _i8(b, slice(192, 208))
+    return (factors[:, :, None] * values).reshape(-1, 256)
+
+
+def _tq1_0_codes(b: Bytes) -> Codes:
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)
+
+    def digits(packed: Bytes, count: int) -> Bytes:
+        wrapped = packed[:, None, :] * powers[:count, None]  # in 8 bits, as the format wants it
+        return (wrapped.astype(np.uint16) * 3 >> 8).astype(np.uint8).reshape(len(packed), -1)
+
+    fields = np.concatenate([digits(b[:, :32], 5), digits(b[:, 32:48], 5), digits(b[:, 48:52], 4)], axis=1)
+    return fields.view(np.int8) - np.int8(1)
+
+
+def _tq2_0_codes(b: Bytes) -> Codes:
+    fields = _two_bits(b[:, :64].reshape(-1, 32), (0, 2, 4, 6)).reshape(-1, 256)
+    return fields.view(np.int8) - np.int8(1)
+
+
+def _q2_0_codes(b: Bytes) -> Codes:
+    fields = np.stack([(b[:, 2:] >> np.uint8(shift)) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=2)
+    return fields.reshape(len(b), -1).view(np.int8) - np.int8(1)
+
+
+TERNARY = {
+    34: TernaryBlock(_tq1_0_codes, slice(52, 54)),
+    35: TernaryBlock(_tq2_0_codes, slice(64, 66)),
+    Q2_0: TernaryBlock(_q2_0_codes, slice(0, 2)),
+}
+
+
+def _ternary_values(type_id: int) -> Callable[[Bytes], Floats]:
+    kind = TERNARY[type_id]
+    return lambda b: kind.codes(b).astype(np.float32) * _f16(b, kind.scale)
+
+
+BLOCKS = {
+    F32: Block("F32", 1, 4, lambda b: b.reshape(-1).view("<f4").reshape(-1, 1)),
+    F16: Block("F16", 1, 2, lambda b: to_float32(b.reshape(-1).view("<f2"), "float16").reshape(-1, 1)),
+    BF16: Block("BF16", 1, 2, lambda b: to_float32(b.reshape(-1).view("<u2"), "bfloat16").reshape(-1, 1)),
+    2: Block("Q4_0", 32, 18, _q4_0),
+    3: Block("Q4_1", 32, 20, _q4_1),
+    6: Block("Q5_0", 32, 22, _q5_0),
+    7: Block("Q5_1", 32, 24, _q5_1),
+    8: Block("Q8_0", 32, 34, _q8_0),
+    12: Block("Q4_K", 256, 144, _q4_k),
+    13: Block("Q5_K", 256, 176, _q5_k),
+    14: Block("Q6_K", 256, 210, _q6_k),
+    34: Block("TQ1_0", 256, 54, _ternary_values(34)),
+    35: Block("TQ2_0", 256, 66, _ternary_values(35)),
+    I2_S: Block("I2_S", 128, 32, lambda b: np.zeros((len(b), 128), np.float32)),  # decode() has its scale
+    Q2_0: Block("Q2_0", 64, 18, _ternary_values(Q2_0)),
+}

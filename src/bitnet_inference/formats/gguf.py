@@ -1,0 +1,240 @@
+"""GGUF files of BitNet and Llama models: ternary in I2_S, TQ1_0, TQ2_0 or Q2_0, or dense (FORMATS 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import native
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats import ggml_blocks as ggml
+from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
+from bitnet_inference.formats.gguf_file import GgufTensor, read_gguf
+from bitnet_inference.formats.json_files import shown
+
+_NAMES = {
+    "embed": "token_embd", "norm": "output_norm", "head": "output",
+    "attn_norm": "attn_norm", "mlp_norm": "ffn_norm", "attn_sub_norm": "attn_sub_norm", "mlp_sub_norm": "ffn_sub_norm",
+    "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
+    "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
+}  # fmt: skip
+_ROPE_FACTORS = "rope_freqs.weight"
+_FLOATS = {ggml.F32: ("<f4", "float32"), ggml.F16: ("<f2", "float16"), ggml.BF16: ("<u2", "bfloat16")}
+_TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
+_AGAIN = "download the file again"
+_MAX_LINES = 100
+
+
+class GgufCheckpoint:
+    """A GGUF file. Opening reads its header only; tensors are mapped when asked for.
+
+    `metadata` is what the file says besides its tensors, the tokenizer's vocabulary too.
+    """
+
+    def __init__(self, path: Path, *, arm: bool = False) -> None:
+        """`arm`: I2_S weights are in the order that some versions wrote on ARM machines; the file does not say so.
+
+        Raises FormatError for broken files and impossible configurations, Unsupported for what is not done.
+        """
+        self.path, self._arm = path, arm
+        file = read_gguf(path)
+        self.metadata, self.num_bytes = file.metadata, file.num_bytes
+        self._version, self._tensors = file.version, file.tensors
+        if self.metadata.get("split.count", 1) not in (0, 1):
+            raise Unsupported(f"{path}: one of several files of a model: join them with llama-gguf-split --merge")
+        self._kind = read_architecture(path, self.metadata)
+        embed = self._tensors.get("token_embd.weight")
+        if embed is None or len(embed.shape) != 2:
+            raise FormatError(path, "token_embd.weight", f"the table of embeddings is missing: {_AGAIN}")
+        tied = not self._kind.own_head or "output.weight" not in self._tensors
+        self.config = read_config(path, self.metadata, embed.shape[0], tied, self._rope_factors())
+        self._shapes = dict(expected_shapes(self.config))
+        self._one_scale = cache(self._find_one_scale)
+
+    @property
+    def num_parameters(self) -> int:
+        """The weights of the model; a tied head counts once, scales do not count."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
+
+    def check(self) -> list[str]:
+        """Everything wrong with names, shapes, types and norms, a line each; no matrix is read."""
+        lines = list(islice(map(str, self._problems()), _MAX_LINES + 1))
+        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+
+    def is_ternary(self, name: str) -> bool:
+        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        tensor = self._tensors.get(_own_name(name))
+        if tensor is None or name.rpartition(".")[2] not in PROJECTIONS:
+            return False
+        return tensor.type_id in _TERNARY_TYPES or self._kind.name == "bitnet"
+
+    def group_size(self, name: str) -> int:
+        """How many columns share a scale, 0 for one scale a matrix; reads the scales."""
+        tensor = self._tensors[_own_name(name)]
+        if not self.is_ternary(name) or tensor.type_id not in ggml.TERNARY or self._one_scale(name) is not None:
+            return 0
+        return min(ggml.BLOCKS[tensor.type_id].num_values, 128)
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
+        tensor = self._tensor(name)
+        if not self.is_ternary(name):
+            return self._dense(name, tensor)
+        if tensor.type_id == ggml.I2_S:
+            codes, scale = ggml.i2_s(tensor.raw(), tensor.shape, self._arm)
+        elif tensor.type_id in ggml.TERNARY:
+            return self._from_blocks(name, tensor)
+        else:
+            codes, scale = _as_ternary(name, tensor)
+        return self._ternary(name, codes, scale)
+
+    def release(self, name: str) -> None:
+        """Let the system take back the memory of a matrix that was read."""
+        self._tensors[_own_name(name)].release()
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
+        return self._values(self._tensor(name))
+
+    def notes(self) -> list[str]:
+        """How the file is meant, and what was ignored in it: a line each, for `bitnet inspect`."""
+        return list(self._notes())
+
+    def _tensor(self, name: str) -> GgufTensor:
+        """The tensor under a canonical name, found sound; raises the first of its problems."""
+        for problem in self._problems_of(name):
+            raise problem
+        return self._tensors[_own_name(name)]
+
+    def _values(self, tensor: GgufTensor) -> NDArray[np.float32]:
+        return ggml.decode(tensor.type_id, tensor.raw(), tensor.shape)
+
+    def _dense(self, name: str, tensor: GgufTensor) -> Dense:
+        if tensor.type_id not in _FLOATS:
+            return Dense(self._in_halves(name, self._values(tensor)), "float32")
+        form, dtype = _FLOATS[tensor.type_id]
+        data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
+        return Dense(self._in_halves(name, data), dtype)  # type: ignore[arg-type]
+
+    def _from_blocks(self, name: str, tensor: GgufTensor) -> Ternary:
+        codes = ggml.block_codes(tensor.type_id, tensor.raw(), tensor.shape)
+        scales = ggml.block_scales(tensor.type_id, tensor.raw(), tensor.shape)
+        if not np.isfinite(scales).all():
+            raise FormatError(self.path, _own_name(name), f"a scale is NaN or infinite: {_AGAIN}")
+        by_block = codes.reshape(*scales.shape, -1)
+        by_block[scales == 0] = 0
+        if codes.max(initial=0) > 1:
+            raise Unsupported(f"{self.path}: {_own_name(name)}: holds weights of +2, so it is not ternary")
+        one = self._one_scale(name)
+        if one is not None:
+            return self._ternary(name, codes, one)
+        group_size = self.group_size(name)
+        repeats = ggml.BLOCKS[tensor.type_id].num_values // group_size
+        groups = np.repeat(scales, repeats, axis=1) * np.float32(self._factor(name))
+        shape = (tensor.shape[0], tensor.shape[1])
+        return Ternary(self._in_halves(name, codes), "codes", shape, self._in_halves(name, groups), group_size)
+
+    def _find_one_scale(self, name: str) -> float | None:
+        """The scale that all blocks have but for those that are 0; None where there are several."""
+        tensor = self._tensors[_own_name(name)]
+        scales = ggml.block_scales(tensor.type_id, tensor.raw(), tensor.shape)
+        used = scales[scales != 0]
+        if not len(used):
+            return 1.0
+        return float(used[0]) if (used == used[0]).all() else None
+
+    def _ternary(self, name: str, codes: NDArray[np.int8], scale: float) -> Ternary:
+        scale = float(np.float32(scale) * np.float32(self._factor(name)))
+        if not 0 < scale < math.inf:
+            raise FormatError(self.path, _own_name(name), f"{scale} is no scale, which is finite and above 0: {_AGAIN}")
+        return Ternary(self._in_halves(name, codes), "codes", (codes.shape[0], codes.shape[1]), scale)
+
+    def _factor(self, name: str) -> float:
+        """What a tensor of its own multiplies the product by: old files of "bitnet" have one a projection."""
+        tensor = self._tensors.get(_own_name(name, "scale"))
+        return 1.0 if tensor is None else float(self._values(tensor).reshape(-1)[0])
+
+    def _in_halves(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
+        """The rows of q and k as the decoder rotates them: features j and j + D/2 of a head, not 2j and 2j + 1."""
+        if not self._kind.permuted or name.rpartition(".")[2] not in ("q", "k"):
+            return rows
+        heads = rows.reshape(-1, self.config.head_dim // 2, 2, rows.shape[1])
+        return np.ascontiguousarray(heads.transpose(0, 2, 1, 3).reshape(rows.shape))
+
+    def _rope_factors(self) -> tuple[float, ...]:
+        tensor = self._tensors.get(_ROPE_FACTORS)
+        if tensor is None:
+            return ()
+        if tensor.type_id != ggml.F32 or len(tensor.shape) != 1:
+            raise FormatError(self.path, _ROPE_FACTORS, f"should be a vector of F32: {_AGAIN}")
+        return tuple(map(float, self._values(tensor)))
+
+    def _problems(self) -> Iterator[FormatError]:
+        for name in self._shapes:
+            yield from self._problems_of(name)
+        known = {_own_name(name, kind) for name in self._shapes for kind in ("weight", "scale")}
+        extra = [name for name in self._tensors if name not in {*known, _ROPE_FACTORS, "output.weight"}]
+        if extra:
+            why = f"the architecture has no place for {len(extra)} tensors, such as {shown(extra[0])}"
+            yield FormatError(self.path, "", f"{why}: this kind of model is not supported")
+
+    def _problems_of(self, name: str) -> Iterator[FormatError]:
+        own, shape = _own_name(name), self._shapes[name]
+        tensor, factor = self._tensors.get(own), self._tensors.get(_own_name(name, "scale"))
+        if tensor is None:
+            yield FormatError(self.path, own, f"the tensor is missing: {_AGAIN}")
+        elif tensor.shape != shape:
+            found, expected = list(tensor.shape), list(shape)
+            yield FormatError(self.path, own, f"has the shape {found}, not {expected}: {_AGAIN}")
+        elif len(shape) == 1 and not np.isfinite(self._values(tensor)).all():
+            yield FormatError(self.path, own, f"a norm weight is NaN or infinite: {_AGAIN}")
+        if factor is not None and (factor.shape != (1,) or factor.type_id != ggml.F32):
+            yield FormatError(self.path, _own_name(name, "scale"), f"should be one F32: {_AGAIN}")
+
+    def _notes(self) -> Iterator[str]:
+        counts: dict[str, int] = {}
+        for tensor in self._tensors.values():
+            kind = ggml.BLOCKS[tensor.type_id].name
+            counts[kind] = counts.get(kind, 0) + 1
+        yield f"GGUF version {self._version}: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        if is_misnamed(self.metadata, self.config.vocab_size):
+            yield 'the architecture "bitnet" with the vocabulary of Llama 3: relu2 is used, as in Microsoft\'s models'
+        if not self._kind.own_head and "output.weight" in self._tensors:
+            yield "the head is tied to the embeddings: output.weight is ignored"
+        used = [self._tensors.get(_own_name(name)) for name in self._shapes if self.is_ternary(name)]
+        if any(tensor is not None and tensor.type_id not in _TERNARY_TYPES for tensor in used):
+            yield "projections in types for any weights are used as ternary ones: codes and scale as their values show"
+        if any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
+            yield "I2_S in blocks of " + ("64 (ARM)" if self._arm else "128")
+
+
+def _own_name(name: str, kind: str = "weight") -> str:
+    """The tensor of a file that holds a canonical name."""
+    if not name.startswith("layers."):
+        return f"{_NAMES[name]}.{kind}"
+    _, layer, part = name.split(".")
+    return f"blk.{layer}.{_NAMES[part]}.{kind}"
+
+
+def _as_ternary(name: str, tensor: GgufTensor) -> tuple[NDArray[np.int8], float]:
+    """Codes and scale of a projection in floats: dequantised ones, whose values tell; else masters, by their mean."""
+    weights = ggml.decode(tensor.type_id, tensor.raw(), tensor.shape)
+    magnitudes = np.abs(weights)
+    largest = float(magnitudes.max(initial=0))
+    if not math.isfinite(largest):
+        raise FormatError(tensor.path, _own_name(name), f"a weight is NaN or infinite: {_AGAIN}")
+    # Quantising +-m and 0 moves values by an eighth at most (Q4_0).
+    is_used = magnitudes > np.float32(largest / 2)
+    between = (magnitudes > np.float32(0.2 * largest)) & (magnitudes < np.float32(0.8 * largest))
+    if largest and not between.any():
+        return (np.sign(weights) * is_used).astype(np.int8), largest
+    codes, scale = native.ternarize(np.ascontiguousarray(weights), "float32")
+    return codes, float(scale)

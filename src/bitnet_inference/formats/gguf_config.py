@@ -1,0 +1,142 @@
+"""The metadata of a GGUF file as a ModelConfig (FORMATS 3.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
+from bitnet_inference.formats.json_files import Fields, shown
+
+_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
+_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_POSITIONS = 512, 512, 1024, 1 << 23
+_LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 32,000 tokens
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a `general.architecture` means. `permuted`: rows of q and k stand in adjacent pairs; `own_head`: a head
+    that the file holds counts."""
+
+    name: str
+    activation: Literal["relu2", "silu"]
+    sub_norms: bool
+    permuted: bool
+    own_head: bool
+
+
+_ARCHITECTURES = {
+    "bitnet": Architecture("bitnet", "silu", sub_norms=True, permuted=False, own_head=False),
+    "bitnet-25": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
+    "bitnet-b1.58": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
+    "llama": Architecture("llama", "silu", sub_norms=False, permuted=True, own_head=True),
+}
+
+
+def read_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
+    """The architecture of a file; raises FormatError where it names none, Unsupported for others."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise FormatError(path, "general.architecture", f"{shown(name)} is no name: download the file again")
+    if name not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise Unsupported(f"{path}: the architecture {shown(name)} is not supported: use one of {known}")
+    return _ARCHITECTURES[name]
+
+
+def is_misnamed(metadata: Mapping[str, Any], vocab_size: int) -> bool:
+    """Whether "bitnet" stands for a model that needs relu2: converters give that name to Microsoft's models too."""
+    return metadata.get("general.architecture") == "bitnet" and vocab_size == _LLAMA3_VOCAB
+
+
+def read_config(
+    path: Path, metadata: Mapping[str, Any], vocab_size: int, tied: bool, rope_factors: tuple[float, ...]
+) -> ModelConfig:
+    """The ModelConfig of a file with a vocabulary of that size; `rope_factors` divide the rotary frequencies.
+
+    Raises FormatError for values that contradict each other or cannot be, Unsupported for what is not done.
+    """
+    kind = read_architecture(path, metadata)
+    prefix = f"{metadata['general.architecture']}."
+    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    fields = Fields(path, values, prefix)
+    if not 1 <= vocab_size <= _MAX_VOCAB:
+        raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, at most {_MAX_VOCAB} are read")
+    num_heads, num_kv_heads, head_dim = _heads(fields)
+    tokens = Fields(path, dict(metadata))
+    bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
+    ends = (*eos_ids, *tokens.ids("tokenizer.ggml.eot_token_id"), *tokens.ids("tokenizer.ggml.eom_token_id"))
+    return ModelConfig(
+        family=kind.name,
+        vocab_size=vocab_size,
+        hidden_size=fields.size("embedding_length", _MAX_HIDDEN),
+        intermediate_size=fields.size("feed_forward_length", _MAX_INTERMEDIATE),
+        num_layers=fields.size("block_count", _MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=fields.size("context_length", _MAX_POSITIONS),
+        activation="relu2" if is_misnamed(metadata, vocab_size) else kind.activation,
+        norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.positive("rope.freq_base", 10000.0),
+        rope_scaling=_scaling(fields, rope_factors, head_dim),
+        tie_embeddings=tied,
+        sub_norms=kind.sub_norms,
+        bos_id=next((token for token in bos_ids if token < vocab_size), None),
+        eos_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab_size),
+    )
+
+
+def _heads(fields: Fields) -> tuple[int, int, int]:
+    hidden = fields.size("embedding_length", _MAX_HIDDEN)
+    num_heads = fields.size("attention.head_count", _MAX_HEADS)
+    num_kv_heads = fields.size("attention.head_count_kv", _MAX_HEADS, num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.wrong("attention.head_count_kv", f"does not divide head_count, {num_heads}: download it again")
+    if "attention.key_length" not in fields and hidden % num_heads:
+        raise fields.wrong("embedding_length", f"is no multiple of head_count, {num_heads}: download it again")
+    head_dim = fields.size("attention.key_length", _MAX_HEAD_DIM, max(1, hidden // num_heads))
+    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        raise fields.wrong("attention.key_length", f"makes heads of {head_dim} features: download it again")
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if fields.size(key, _MAX_HEAD_DIM, head_dim) != head_dim:
+            raise Unsupported(f"{fields.path}: {key} is not the size of a head, {head_dim}: this is not supported")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeScaling | None:
+    kind = fields.text("rope.scaling.type", "none")
+    if factors:
+        if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
+            raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
+        theta = fields.positive("rope.freq_base", 10000.0)
+        known = (scaling for scaling in _LLAMA3 if _is_close(factors, _llama3_factors(scaling, theta, head_dim)))
+        return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors))
+    if kind == "none":
+        return None
+    if kind != "linear":
+        raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear")
+    return RopeScaling(kind="linear", factor=fields.positive("rope.scaling.factor"))
+
+
+# Llama 3.1 and 3.2. Files hold their factors rounded to float32; the rule itself gives the frequencies to the last bit.
+_LLAMA3 = tuple(RopeScaling(kind="llama3", factor=factor) for factor in (8.0, 32.0))
+
+
+def _llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
+    """What the rule of Llama 3.1 divides the frequencies by (FORMATS 4.2)."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    factors = []
+    for index in range(head_dim // 2):
+        turns = scaling.original_max_positions * theta ** (-2 * index / head_dim) / (2 * math.pi)
+        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    return factors
+
+
+def _is_close(factors: tuple[float, ...], others: list[float]) -> bool:
+    return all(math.isclose(one, other, rel_tol=1e-5) for one, other in zip(factors, others, strict=True))

@@ -1,0 +1,258 @@
+"""GGUF containers, versions 2 and 3: metadata and tensors, mapped from the file when asked for (FORMATS 3.1).
+
+Little-endian: "GGUF", u32 version, i64 number of tensors, i64 number of keys; each key a string (u64 length, bytes), a
+u32 type and a value; each tensor its name, u32 number of dimensions, u64 sizes (the row's length first), u32 type and
+u64 offset from the start of the data, which is aligned to `general.alignment`. Everything is checked against the size
+of the file before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats.ggml_blocks import BLOCKS, I2_S, num_bytes
+from bitnet_inference.formats.json_files import file_size, shown
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_KEYS, _MAX_TENSORS, _MAX_DIMS = 1 << 16, 1 << 16, 4
+_MAX_NAME, _MAX_TEXT = 1 << 16, 1 << 24  # bytes
+_MAX_STRINGS, _MAX_STRING_BYTES = 1 << 21, 1 << 26  # of all arrays; the largest vocabulary known has a third
+_MAX_ALIGNMENT = 1 << 20
+_DEFAULT_ALIGNMENT = 32
+_SCALARS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_AGAIN = "download the file again"
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor, not yet read: bytes `begin` to `end` of `data`. `shape` is NumPy's: rows first."""
+
+    path: Path
+    type_id: int
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    data: mmap.mmap
+
+    def raw(self) -> NDArray[np.uint8]:
+        """The bytes of the tensor, read-only, on the mapped file."""
+        return np.frombuffer(self.data, np.uint8, self.end - self.begin, self.begin)
+
+    def release(self) -> None:
+        """Let the system take back the memory of the pages that were read; they can be read again."""
+        begin = -(-self.begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self.end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED, begin, self.end - begin)
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """An opened file: the metadata by key (numbers, strings, lists of strings, arrays), the tensors by name."""
+
+    path: Path
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+    num_bytes: int
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Open a file and check its header. Raises FormatError where it is broken, Unsupported for other versions."""
+    size = file_size(path)
+    try:
+        with path.open("rb") as file:
+            if size < 24:
+                raise FormatError(path, "header", f"the file ends within it ({size} bytes): {_AGAIN}")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
+    cursor = _Cursor(path, data, size)
+    version = _version(path, data)
+    num_tensors = cursor.count("number of tensors", _MAX_TENSORS)
+    num_keys = cursor.count("number of keys", _MAX_KEYS)
+    metadata = _metadata(cursor, num_keys)
+    alignment = _alignment(path, metadata)
+    infos = [_info(cursor, index) for index in range(num_tensors)]
+    start = -(-cursor.position // alignment) * alignment
+    tensors = _tensors(path, infos, start, alignment, data)
+    return GgufFile(path, version, metadata, tensors, size)
+
+
+@dataclass(frozen=True)
+class _Info:
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+
+
+class _Cursor:
+    """Reads on, and never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        self.path, self._data, self._size = path, data, size
+        self.position = 8
+        self._num_strings = self._num_string_bytes = 0
+
+    def number(self, form: str, where: str) -> Any:
+        at = self._take(struct.calcsize(form), where)
+        return struct.unpack_from(form, self._data, at)[0]
+
+    def count(self, what: str, at_most: int) -> int:
+        value = int(self.number("<q", "header"))
+        if not 0 <= value <= at_most:
+            raise FormatError(self.path, "header", f"the {what} is {value}, at most {at_most} are read: {_AGAIN}")
+        return value
+
+    def text(self, where: str, at_most: int) -> str:
+        length = int(self.number("<Q", where))
+        if length > at_most:
+            raise FormatError(self.path, where, f"a string of {length} bytes, at most {at_most} are read: {_AGAIN}")
+        at = self._take(length, where)
+        try:
+            return self._data[at : at + length].decode()
+        except UnicodeDecodeError:
+            raise FormatError(self.path, where, f"a string is not UTF-8: {_AGAIN}") from None
+
+    def array(self, where: str) -> list[str] | NDArray[Any]:
+        kind, length = int(self.number("<I", where)), int(self.number("<Q", where))
+        if kind == _STRING:
+            return self._strings(where, length)
+        if kind not in _SCALARS:
+            raise FormatError(self.path, where, f"an array of type {kind} is not known: {_AGAIN}")
+        dtype = np.dtype(_SCALARS[kind].replace("B", "u1").replace("b", "i1").translate(_NUMPY))
+        at = self._take(length * dtype.itemsize, where)
+        return np.frombuffer(self._data, dtype, length, at) if length else np.zeros(0, dtype)
+
+    def _strings(self, where: str, length: int) -> list[str]:
+        self._num_strings += length
+        if self._num_strings > _MAX_STRINGS or 8 * length > self._size - self.position:
+            raise FormatError(self.path, where, f"an array of {length} strings: no vocabulary is so large: {_AGAIN}")
+        start = self.position
+        texts = [self.text(where, _MAX_NAME) for _ in range(length)]
+        self._num_string_bytes += self.position - start
+        if self._num_string_bytes > _MAX_STRING_BYTES:
+            raise FormatError(self.path, where, f"more than {_MAX_STRING_BYTES} bytes of strings: {_AGAIN}")
+        return texts
+
+    def _take(self, length: int, where: str) -> int:
+        at = self.position
+        if length > self._size - at:
+            raise FormatError(self.path, where, f"the file ends within it ({self._size} bytes): {_AGAIN}")
+        self.position += length
+        return at
+
+
+_NUMPY = str.maketrans(
+    {"H": "u2", "h": "i2", "I": "u4", "i": "i4", "f": "f4", "?": "?", "Q": "u8", "q": "i8", "d": "f8"}
+)
+
+
+def _version(path: Path, data: mmap.mmap) -> int:
+    magic, version = struct.unpack_from("<4sI", data)
+    if magic != MAGIC:
+        raise FormatError(path, "header", f"begins with {shown(magic)}, not with {MAGIC!r}: this is no GGUF file")
+    if version in _VERSIONS:
+        return int(version)
+    if version & 0xFFFF == 0:
+        raise Unsupported(f"{path}: a big-endian GGUF file: convert the model again on a little-endian machine")
+    raise Unsupported(f"{path}: GGUF version {version}: versions 2 and 3 are read: convert the model again")
+
+
+def _metadata(cursor: _Cursor, num_keys: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for index in range(num_keys):
+        key = cursor.text(f"key {index}", _MAX_NAME)
+        if key in metadata:
+            raise FormatError(cursor.path, shown(key), f"the key stands there twice: {_AGAIN}")
+        metadata[key] = _value(cursor, shown(key))
+    return metadata
+
+
+def _value(cursor: _Cursor, where: str) -> Any:
+    kind = int(cursor.number("<I", where))
+    if kind == _STRING:
+        return cursor.text(where, _MAX_TEXT)
+    if kind == _ARRAY:
+        return cursor.array(where)
+    if kind not in _SCALARS:
+        raise FormatError(cursor.path, where, f"a value of type {kind} is not known: {_AGAIN}")
+    return cursor.number(_SCALARS[kind], where)
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if type(value) is not int or not 8 <= value <= _MAX_ALIGNMENT or value & (value - 1):
+        raise FormatError(path, "general.alignment", f"{shown(value)} is no power of two from 8: {_AGAIN}")
+    return value
+
+
+def _info(cursor: _Cursor, index: int) -> _Info:
+    name = cursor.text(f"tensor {index}", _MAX_NAME)
+    where = shown(name)
+    num_dims = int(cursor.number("<I", where))
+    if not 1 <= num_dims <= _MAX_DIMS:
+        raise FormatError(cursor.path, where, f"{num_dims} dimensions, not 1 to {_MAX_DIMS}: {_AGAIN}")
+    sizes = [int(cursor.number("<Q", where)) for _ in range(num_dims)]
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    if not all(1 <= size < 1 << 40 for size in sizes) or math.prod(sizes) >= 1 << 48:
+        raise FormatError(cursor.path, where, f"the shape {shown(sizes)} is not one: {_AGAIN}")
+    return _Info(name, tuple(sizes[::-1]), int(cursor.number("<I", where)), int(cursor.number("<Q", where)))
+
+
+def _tensors(path: Path, infos: list[_Info], start: int, alignment: int, data: mmap.mmap) -> dict[str, GgufTensor]:
+    tensors: dict[str, GgufTensor] = {}
+    position, size = start, len(data)
+    for info in sorted(infos, key=lambda info: info.offset):
+        where, begin = shown(info.name), start + info.offset
+        if info.name in tensors:
+            raise FormatError(path, where, f"the tensor stands there twice: {_AGAIN}")
+        _check_type(path, info)
+        end = begin + num_bytes(info.type_id, info.shape)
+        if info.offset % alignment or begin < position:
+            what = "overlaps another tensor" if begin < position else f"is no multiple of {alignment}"
+            raise FormatError(path, where, f"its offset {info.offset} {what}: {_AGAIN}")
+        if end > size:
+            raise FormatError(path, where, f"it ends at byte {end}, the file at {size}: {_AGAIN}")
+        tensors[info.name] = GgufTensor(path, info.type_id, info.shape, begin, end, data)
+        position = end
+    return {info.name: tensors[info.name] for info in infos}
+
+
+def _check_type(path: Path, info: _Info) -> None:
+    where = shown(info.name)
+    block = BLOCKS.get(info.type_id)
+    if block is None:
+        known = ", ".join(block.name for block in BLOCKS.values())
+        raise Unsupported(f"{path}: {where}: tensors of type {_type_name(info.type_id)} are not read: only {known}")
+    if info.shape[-1] % block.num_values and info.type_id != I2_S:
+        raise FormatError(path, where, f"rows of {info.shape[-1]} are no multiple of {block.num_values}: {_AGAIN}")
+    if info.type_id == I2_S and math.prod(info.shape) % block.num_values:
+        raise FormatError(
+            path, where, f"{math.prod(info.shape)} values are no multiple of {block.num_values}: {_AGAIN}"
+        )
+
+
+# What is refused, and why; 38 and 39 are of Microsoft's forks (upstream gave 39 to MXFP4 later).
+_REFUSED = {
+    38: "38 (TL1: permuted for lookup tables by settings that the file does not hold: convert it to I2_S)",
+    39: "39 (TL2: permuted for lookup tables by settings that the file does not hold: convert it to I2_S; or MXFP4)",
+}
+
+
+def _type_name(type_id: int) -> str:
+    return _REFUSED.get(type_id, str(type_id))

@@ -1,0 +1,218 @@
+"""The tokenizer that stands in the metadata of a GGUF file, as the files of a folder would have it (FORMATS 3.5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles
+
+_PREFIX = "tokenizer.ggml."
+_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # of token_type
+_LLAMA3_VOCAB = 128256
+_MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
+_GPT2 = rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_THREE_DIGITS = "[0-9][0-9][0-9]"
+# What cuts a text into words, one pattern after the other, by the name of the pre-tokenizer.
+_PATTERNS = {
+    "llama-bpe": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "gpt-2": (_GPT2,),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", _THREE_DIGITS),
+}
+_ALIASES = {
+    "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon-h1": "llama-bpe",
+    "gpt2": "gpt-2", "deepseek-r1-qwen": "qwen2", "megrez": "qwen2",
+}  # fmt: skip
+# Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
+_WRONG_TEMPLATE = "BITNETAssistant: "
+_BITNET_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] | trim + '<|eot_id|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+
+
+def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
+    """What the text files of a folder would say. Raises FormatError where it breaks, Unsupported for other kinds."""
+    vocab = _Vocab(path, metadata)
+    spelled = vocab.bpe() if vocab.model == "gpt2" else vocab.sentencepiece()
+    named = {f"{name}_token": vocab.tokens[token_id] for name, token_id in vocab.named_ids()}
+    return TextFiles(
+        path=path,
+        tokenizer_json=json.dumps({"version": "1.0", "added_tokens": vocab.added(), **spelled}).encode(),
+        named=named,
+        add_bos=vocab.flag("add_bos_token", vocab.model == "llama" or vocab.pre == "llama-bpe"),
+        add_eos=vocab.flag("add_eos_token", False),
+        templates=_templates(path, metadata),
+        generation={},
+    )
+
+
+def notes(metadata: Mapping[str, Any]) -> list[str]:
+    """What is understood otherwise than it stands there: a line each, for `bitnet inspect`."""
+    lines = []
+    if _PREFIX + "pre" not in metadata and metadata.get(_PREFIX + "model") == "gpt2":
+        count = len(metadata.get(_PREFIX + "tokens", ()))
+        lines.append(f"the pre-tokenizer is not named: {_default_pre(count)} is used")
+    if _WRONG_TEMPLATE in str(metadata.get("tokenizer.chat_template", "")):
+        lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
+    return lines
+
+
+def _default_pre(num_tokens: int) -> str:
+    return "llama-bpe" if num_tokens == _LLAMA3_VOCAB else "default"
+
+
+class _Vocab:
+    """The tokens of the metadata, checked."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+        self._path, self._metadata = path, metadata
+        self.model = self._text("model", "")
+        if self.model not in ("gpt2", "llama"):
+            known = '"gpt2" (byte-level BPE) and "llama" (SentencePiece)'
+            raise Unsupported(f'{path}: the tokenizer "{self.model:.40}" is not supported: only {known}')
+        self.tokens = self._strings("tokens")
+        self._types = self._numbers("token_type", [1] * len(self.tokens))
+        if len(self._types) != len(self.tokens):
+            raise self._wrong("token_type", f"has {len(self._types)} entries for {len(self.tokens)} tokens")
+        self.ids: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            self.ids.setdefault(token, token_id)
+        pre = self._text("pre", _default_pre(len(self.tokens)))
+        self.pre = _ALIASES.get(pre, pre)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._metadata.get(_PREFIX + key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "is neither true nor false")
+        return value
+
+    def named_ids(self) -> Iterator[tuple[str, int]]:
+        """The roles that tokens have: "bos" and its like."""
+        for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            token_id = self._metadata.get(f"{_PREFIX}{key}_token_id")
+            if type(token_id) is int and 0 <= token_id < len(self.tokens):
+                yield role, token_id
+
+    def added(self) -> list[dict[str, Any]]:
+        """The tokens that a text is searched for before it is cut into words; control tokens are special."""
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        return [
+            {"id": token_id, "content": token, "special": kind == _CONTROL, **plain}
+            for token_id, (token, kind) in enumerate(zip(self.tokens, self._types, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED) and self.ids[token] == token_id and token
+        ]
+
+    def bpe(self) -> dict[str, Any]:
+        """Byte-level BPE: what differs from model to model is how a text is cut into words first."""
+        if self.pre not in _PATTERNS:
+            known = ", ".join([*_PATTERNS, *_ALIASES])
+            raise Unsupported(f'{self._path}: the pre-tokenizer "{self.pre:.40}" is not supported: only {known}')
+        merges = [merge.split(" ", 1) for merge in self._strings("merges")]
+        if any(len(merge) != 2 for merge in merges):
+            raise self._wrong("merges", "has an entry that is no pair")
+        splits = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in _PATTERNS[self.pre]
+        ]
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        model = {"type": "BPE", "vocab": self._without_last_controls(), "merges": merges}
+        return {
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {**model, "byte_fallback": False, "ignore_merges": self.pre == "llama-bpe"},
+        }
+
+    def sentencepiece(self) -> dict[str, Any]:
+        """SentencePiece's BPE: a merge for every way to cut a token into two, the best score first."""
+        scores = self._numbers("scores", None)
+        if len(scores) != len(self.tokens):
+            raise self._wrong("scores", f"has {len(scores)} entries for {len(self.tokens)} tokens")
+        prefix = self.flag("add_space_prefix", True)
+        space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        text = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+        unknown = next((token_id for role, token_id in self.named_ids() if role == "unk"), 0)
+        model = {"type": "BPE", "vocab": self.ids, "merges": self._merges(scores), "unk_token": self.tokens[unknown]}
+        return {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if prefix else []), space],
+            },
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": {"type": "Sequence", "decoders": [text, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+            "model": {**model, "fuse_unk": True, "byte_fallback": _BYTE in self._types},
+        }
+
+    def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
+        found: list[tuple[float, str, str]] = []
+        for token, token_id in self.ids.items():
+            if self._types[token_id] in (_CONTROL, _BYTE) or len(token) > _MAX_PIECE:
+                continue
+            pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+            known = [pair for pair in pairs if pair[0] in self.ids and pair[1] in self.ids]
+            known.sort(key=lambda pair: (self.ids[pair[0]], self.ids[pair[1]]))
+            found += [(scores[token_id], *pair) for pair in known]
+        found.sort(key=lambda merge: -merge[0])
+        return [(left, right) for _, left, right in found]
+
+    def _without_last_controls(self) -> dict[str, int]:
+        """The vocabulary without the control tokens at its end: so no text that spells one becomes it."""
+        end = len(self.tokens)
+        while end and self._types[end - 1] == _CONTROL:
+            end -= 1
+        if any(self.ids[token] != token_id for token_id, token in enumerate(self.tokens[end:], end)):
+            end = len(self.tokens)
+        return {token: token_id for token, token_id in self.ids.items() if token_id < end}
+
+    def _text(self, key: str, default: str) -> str:
+        value = self._metadata.get(_PREFIX + key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "is no string")
+        return value
+
+    def _strings(self, key: str) -> list[str]:
+        value = self._metadata.get(_PREFIX + key)
+        if not isinstance(value, list) or not value:
+            raise self._wrong(key, "is missing, or no list of strings")
+        return value
+
+    def _numbers(self, key: str, default: list[int] | None) -> list[Any]:
+        value = self._metadata.get(_PREFIX + key)
+        if value is None and default is not None:
+            return default
+        if value is None or not hasattr(value, "tolist"):
+            raise self._wrong(key, "is missing, or no list of numbers")
+        numbers: list[Any] = value.tolist()
+        return numbers
+
+    def _wrong(self, key: str, why: str) -> FormatError:
+        return FormatError(self._path, _PREFIX + key, f"{why}: download the file again")
+
+
+def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    templates = {"default": metadata[key]} if key in metadata else {}
+    for name in metadata.get(f"{key}s", ()):
+        if isinstance(name, str) and f"{key}.{name}" in metadata:
+            templates[name] = metadata[f"{key}.{name}"]
+    for name, source in templates.items():
+        if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+            raise FormatError(path, key, f"template {name!r} must be a string of at most 1 MiB")
+        if _WRONG_TEMPLATE in source:
+            templates[name] = _BITNET_TEMPLATE
+    return templates

@@ -1,0 +1,123 @@
+"""GGUF files as the `gguf` library writes them, from the model that comes with the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes
+from bitnet_inference.formats.floats import to_float32
+from bitnet_inference.model_folder import find_model
+from bitnet_inference.ternary import unpack_quarters
+
+I2_S = 36
+NAMES = {
+    "embed": "token_embd", "norm": "output_norm", "head": "output", "attn_norm": "attn_norm", "mlp_norm": "ffn_norm",
+    "attn_sub_norm": "attn_sub_norm", "mlp_sub_norm": "ffn_sub_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v",
+    "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
+}  # fmt: skip
+
+
+def own_name(name: str) -> str:
+    """The name in the file: "layers.3.q" is "blk.3.attn_q.weight"."""
+    parts = name.split(".")
+    return f"blk.{parts[1]}.{NAMES[parts[2]]}.weight" if len(parts) == 3 else f"{NAMES[name]}.weight"
+
+
+def codes_of(matrix: Ternary) -> NDArray[np.int8]:
+    """The codes of a matrix, int8 [out, in]."""
+    if matrix.layout == "quarters":
+        return unpack_quarters(matrix.data, matrix.shape[0])
+    return np.ascontiguousarray(matrix.data).view(np.int8)
+
+
+def i2_s_bytes(codes: NDArray[np.int8], scale: float, part: int = 32) -> NDArray[np.uint8]:
+    """FORMATS 3.3, by hand: byte p of 32 holds the codes p, 32 + p, 64 + p, 96 + p, the first in the highest bits."""
+    packed = bytearray()
+    flat = (codes.reshape(-1) + 1).tolist()
+    for start in range(0, len(flat), 4 * part):
+        for p in range(start, start + part):
+            packed.append(flat[p] << 6 | flat[p + part] << 4 | flat[p + 2 * part] << 2 | flat[p + 3 * part])
+    return np.frombuffer(bytes(packed) + np.float32(scale).tobytes() + bytes(28), np.uint8)
+
+
+def add_words(writer: gguf.GGUFWriter, folder: Path) -> None:
+    """The tokenizer of a folder as metadata."""
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    vocab, added = spec["model"]["vocab"], {token["content"]: token["id"] for token in spec["added_tokens"]}
+    by_id = {token_id: token for token, token_id in (vocab | added).items()}
+    tokens = [by_id[token_id] for token_id in range(len(by_id))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in added else 1 for token in tokens])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]])
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    writer.add_bos_token_id(added[config["bos_token"]])
+    writer.add_eos_token_id(added[config["eos_token"]])
+    writer.add_add_bos_token(True)
+    if "chat_template" in config:
+        writer.add_chat_template(config["chat_template"])
+
+
+def write_default(path: Path, projections: str = "TQ2_0", table: str = "BF16", arch: str = "bitnet-b1.58", **more: Any):
+    """The default model as a GGUF file: `projections` in "I2_S", "TQ1_0", "TQ2_0", "F16" or "F32", the table likewise.
+
+    `more` are further metadata; `drop` and `change` name tensors to leave out and to replace.
+    """
+    folder = find_model("default")
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    drop, change = more.pop("drop", ()), more.pop("change", {})
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    add_words(writer, folder)
+    for key, value in more.items():
+        writer.add_string(key, value)
+    for name, shape in expected_shapes(config):
+        if name in drop:
+            continue
+        values = checkpoint.vector(name) if len(shape) == 1 else checkpoint.matrix(name)
+        add_tensor(writer, own_name(name), change.get(name, values), table if name == "embed" else projections)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return checkpoint
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
+    """A vector as F32, a matrix in that type."""
+    if isinstance(values, np.ndarray):
+        writer.add_tensor(name, np.ascontiguousarray(values))
+        return
+    if isinstance(values, Ternary) and kind == "I2_S":
+        # The library does not know the type: it writes the bytes under a name for rows of bytes, corrected below.
+        writer.add_tensor(name, i2_s_bytes(codes_of(values), values.scale), raw_dtype=gguf.GGMLQuantizationType.I8)
+        info = writer.tensors[-1][name]
+        info.shape, info.dtype = values.shape, I2_S
+        return
+    is_ternary = isinstance(values, Ternary)
+    floats = codes_of(values) * np.float32(values.scale) if is_ternary else _floats(values)
+    quantised = gguf.quants.quantize(floats, gguf.GGMLQuantizationType[kind])
+    raw_dtype = None if kind in ("F16", "F32") else gguf.GGMLQuantizationType[kind]
+    writer.add_tensor(name, quantised, raw_dtype=raw_dtype)
+
+
+def _floats(matrix: Dense) -> NDArray[np.float32]:
+    bits = matrix.data.view(np.uint16) if matrix.dtype == "bfloat16" else matrix.data
+    return np.ascontiguousarray(to_float32(bits, matrix.dtype))

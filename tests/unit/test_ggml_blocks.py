@@ -1,0 +1,66 @@
+"""Blocks of GGUF files against the `gguf` library, and by hand where it knows a type not."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf_samples import i2_s_bytes
+
+from bitnet_inference.formats import ggml_blocks
+
+RNG = np.random.default_rng(0)
+HAND_MADE = ("I2_S", "Q2_0")
+
+
+def random_blocks(name: str, num_blocks: int) -> np.ndarray:
+    """Any bytes but for the scales, which are numbers."""
+    num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
+    blocks = RNG.integers(0, 256, (num_blocks, num_bytes), dtype=np.uint8)
+    for start in {0, 2, num_bytes - 2} if num_bytes > 4 else ():
+        blocks[:, start : start + 2] = RNG.normal(size=(num_blocks, 1)).astype(np.float16).view(np.uint8)
+    return blocks
+
+
+@pytest.mark.parametrize("name", [block.name for block in ggml_blocks.BLOCKS.values() if block.name not in HAND_MADE])
+def test_the_library_decodes_the_same(name):
+    kind = gguf.GGMLQuantizationType[name]
+    blocks = random_blocks(name, 24)
+    expected = gguf.quants.dequantize(blocks.reshape(2, -1), kind)
+    decoded = ggml_blocks.decode(int(kind), blocks.reshape(-1), expected.shape)
+    assert decoded.dtype == np.float32 and np.array_equal(expected, decoded, equal_nan=True)
+    assert ggml_blocks.num_bytes(int(kind), expected.shape) == blocks.nbytes
+
+
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0"])
+def test_codes_times_scales_are_the_values(name):
+    kind = int(gguf.GGMLQuantizationType[name])
+    blocks = random_blocks(name, 12)
+    codes = ggml_blocks.block_codes(kind, blocks.reshape(-1), (4, 768))
+    scales = ggml_blocks.block_scales(kind, blocks.reshape(-1), (4, 768))
+    assert codes.dtype == np.int8 and scales.shape == (4, 3)
+    values = codes * np.repeat(scales, 256, axis=1)
+    assert np.array_equal(values, ggml_blocks.decode(kind, blocks.reshape(-1), (4, 768)))
+
+
+def test_q2_0_by_hand():
+    """18 bytes: a float16, then four values a byte, the first in the lowest bits; 0..3 stand for -1..2."""
+    block = np.array([0.5], np.float16).tobytes() + bytes([0b11_10_01_00] * 16)
+    raw = np.frombuffer(block, np.uint8)
+    assert ggml_blocks.decode(ggml_blocks.Q2_0, raw, (1, 64)).tolist() == [[-0.5, 0.0, 0.5, 1.0] * 16]
+
+
+@pytest.mark.parametrize("arm", [False, True])
+def test_i2_s_by_hand(arm):
+    codes = RNG.integers(-1, 2, (6, 64), dtype=np.int8)
+    raw = i2_s_bytes(codes, 0.25, part=16 if arm else 32)
+    assert len(raw) == ggml_blocks.num_bytes(ggml_blocks.I2_S, codes.shape)
+    found, scale = ggml_blocks.i2_s(raw, codes.shape, arm)
+    assert np.array_equal(found, codes) and scale == 0.25
+    if not arm:
+        assert np.array_equal(ggml_blocks.decode(ggml_blocks.I2_S, raw, codes.shape), codes * np.float32(0.25))
+
+
+def test_i2_s_takes_a_third_code_for_nothing():
+    raw = np.concatenate([np.full(32, 0b11_10_01_00, np.uint8), np.ones(1, np.float32).view(np.uint8)])
+    assert ggml_blocks.i2_s(raw, (1, 128))[0].reshape(4, 32)[:, 0].tolist() == [0, 1, 0, -1]

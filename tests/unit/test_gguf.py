@@ -1,0 +1,261 @@
+"""GGUF files of the model in the package: the same matrices, words and text as its folder; and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf_samples import codes_of, write_default
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bitnet_inference import LLM, SamplingParams
+from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupported
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Dense, RopeScaling, Ternary, expected_shapes
+from bitnet_inference.model_folder import find_model, load_tokenizer
+from bitnet_inference.summary import summarize
+
+TALK = [{"role": "user", "content": "Tell me a story about a fox"}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def answer():
+    with LLM.load("default") as llm:
+        return llm.chat(TALK, GREEDY).token_ids
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "default.gguf"
+    write_default(path, "I2_S")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16", "F32"])
+@pytest.mark.parametrize("arch", ["bitnet-b1.58", "bitnet-25"])
+def test_the_same_matrices_and_text_as_the_folder(tmp_path, answer, kind, arch):
+    path = tmp_path / "model.gguf"
+    folder = write_default(path, kind, arch=arch)
+    found = open_checkpoint(path)
+    assert found.check() == []
+    ours, theirs = vars(found.config), vars(folder.config)
+    assert {key: value for key, value in ours.items() if key != "eos_ids"} == pytest.approx(
+        {key: value for key, value in theirs.items() if key != "eos_ids"}
+    )
+    for name, shape in expected_shapes(found.config):
+        if len(shape) == 1:
+            assert np.array_equal(found.vector(name), folder.vector(name))
+            continue
+        one, other = found.matrix(name), folder.matrix(name)
+        assert found.is_ternary(name) == isinstance(one, Ternary) == folder.is_ternary(name)
+        assert found.group_size(name) == 0
+        if isinstance(one, Ternary):
+            assert one.scale == other.scale and np.array_equal(codes_of(one), codes_of(other))
+        else:
+            assert one.dtype == other.dtype and np.array_equal(one.data, other.data.view(one.data.dtype))
+        found.release(name)
+    with LLM.load(path) as llm:
+        assert llm.chat(TALK, GREEDY).token_ids == answer
+
+
+def test_the_words_are_those_of_the_folder(file):
+    found, folder = load_tokenizer(open_checkpoint(file)), load_tokenizer(open_checkpoint(find_model("default")))
+    assert found.vocabulary() == folder.vocabulary() and found.special == folder.special
+    assert (found.bos_id, found.templates) == (folder.bos_id, folder.templates)
+    assert set(folder.eos_ids) <= set(found.eos_ids)
+    for text in ("Mia's fox, 123 times!", "  two  spaces\n\n", "naïve 狐狸 🦊", "<|eot_id|> is text", "don't WE'LL"):
+        assert found.encode(text) == folder.encode(text)
+        assert found.encode(text, parse_special=True) == folder.encode(text, parse_special=True)
+
+
+def test_inspect_tells_what_it_is(file, tmp_path):
+    summary = summarize(file)
+    notes = [value for name, value in summary.groups["model"] if name == "note"]
+    assert not summary.problems and "1 BF16, 25 F32, 42 I2_S" in notes[0] and "128" in notes[1]
+    write_default(tmp_path / "f.gguf", "F16", arch="bitnet")
+    assert "as ternary ones" in " ".join(open_checkpoint(tmp_path / "f.gguf").notes())
+    assert open_checkpoint(tmp_path / "f.gguf").config.activation == "silu"
+
+
+def test_rows_of_llama_files_are_put_in_order(tmp_path):
+    """Row 2j + p of a head is the decoder's row p * D/2 + j, of ternary and of dense matrices."""
+    path = tmp_path / "llama.gguf"
+    folder = open_checkpoint(find_model("default"))
+    drop = [name for name, _ in expected_shapes(folder.config) if "sub_norm" in name]
+    half = folder.config.head_dim // 2
+    change = {}
+    for name in ("layers.0.q", "layers.1.k"):
+        codes = codes_of(folder.matrix(name))
+        mixed = codes.reshape(-1, 2, half, codes.shape[1]).transpose(0, 2, 1, 3).reshape(codes.shape)
+        change[name] = Ternary(np.ascontiguousarray(mixed), "codes", codes.shape, folder.matrix(name).scale)
+    write_default(path, "TQ2_0", arch="llama", drop=drop, change=change)
+    found = open_checkpoint(path)
+    assert found.check() == [] and found.config.tie_embeddings and found.config.activation == "silu"
+    for name in change:
+        assert np.array_equal(codes_of(found.matrix(name)), codes_of(folder.matrix(name)))
+    write_default(path, "F16", arch="llama", drop=drop, change=change)
+    dense = open_checkpoint(path).matrix("layers.0.q")
+    assert isinstance(dense, Dense) and np.array_equal(np.sign(dense.data), codes_of(folder.matrix("layers.0.q")))
+
+
+def test_blocks_with_several_scales_are_groups(tmp_path):
+    path = tmp_path / "groups.gguf"
+    folder = open_checkpoint(find_model("default"))
+    codes = codes_of(folder.matrix("layers.0.down"))
+    values = codes * np.repeat(np.array([[0.5, 0.25, 2.0]], np.float32), 256, axis=1)
+    write_default(path, "TQ2_0", change={"layers.0.down": Dense(values, "float32")})
+    found = open_checkpoint(path)
+    assert (found.group_size("layers.0.down"), found.group_size("layers.1.down")) == (128, 0)
+    matrix = found.matrix("layers.0.down")
+    assert not matrix.problem() and np.array_equal(codes_of(matrix) * np.repeat(matrix.scale, 128, axis=1), values)
+    with LLM.load(path) as llm:
+        assert llm.generate("a", GREEDY).token_ids
+
+
+def test_a_model_of_microsofts_under_the_wrong_name():
+    """Upstream's converter calls it "bitnet", which stands for SiLU; the vocabulary gives it away."""
+    from bitnet_inference.formats.gguf_config import read_config
+
+    sizes = {"context_length": 64, "embedding_length": 64, "feed_forward_length": 64, "block_count": 1}
+    values = sizes | {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+    metadata = {"general.architecture": "bitnet"} | {f"bitnet.{key}": value for key, value in values.items()}
+    assert read_config(Path("x"), metadata, 128256, True, ()).activation == "relu2"
+    assert read_config(Path("x"), metadata, 32002, True, ()).activation == "silu"
+
+
+def test_factors_of_rotary_frequencies():
+    """Those of Llama 3.1 are known as its rule; any others divide one by one."""
+    from bitnet_inference.formats.gguf_config import read_config
+    from bitnet_inference.model.rope import inverse_frequencies
+
+    sizes = {"context_length": 64, "embedding_length": 128, "feed_forward_length": 64, "block_count": 1}
+    values = sizes | {"attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0}
+    metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in values.items()}
+    plain = read_config(Path("x"), metadata, 1000, True, ())
+    stretched = replace(plain, rope_scaling=RopeScaling(kind="llama3", factor=8.0))
+    factors = inverse_frequencies(plain) / inverse_frequencies(stretched)
+    found = read_config(Path("x"), metadata, 1000, True, tuple(map(float, factors)))
+    assert found.rope_scaling == stretched.rope_scaling
+    halves = read_config(Path("x"), metadata, 1000, True, (2.0,) * 64)
+    assert np.array_equal(inverse_frequencies(halves), inverse_frequencies(plain) / 2)
+    with pytest.raises(FormatError, match="no 64 factors"):
+        read_config(Path("x"), metadata, 1000, True, (2.0,))
+
+
+class Bytes:
+    """A GGUF file by hand."""
+
+    def __init__(self, version: int = 3) -> None:
+        self.version, self.keys, self.tensors, self.data = version, [], [], b""
+
+    def key(self, name: bytes, kind: int, value: bytes) -> Bytes:
+        self.keys.append(len(name).to_bytes(8, "little") + name + kind.to_bytes(4, "little") + value)
+        return self
+
+    def tensor(self, name: bytes, sizes: list[int], kind: int, offset: int) -> Bytes:
+        head = len(name).to_bytes(8, "little") + name + len(sizes).to_bytes(4, "little")
+        body = b"".join(size.to_bytes(8, "little") for size in sizes)
+        self.tensors.append(head + body + kind.to_bytes(4, "little") + offset.to_bytes(8, "little"))
+        return self
+
+    def write(self, path: Path, num_tensors: int | None = None, num_keys: int | None = None) -> Path:
+        counts = (len(self.tensors) if num_tensors is None else num_tensors, len(self.keys))
+        head = b"GGUF" + self.version.to_bytes(4, "little") + counts[0].to_bytes(8, "little", signed=True)
+        head += (counts[1] if num_keys is None else num_keys).to_bytes(8, "little", signed=True)
+        body = head + b"".join(self.keys) + b"".join(self.tensors)
+        path.write_bytes(body + bytes(-len(body) % 32) + self.data)
+        return path
+
+
+ARCH = (b"general.architecture", 8, (5).to_bytes(8, "little") + b"llama")
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda p: Bytes(1).write(p), "version 1"),
+        (lambda p: Bytes(0x03000000).write(p), "big-endian"),
+        (lambda p: Bytes().write(p, num_tensors=-1), "number of tensors is -1"),
+        (lambda p: Bytes().write(p, num_keys=1 << 60), "number of keys"),
+        (lambda p: Bytes().write(p, num_keys=3), "the file ends within it"),
+        (lambda p: Bytes().key(b"a", 4, bytes(4)).key(b"a", 4, bytes(4)).write(p), "twice"),
+        (lambda p: Bytes().key(b"a", 13, bytes(4)).write(p), "type 13"),
+        (lambda p: Bytes().key(b"\xff", 4, bytes(4)).write(p), "not UTF-8"),
+        (lambda p: Bytes().key(b"a", 8, b"\xff" * 8).write(p), "a string of"),
+        (lambda p: Bytes().key(b"a", 9, b"\x08\0\0\0" + b"\xff" * 8).write(p), "strings: no vocabulary"),
+        (lambda p: Bytes().key(b"a", 9, b"\x09\0\0\0" + bytes(8)).write(p), "an array of type 9"),
+        (lambda p: Bytes().key(b"a", 9, b"\x04\0\0\0" + b"\xff" * 7 + b"\0").write(p), "the file ends within it"),
+        (lambda p: Bytes().key(b"general.alignment", 4, b"\x03\0\0\0").write(p), "no power of two"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4] * 5, 0, 0).write(p), "5 dimensions"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [1 << 39, 1 << 39], 0, 0).write(p), "is not one"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 99, 0).write(p), "type 99"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [256], 39, 0).write(p), "TL2"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 8, 0).write(p), "no multiple of 32"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 36, 0).write(p), "no multiple of 128"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 0, 3).write(p), "is no multiple of 32"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 0, 1 << 62).write(p), "the file at"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 0, 0).tensor(b"y", [4], 0, 0).write(p), "overlaps|ends at"),
+        (lambda p: Bytes().key(*ARCH).write(p), "table of embeddings is missing"),
+        (lambda p: Bytes().write(p), "is no name"),
+        (lambda p: Bytes().key(b"general.architecture", 8, (4).to_bytes(8, "little") + b"mpt9").write(p), "mpt9"),
+    ],
+)
+def test_broken_files_are_named(tmp_path, make, message):
+    path = make(tmp_path / "broken.gguf")
+    with pytest.raises(ModelError, match=message) as caught:
+        open_checkpoint(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_missing_or_has_the_wrong_shape(tmp_path):
+    path = tmp_path / "model.gguf"
+    change = {"layers.3.attn_norm": np.ones(7, np.float32), "norm": np.full(256, np.nan, np.float32)}
+    write_default(path, drop=["layers.2.q"], change=change)
+    problems = " ".join(open_checkpoint(path).check())
+    assert (
+        "blk.2.attn_q.weight: the tensor is missing" in problems and "[7], not [256]" in problems and "NaN" in problems
+    )
+    with pytest.raises(FormatError, match="missing"):
+        LLM.load(path)
+
+
+def test_a_folder_of_gguf_files_says_which_to_give(tmp_path, file):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(FormatError, match=r"give one of them, such as a\.gguf"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def header(file) -> bytes:
+    return file.read_bytes()[:60_000]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 59_999), value=st.integers(0, 255), end=st.sampled_from([None, 100, 5_000, 59_000]))
+def test_damaged_headers_are_refused_or_read(tmp_path, file, header, at, value, end):
+    damaged = bytearray(header + file.read_bytes()[60_000:] if end is None else header[:end])
+    if at < len(damaged):
+        damaged[at] = value
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damaged)
+    try:
+        checkpoint = open_checkpoint(path)
+        checkpoint.check()
+        load_tokenizer(checkpoint)
+    except BitNetError as error:
+        assert "\n" not in str(error)
+
+
+def test_parts_of_a_model_are_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "part.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(Unsupported, match="llama-gguf-split --merge"):
+        open_checkpoint(tmp_path / "part.gguf")
