@@ -2,6 +2,7 @@ import asyncio
 import gc
 import json
 import os
+import shutil
 import threading
 import time
 
@@ -353,8 +354,11 @@ class TestLife:
         assert not len(model._cache)
         with pytest.raises(InvalidParams, match="9 tokens in place of"):
             scripted_llm(folder, drafts=ScriptedModel(vocab_size=9))
+        other = tmp_path / "other"
+        shutil.copytree(find_model("default"), other)
+        shutil.copy(folder / "tokenizer.json", other)
         with pytest.raises(InvalidParams, match="other tokens than the model"):
-            LLM.load("default", drafts=folder)
+            LLM.load("default", drafts=other)
         with pytest.raises(NotFound, match="nobody"):
             LLM.load("default", drafts="nobody")
 
