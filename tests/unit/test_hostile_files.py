@@ -189,7 +189,6 @@ def test_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "kind"),
     [
-        ("m.gguf", b"GGUF\3\0\0\0", "a GGUF file"),
         ("consolidated.00.pth", b"PK\3\4....", "a PyTorch file"),
         ("m.onnx", b"\x08\x07....", "an ONNX file"),
     ],
