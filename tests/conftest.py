@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, Scheduled, Stepped, Token
+from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
+from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.model.contract import Batch, Capabilities
@@ -63,6 +64,7 @@ class ScriptedModel:
         self.num_forwards = 0
         self.num_tokens = 0
         self.full_rows: list[int] = []
+        self.num_full = 0  # how often the head was read
         self._cache = np.full((0, 2), -1)  # token and position of each slot
 
     def reserve(self, num_blocks: int) -> None:
@@ -137,6 +139,7 @@ class ScriptedOutput:
 
     def full(self, rows: Sequence[int]) -> NDArray[np.float32]:
         self._model.full_rows += rows
+        self._model.num_full += 1
         return self._logits(rows)
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -145,7 +148,7 @@ class ScriptedOutput:
         return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
-        raise AssertionError("a scripted model has no hidden states")
+        return self._logits(rows)[:, : self._model.config.hidden_size]
 
     def _logits(self, rows: Sequence[int]) -> NDArray[np.float32]:
         assert self._forward == self._model.num_forwards, "an output is valid until the next forward"
@@ -226,7 +229,7 @@ def _config(vocab_size: int, max_positions: int, eos_ids: tuple[int, ...]) -> Mo
     return ModelConfig(
         family="scripted",
         vocab_size=vocab_size,
-        hidden_size=1,
+        hidden_size=3,
         intermediate_size=1,
         num_layers=1,
         num_heads=1,

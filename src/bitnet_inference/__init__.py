@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
     from bitnet_inference.completions import chat_completion, text_completion
+    from bitnet_inference.engine.logprobs import TokenLogprobs
     from bitnet_inference.engine.params import SamplingParams
-    from bitnet_inference.engine.request import TokenLogprobs, Usage
+    from bitnet_inference.engine.request import Usage
     from bitnet_inference.errors import (
         BackendError,
         BitNetError,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         Unsupported,
         VersionError,
     )
+    from bitnet_inference.evaluate import Perplexity, perplexity
     from bitnet_inference.grammar.grammar import Grammar
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Piece, Stream
@@ -48,6 +51,7 @@ __all__ = [
     "BackendError",
     "BitNetError",
     "Cancelled",
+    "Chosen",
     "Counts",
     "EngineError",
     "Filtered",
@@ -56,9 +60,11 @@ __all__ = [
     "Grammar",
     "InvalidParams",
     "KernelError",
+    "Likelihood",
     "ModelError",
     "NotFound",
     "OutOfMemory",
+    "Perplexity",
     "Piece",
     "PromptTooLong",
     "QueueFull",
@@ -74,21 +80,30 @@ __all__ = [
     "VersionError",
     "__version__",
     "chat_completion",
+    "choose",
+    "log_likelihoods",
+    "perplexity",
     "text_completion",
 ]
 
 _HOMES = {
     "LLM": "llm",
+    "Chosen": "choices",
     "Counts": "telemetry",
     "Generation": "stream",
     "Grammar": "grammar.grammar",
+    "Likelihood": "choices",
+    "Perplexity": "evaluate",
     "Piece": "stream",
     "SamplingParams": "engine.params",
     "Stream": "stream",
-    "TokenLogprobs": "engine.request",
+    "TokenLogprobs": "engine.logprobs",
     "Trace": "trace",
     "Usage": "engine.request",
     "chat_completion": "completions",
+    "choose": "choices",
+    "log_likelihoods": "choices",
+    "perplexity": "evaluate",
     "text_completion": "completions",
 }
 

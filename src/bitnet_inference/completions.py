@@ -65,7 +65,7 @@ def text_completion(
     if not _is_list(prompts) or not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidParams("prompts must be a list of strings")
     ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
-    outputs = _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed)
+    outputs = _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, scores_prompt=echo and logprobs)
     return [_text(llm, prompt if echo else [], output) for prompt, output in zip(ids, outputs, strict=True)]
 
 
@@ -124,6 +124,7 @@ def _generate(
     logprobs: bool,
     seed: int | None,
     grammar: Grammar | None = None,
+    scores_prompt: bool = False,
 ) -> list[Generation]:
     if not prompts:
         return []
@@ -135,6 +136,7 @@ def _generate(
             top_p=top_p,
             max_tokens=_room(llm, prompt, max_gen_len),
             logprobs=0 if logprobs else None,
+            prompt_logprobs=0 if scores_prompt else None,
             seed=None if seed is None else seed + index,
             grammar=grammar,
         )
@@ -165,7 +167,8 @@ def _text(llm: LLM, echoed: list[int], output: Generation) -> TextCompletion:
     result: TextCompletion = {"generation": llm.tokenizer.decode(ids, skip_special_tokens=False)}
     if output.logprobs is not None:
         result["tokens"] = [llm.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids]
-        result["logprobs"] = (llm.score(echoed) if echoed else []) + [entry.logprob for entry in output.logprobs]
+        entries = [*(output.prompt_logprobs or []), *output.logprobs]
+        result["logprobs"] = [0.0 if entry is None else entry.logprob for entry in entries]
     return result
 
 

@@ -11,24 +11,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import EngineListener, PlanTimes
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.engine.request import PromptLogits, Request
+from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import InvalidParams, QueueFull
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
-from bitnet_inference.native import RowSampler
-from bitnet_inference.prompts import ChatOptions, Params, Prompt, TalkOptions, TermOptions, is_one_prompt
+from bitnet_inference.prompt_numbers import PromptNumbers
+from bitnet_inference.prompts import ChatOptions, Params, Progress, Prompt, TalkOptions, TermOptions, is_one_prompt
 from bitnet_inference.stream import Generation, Mailbox, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
@@ -38,10 +35,8 @@ from bitnet_inference.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from bitnet_inference.grammar.matcher import Matchers
 
-Progress = Callable[[int, int], None]
 
-
-class LLM:
+class LLM(PromptNumbers):
     """A loaded model. All methods may be called from several threads at once; requests share the engine's steps.
 
     `tokenizer` encodes and decodes; `config` is the model's configuration; `max_context` is how many tokens, prompt
@@ -200,23 +195,6 @@ class LLM:
         """The token ids of a conversation, up to where the answer begins. Special tokens in messages are plain text."""
         return self._chat.encode(messages, **options)
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """The logits at every position, [len(token_ids), vocab]: row i tells what follows token i."""
-        rows: list[NDArray[np.float32]] = []
-        self._see_logits(token_ids, lambda first, logits: rows.append(logits.copy()))
-        return np.concatenate(rows)
-
-    def score(self, token_ids: Sequence[int]) -> list[float]:
-        """The natural log-probability of every token after those before it; the first token has 0.0."""
-        sampler, scores = RowSampler(self.config.vocab_size), [0.0]
-
-        def see(first: int, logits: NDArray[np.float32]) -> None:
-            for row, token_id in zip(logits, token_ids[first + 1 : first + 1 + len(logits)], strict=False):
-                scores.append(sampler.score(row, int(token_id), 0)[0])
-
-        self._see_logits(token_ids, see)
-        return scores
-
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests (they raise Stopped) and wait until those that are there have ended.
 
@@ -309,9 +287,6 @@ class LLM:
     def _cancel(self, request: Request) -> None:
         # Streams hold this method, and so the LLM: it is not closed while one of them is read.
         self._worker.cancel(request)
-
-    def _see_logits(self, token_ids: Sequence[int], see: PromptLogits) -> None:
-        self._stream(token_ids, SamplingParams(max_tokens=0), on_prompt_logits=see).read()
 
 
 def _split(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypedDict
 
 import numpy as np
@@ -12,6 +12,7 @@ from bitnet_inference.errors import InvalidParams
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Progress = Callable[[int, int], None]  # what is done, of how much
 
 
 class TermOptions(TypedDict, total=False):
@@ -36,6 +37,13 @@ class TalkOptions(ChatOptions, TermOptions, total=False):
     """What a conversation may be answered with: ChatOptions and TermOptions."""
 
 
+class ScoreOptions(TermOptions, total=False):
+    """What scoring prompts may be given; see LLM.score."""
+
+    start: int | Sequence[int]
+    progress: Progress | None
+
+
 def is_one_prompt(prompts: object) -> bool:
     """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else."""
     if isinstance(prompts, str):
@@ -50,6 +58,14 @@ def is_one_prompt(prompts: object) -> bool:
     if len(kinds) > 1 or "nothing" in kinds:
         _refuse_prompts("a list must hold token ids only, or prompts only")
     return kinds == {"id"}
+
+
+def scoring_params(start: int | Sequence[int], count: int) -> list[SamplingParams]:
+    """To score so many prompts, from one position on or each from its own. Raises InvalidParams."""
+    starts = start if isinstance(start, Sequence) else [start] * count
+    if len(starts) != count:
+        raise InvalidParams(f"{len(starts)} starts for {count} prompts: give one for each, or one for all")
+    return [SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=each) for each in starts]
 
 
 def _prompt_kind(kind: type) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
+from bitnet_inference.engine.logprobs import TokenLogprobs
+from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.text.detokenize import Detokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
@@ -30,7 +31,8 @@ class Generation:
 
     `token_ids` holds what was generated, without end tokens; with a stop string, its tokens too. `finish_reason`:
     "stop" (`stopped_by` tells the stop string or the id of the end token), "length", "cancelled" or "timeout".
-    `logprobs` has one entry a token, None if not wanted.
+    `logprobs` has one entry a token, None if not wanted; so has `prompt_logprobs`, but None for a prompt's first token,
+    and where the request ended too early, fewer.
     """
 
     text: str
@@ -39,6 +41,7 @@ class Generation:
     stopped_by: str | int | None
     logprobs: list[TokenLogprobs] | None
     usage: Usage
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,8 @@ class Stream:
             reason = reason if end.stop_string is None else "stop"
             stopped_by = end.finish.token_id if end.stop_string is None else end.stop_string
             text = "".join(self._texts)
-            self.output = Generation(text, self._token_ids, reason, stopped_by, self._logprobs, end.usage)
+            found = (self._logprobs, end.usage, self.request.prompt_logprobs)
+            self.output = Generation(text, self._token_ids, reason, stopped_by, *found)
 
     def _raise_error(self) -> None:
         assert self._end is not None

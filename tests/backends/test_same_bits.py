@@ -6,6 +6,7 @@ Every other path is held to it, and so every pair of paths is compared. docs/rep
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -327,9 +328,9 @@ class Watch:
         return self._model_forward(batch)
 
 
-def load_llm(max_cache_tokens: int = 2048, **options: object) -> tuple[LLM, Watch]:
-    watch = Watch(model := load_model(open_checkpoint(DEFAULT), EngineConfig(**options)))  # type: ignore[arg-type]
-    return LLM(model, Tokenizer.from_folder(DEFAULT), max_cache_tokens=max_cache_tokens), watch
+def load_llm(max_cache_tokens: int = 2048, folder: Path = DEFAULT, **options: object) -> tuple[LLM, Watch]:
+    watch = Watch(model := load_model(open_checkpoint(folder), EngineConfig(**options)))  # type: ignore[arg-type]
+    return LLM(model, Tokenizer.from_folder(folder), max_cache_tokens=max_cache_tokens), watch
 
 
 def alone(llm: LLM) -> list[Generation]:
@@ -370,6 +371,48 @@ def test_text(
         if isa != "generic":
             same.texts(alone(llm), texts)
             same.texts(together(llm), texts)
+
+
+READ = [STORY, "The owl said", STORY[:150] + " But the owl said no.", STORY[:33]]
+
+
+def read(llm: LLM, prompts: list[str]) -> list[bytes]:
+    """The vectors and scores of each prompt."""
+    last, mean = llm.embed(prompts, normalize=False), llm.embed(prompts, pooling="mean")
+    scores, ends = llm.score(prompts), llm.score(prompts, start=2)
+    assert [each[2:] for each in scores] == ends
+    return [
+        b"".join([x.tobytes(), y.tobytes(), *(struct.pack("d", at) for at in z)])
+        for x, y, z in zip(last, mean, scores, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module", params=[DEFAULT, GOLDEN / "llama3-bf16"], ids=lambda folder: folder.name)
+def what_is_read(request: pytest.FixtureRequest) -> tuple[Path, list[bytes]]:
+    llm, watch = load_llm(folder=request.param, isa="generic", threads=1, ternary_format="u2")
+    watch.open()
+    with llm:
+        return request.param, [read(llm, [prompt])[0] for prompt in READ]
+
+
+@pytest.mark.parametrize(("isa", "threads", "ternary_format", "max_batch_tokens"), list(paths_of_text()))
+def test_vectors_and_scores(
+    same: Tally,
+    what_is_read: tuple[Path, list[bytes]],
+    isa: str,
+    threads: int,
+    ternary_format: str,
+    max_batch_tokens: int,
+) -> None:
+    folder, expected = what_is_read
+    options = {"isa": isa, "threads": threads, "ternary_format": ternary_format, "max_batch_tokens": max_batch_tokens}
+    llm, watch = load_llm(folder=folder, **options)
+    watch.open()
+    with llm:
+        num_tokens = sum(len(llm.tokenizer.encode(prompt)) for prompt in READ)
+        for prompts in (READ, READ[::-1]):  # the second time with what the cache has
+            found = read(llm, prompts)
+            same.compare(b"".join(found), b"".join(expected if prompts is READ else expected[::-1]), num_tokens)
 
 
 def test_text_of_repeated_runs(same: Tally, texts: list[Generation]) -> None:

@@ -17,6 +17,7 @@ from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Event, Preempted
 from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.speculative import Drafter
 from bitnet_inference.engine.terms import Terms
@@ -70,10 +71,19 @@ class AnyOrder(RuleBasedStateMachine):
         self.alone: dict[tuple[object, ...], tuple[list[int], str]] = {}
         TALLY["machines"] += 1
 
-    @rule(prompt=prompts, seed=seeds, length=st.sampled_from([0, 1, 5, 20, None]), terms=terms, shows=st.booleans())
-    def arrive(self, prompt: list[int], seed: int | None, length: int | None, terms: Terms, shows: bool) -> None:
-        callback = (lambda first, logits: None) if shows and seed is None else None
-        self._submit(Request(prompt, params(seed, length), Listener(), terms=terms, on_prompt_logits=callback))
+    @rule(
+        prompt=prompts,
+        seed=seeds,
+        length=st.sampled_from([0, 1, 5, 20, None]),
+        terms=terms,
+        shows=st.floats(0, 1) | st.none(),
+    )
+    def arrive(
+        self, prompt: list[int], seed: int | None, length: int | None, terms: Terms, shows: float | None
+    ) -> None:
+        positions = range(int((shows or 0) * len(prompt)), len(prompt))
+        reader = None if shows is None else PromptReader(lambda first, logits: None, positions)
+        self._submit(Request(prompt, params(seed, length), Listener(), terms=terms, reader=reader))
 
     @precondition(lambda self: self.requests)
     @rule(which=st.integers(0, 1000), longer=st.lists(st.integers(0, 1), max_size=3), seed=seeds)

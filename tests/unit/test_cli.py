@@ -165,6 +165,39 @@ def test_doctor_finds_nothing_wrong():
         assert word in result.stdout
 
 
+def test_eval_measures_a_text(tmp_path):
+    text, file = tmp_path / "story.txt", tmp_path / "numbers.json"
+    text.write_text("Once upon a time there was a fox who lived under an old oak near the river. " * 9)
+    given = ("--text", str(text), "--window", "64", "--json", str(file), "--threads", "1")
+    result = bitnet("eval", *given)
+    assert result.exit_code == 0, result.output
+    numbers = json.loads(file.read_text())
+    assert numbers["num_bytes"] == 9 * 76 and (numbers["window"], numbers["stride"]) == (64, 32)
+    assert f"perplexity       {numbers['perplexity']:.4f}\n" in result.stdout
+    assert f"bits a byte      {numbers['bits_per_byte']:.4f}\n" in result.stdout
+    assert f"scored           {numbers['num_tokens']} tokens, 684 bytes" in result.stdout
+    other = bitnet("eval", str(GOLDEN / "llama3-bf16"), *given)
+    assert other.exit_code == 0 and json.loads(file.read_text())["perplexity"] != numbers["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (None, [], "cannot be read: No such file"),
+        (b"abc\xff", [], "is not UTF-8 at byte 3"),
+        (b"", [], "give a longer text"),
+        (b"The fox ran", ["--window", "1"], "window is 1: give a whole number of tokens, 2 to 1024"),
+        (b"The fox ran", ["--json", "nowhere/x.json"], "cannot be written: there is no folder"),
+    ],
+)
+def test_eval_refuses(tmp_path, content, options, message):
+    file = tmp_path / "text"
+    if content is not None:
+        file.write_bytes(content)
+    result = bitnet("eval", "--text", str(file), *options)
+    assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_bench_measures(tmp_path, monkeypatch):
     file = tmp_path / "numbers.json"
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)

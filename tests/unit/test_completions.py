@@ -37,6 +37,9 @@ def test_echo_and_logprobs_cover_prompt_and_answer(llm):
     )
     expected = [0.0, *(logprobs[i, token] for i, token in enumerate(ids[1:]))]
     assert np.allclose(result["logprobs"], expected, atol=1e-4)
+    llm.model.num_tokens = 0
+    text_completion(llm, ["The fox"], temperature=0, logprobs=True, echo=True)
+    assert llm.model.num_tokens == len(ids), "the prompt is scored by the request itself"
 
 
 def test_logprobs_are_the_models_whatever_the_temperature(llm):

@@ -9,6 +9,7 @@ from conftest import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import EngineError, InvalidParams, OutOfMemory, PromptTooLong, QueueFull
@@ -151,7 +152,12 @@ def test_logprobs_are_the_models_own():
 def test_prompt_logits_come_in_order_and_once(max_tokens):
     model, heard = ScriptedModel(max_tokens=max_tokens), []
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
-    generate(model, prompt, SamplingParams(max_tokens=0), on_prompt_logits=lambda at, x: heard.append((at, x.copy())))
+    generate(
+        model,
+        prompt,
+        SamplingParams(max_tokens=0),
+        reader=PromptReader(lambda at, x: heard.append((at, x.copy())), range(8)),
+    )
     assert [at for at, _ in heard] == list(range(0, 8, max_tokens))
     assert np.concatenate([x for _, x in heard]).tolist() == [
         model.logits_after(prompt[: i + 1]).tolist() for i in range(8)
@@ -161,7 +167,7 @@ def test_prompt_logits_come_in_order_and_once(max_tokens):
 def test_the_whole_context_can_be_scored_but_not_continued():
     model, heard = ScriptedModel(max_positions=8), []
     whole = SamplingParams(max_tokens=0)
-    generate(model, [1] * 8, whole, on_prompt_logits=lambda at, x: heard.append(x.shape))
+    generate(model, [1] * 8, whole, reader=PromptReader(lambda at, x: heard.append(x.shape), range(8)))
     assert heard == [(8, 23)]
     with pytest.raises(PromptTooLong, match="8 tokens, at most 7"):
         generate(model, [1] * 8, GREEDY)
@@ -174,7 +180,7 @@ def test_a_failing_callback_ends_its_request_alone():
         raise RuntimeError("no")
 
     engine, listeners = Engine(ScriptedModel()), [Listener(), Listener()]
-    engine.submit(Request([1, 2], GREEDY, listeners[0], on_prompt_logits=fall_over))
+    engine.submit(Request([1, 2], GREEDY, listeners[0], reader=PromptReader(fall_over, range(2))))
     engine.submit(Request([1, 2], GREEDY, listeners[1]))
     run(engine)
     assert [listener.reason for listener in listeners] == ["error", "length"]

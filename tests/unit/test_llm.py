@@ -328,9 +328,92 @@ class TestNumbers:
         expected = [0.0, *(logprobs[i, token] for i, token in enumerate(ids[1:]))]
         assert np.allclose(llm.score(ids), expected, atol=1e-5)
         assert llm.score(ids[:1]) == [0.0]
-        for wrong in ([], "abc", [1.5], [True], None, 3, [-1], np.array([[1]])):
-            with pytest.raises(InvalidParams):
-                llm.score(wrong)
+        assert llm.score("The brave fox") == llm.score(np.array(ids)) == llm.score(ids), "with the BOS in front"
+        for wrong in ([], "", [1.5], [True], None, 3, [-1], np.array([1.5]), [376], [[1], []], [[1], "abc", 3]):
+            for ask in (llm.score, llm.embed, llm.logits):
+                with pytest.raises(InvalidParams):
+                    ask(wrong)
+
+    def test_many_scores_and_those_from_a_position_on(self, llm):
+        prompts = ["The brave fox", "Hello world", llm.tokenizer.encode("The brave owl")]
+        alone = [llm.score(prompt) for prompt in prompts]
+        seen = []
+        assert llm.score(prompts, progress=lambda *done: seen.append(done)) == alone
+        assert seen == [(1, 3), (2, 3), (3, 3)]
+        assert llm.score(prompts, start=1) == [each[1:] for each in alone]
+        assert llm.score(prompts, start=[0, 2, 1]) == [alone[0], alone[1][2:], alone[2][1:]]
+        assert llm.score(prompts[0], start=2) == alone[0][2:] and llm.score(prompts[:1]) == alone[:1]
+        with pytest.raises(InvalidParams, match="logits are of one prompt"):
+            llm.logits(prompts)
+        for wrong, why in (
+            ([1, 2], "2 starts for 3 prompts"),
+            (-1, "give 0 to"),
+            (99, "the prompt has"),
+            (True, "True"),
+        ):
+            with pytest.raises(InvalidParams, match=why):
+                llm.score(prompts, start=wrong)
+
+    def test_what_is_computed_once_for_many_scores(self, llm):
+        for ask in (lambda: llm.score(list(range(5, 45)), start=30), lambda: llm.embed(list(range(6, 46)))):
+            llm.model.num_tokens = 0
+            first, before = ask(), llm.model.num_tokens
+            assert np.array_equal(ask(), first)
+            assert llm.model.num_tokens - before < 14 < before
+        llm.model.num_tokens = 0
+        llm.embed(list(range(5, 45)), pooling="mean")
+        assert llm.model.num_tokens == 40, "all states are needed"
+
+    def test_embeddings(self, llm):
+        ids = llm.tokenizer.encode("The brave fox")
+        states = np.stack([llm.model.logits_after(ids[: at + 1])[:3] for at in range(len(ids))]).astype(np.float64)
+        last, mean = states[-1], states.mean(axis=0)
+        for pooling, expected in (("last", last), ("mean", mean)):
+            found = llm.embed("The brave fox", pooling=pooling, normalize=False)
+            assert found.dtype == np.float32 and found.shape == (3,)
+            assert np.allclose(found, expected, rtol=1e-6)
+            assert np.allclose(llm.embed(ids, pooling=pooling), expected / np.linalg.norm(expected), rtol=1e-6)
+            many = llm.embed(["Hello", "The brave fox", ids], pooling=pooling, normalize=False)
+            assert many.shape == (3, 3) and (many[1] == found).all() and (many[2] == found).all()
+        for options in ({"pooling": "max"}, {"pooling": None}, {"normalize": 1}):
+            with pytest.raises(InvalidParams, match=next(iter(options))):
+                llm.embed("The", **options)
+
+    def test_broken_states_and_states_of_nothing(self, llm):
+        llm.model.change_logits = lambda history, logits: logits.fill(0)
+        assert llm.embed("The").tolist() == [0, 0, 0], "which has no direction"
+        llm.model.change_logits = lambda history, logits: logits.fill(np.inf)
+        with pytest.raises(EngineError, match="hold NaN or infinity"):
+            llm.embed("The")
+        with pytest.raises(EngineError, match="hold NaN or infinity"):
+            llm.score("The fox")
+
+    @pytest.mark.parametrize("ask", ["score", "embed"])
+    def test_too_many_too_long_and_too_late(self, llm, ask, monkeypatch):
+        ask = getattr(llm, ask)
+        assert len(ask([[5, 6]] * 1500)) == 1500, "more than the engine queues"
+        with pytest.raises(PromptTooLong, match="300 tokens, at most 256 fit"):
+            ask([[5] * 256, [5] * 300])
+        wait_until_idle(llm)
+        with pytest.raises(EngineError, match="prompt 0 was not computed within its timeout_s"):
+            ask([[5, 6], [7]], timeout_s=1e-9)
+        monkeypatch.setattr("bitnet_inference.stream.Stream.read", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            ask([[number] * 200 for number in range(300)])
+        monkeypatch.undo()
+        wait_until_idle(llm)
+        assert llm.model.num_tokens < 300 * 200, "the others were cancelled"
+        assert caught.traceback, "which still holds the streams"
+
+    def test_progress_may_give_up(self, llm):
+        def stop(done, total):
+            raise RuntimeError("enough")
+
+        with pytest.raises(RuntimeError, match="enough") as caught:
+            llm.embed([[number] * 200 for number in range(300)], progress=stop)
+        wait_until_idle(llm)
+        assert llm.model.num_tokens < 300 * 200, "the others were cancelled"
+        assert caught.traceback, "which still holds the streams"
 
 
 class TestLife:

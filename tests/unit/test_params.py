@@ -48,6 +48,9 @@ from bitnet_inference.errors import InvalidParams
         ({"ignore_eos": 1}, "ignore_eos is 1: give True or False"),
         ({"logprobs": 21}, "logprobs is 21: give 0 to 20"),
         ({"logprobs": True}, "logprobs is True"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21: give 0 to 20"),
+        ({"prompt_logprobs": 0, "prompt_logprobs_from": -1}, "prompt_logprobs_from is -1"),
+        ({"prompt_logprobs_from": 3}, "prompt_logprobs_from is given without prompt_logprobs"),
     ],
 )
 def test_refused_with_the_place_and_the_cure(options, message):
@@ -95,6 +98,6 @@ def test_from_mapping_names_the_nearest_option():
 
 def test_check_against_a_vocabulary():
     SamplingParams(logit_bias={9: 1.0}, stop_token_ids=[0], logprobs=10).check(10)
-    for options in ({"logit_bias": {10: 1.0}}, {"stop_token_ids": [-1]}, {"logprobs": 11}):
+    for options in ({"logit_bias": {10: 1.0}}, {"stop_token_ids": [-1]}, {"logprobs": 11}, {"prompt_logprobs": 11}):
         with pytest.raises(InvalidParams, match=next(iter(options))):
             SamplingParams(**options).check(10)

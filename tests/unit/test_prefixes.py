@@ -8,6 +8,7 @@ from conftest import Listener, ScriptedModel, generate, greedy_text, run
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams
@@ -63,7 +64,7 @@ def test_salts_keep_tenants_apart():
 def test_prompt_logits_are_computed_all_the_same():
     engine, heard = Engine(ScriptedModel()), []
     ask(engine, PROMPT)
-    listener = ask(engine, PROMPT, on_prompt_logits=lambda at, logits: heard.append(len(logits)))
+    listener = ask(engine, PROMPT, reader=PromptReader(lambda at, logits: heard.append(len(logits)), range(18)))
     assert listener.usage.num_cached_tokens == 0 and sum(heard) == len(PROMPT)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 
 NUM_STEPS = 30  # until the last arrival or cancel
@@ -21,6 +22,7 @@ class Job(NamedTuple):
     request: Request
     listener: Listener
     prompt: list[int]
+    positions: range
     heard: list[tuple[int, list[float]]]
     start: int
     cancel_at: int | None
@@ -38,9 +40,13 @@ def jobs(draw):
         heard.extend((position + row, values.tolist()) for row, values in enumerate(logits))
 
     listener = Listener()
-    callback = hear if draw(st.booleans()) else None
-    request = Request(prompt, params, listener, eos_ids=[0], on_prompt_logits=callback)
-    return Job(request, listener, prompt, heard, start, None if cancel_after is None else start + cancel_after)
+    start_at = draw(st.integers(0, len(prompt)))
+    positions = range(start_at, draw(st.integers(start_at, len(prompt))))
+    kind = draw(st.sampled_from(["logits", "hidden", None]))
+    reader = None if kind is None else PromptReader(hear, positions, kind)
+    request = Request(prompt, params, listener, eos_ids=[0], reader=reader)
+    cancel_at = None if cancel_after is None else start + cancel_after
+    return Job(request, listener, prompt, positions, heard, start, cancel_at)
 
 
 def run_all(engine, all_jobs):
@@ -77,9 +83,10 @@ def test_the_same_text_as_alone(all_jobs, num_blocks, max_sequences, max_tokens,
             assert job.listener.token_ids == alone.token_ids[: len(job.listener.token_ids)]
             continue
         assert (job.listener.token_ids, job.listener.reason) == (alone.token_ids, alone.reason)
-        if job.request.on_prompt_logits:
-            prefixes = [job.prompt[: i + 1] for i in range(len(job.prompt))]
-            assert job.heard == [(i, model.logits_after(prefix).tolist()) for i, prefix in enumerate(prefixes)]
+        if job.request.reads:
+            width = None if job.request.reads == "logits" else model.config.hidden_size
+            rows = [model.logits_after(job.prompt[: at + 1])[:width].tolist() for at in job.positions]
+            assert job.heard == list(zip(job.positions, rows, strict=True))
 
 
 def test_preemption_happens_and_nobody_notices():

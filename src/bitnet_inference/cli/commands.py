@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from bitnet_inference.cli.answer import run
 from bitnet_inference.cli.conversation import chat
 from bitnet_inference.cli.options import EXIT_MISTAKE
-from bitnet_inference.cli.reports import bench, doctor, inspect
+from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
 from bitnet_inference.errors import BitNetError
 
 EXIT_INTERRUPTED = 130
@@ -86,3 +86,4 @@ def bitnet(
 
 for command in (run, chat, inspect, bench, doctor):
     app.command()(command)
+app.command("eval")(evaluate)

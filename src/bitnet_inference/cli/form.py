@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bitnet_inference.cli.options import read_text
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -39,22 +40,13 @@ def grammar_option(ctx: typer.Context) -> Grammar | None:
         raise InvalidParams(f"{names} exclude each other: give one of them")
     if "grammar" in given:
         file = given["grammar"]
-        text = _read(file)
+        text = read_text(file)
         return Grammar(gbnf=text) if _is_gbnf(file, text) else Grammar(lark=text)
     if "json_schema" in given and not given["json_schema"].lstrip().startswith("{"):
-        return Grammar(json_schema=_read(Path(given["json_schema"])))
+        return Grammar(json_schema=read_text(Path(given["json_schema"])))
     return Grammar(**given)
 
 
 def _is_gbnf(file: Path, text: str) -> bool:
     """By its ending, or else by what only GBNF has."""
     return file.suffix == ".gbnf" or (file.suffix != ".lark" and "::=" in text)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidParams(f"{file} is not UTF-8 at byte {error.start}: convert it") from None

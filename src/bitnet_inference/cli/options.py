@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -119,8 +120,18 @@ def load_llm(ctx: typer.Context, **more: Any) -> LLM:
         return LLM.load(model, progress=progress, **options, **more)
 
 
+def read_text(file: Path) -> str:
+    """What is in a file of text."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{file} is not UTF-8 at byte {error.start}: convert it") from None
+
+
 @contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(title: str = "loading") -> Iterator[Callable[[int, int], None] | None]:
     """A bar on stderr, where that is a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -129,7 +140,7 @@ def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+        task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -1,15 +1,25 @@
-"""`bitnet inspect`, `bench` and `doctor`: what a model is, how fast it is, and whether this machine computes right."""
+"""`bitnet inspect`, `bench`, `eval` and `doctor`: what a model is, how fast and how good, and whether all is right."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bitnet_inference.cli.options import EXIT_MISTAKE, LOADING, MODEL_HELP, loading_options, progress_bar, with_options
+from bitnet_inference.cli.options import (
+    EXIT_MISTAKE,
+    LOADING,
+    MODEL_HELP,
+    load_llm,
+    loading_options,
+    progress_bar,
+    read_text,
+    with_options,
+)
 
 EXIT_WRONG = 1
 
@@ -68,6 +78,47 @@ def bench(
     _print_lines(result.lines())
     typer.echo()
     print_table(result.table())
+
+
+@with_options({name: kind for name, kind in LOADING.items() if name != "model"})
+def evaluate(
+    ctx: typer.Context,
+    text: Annotated[Path, typer.Option(metavar="FILE", help="The text, in UTF-8.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = "default",
+    window: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens that are seen at a time. Default: the context, at most 2048."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens from one window to the next. Default: half of it.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")
+    ] = None,
+) -> None:
+    """Measure how well a model predicts a text.
+
+    Its perplexity a token, and bits a byte, which compare models whose tokens differ.
+    """
+    from bitnet_inference.evaluate import perplexity
+    from bitnet_inference.output_files import refuse_unwritable, write_whole
+
+    if json_file is not None:
+        refuse_unwritable(json_file)
+    words = read_text(text)
+    with load_llm(ctx) as llm, progress_bar("scoring") as progress:
+        result = perplexity(llm, words, window=window, stride=stride, progress=progress)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(asdict(result), indent=2) + "\n")
+    _print_lines(
+        [
+            ("perplexity", f"{result.perplexity:.4f}"),
+            ("bits a byte", f"{result.bits_per_byte or 0:.4f}"),
+            ("scored", f"{result.num_tokens} tokens, {result.num_bytes} bytes"),
+            ("windows", f"{result.window} tokens, {result.stride} apart"),
+            ("speed", f"{result.num_tokens / max(result.seconds, 1e-9):.1f} tokens/s"),
+        ]
+    )
 
 
 def doctor() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from bitnet_inference.engine.batch import build_batch
 from bitnet_inference.engine.blocks import BlockPool
-from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
+from bitnet_inference.engine.logprobs import TokenLogprobs
+from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.engine.sampler import Rows, Sampler
 from bitnet_inference.engine.scheduler import Share
 from bitnet_inference.engine.speculative import Draft
@@ -61,7 +62,8 @@ class ModelDrafter:
         """The follower of a request, with its tokens; what was drafted wrong is taken back."""
         follower, known = self._followers.get(request), request.tokens.view
         if follower is None:
-            follower = Request(known, replace(request.params, logprobs=None), _Nobody(), choice=request.choice)
+            params = replace(request.params, logprobs=None, prompt_logprobs=None, prompt_logprobs_from=0)
+            follower = Request(known, params, _Nobody(), choice=request.choice)
             follower.num_prompt, follower.end_ids, follower.seed = request.num_prompt, request.end_ids, request.seed
             self._sampler.prepare(follower)
             self._followers[request] = follower

@@ -12,8 +12,9 @@ from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.events import EngineListener, Events, PlanTimes
 from bitnet_inference.engine.masks import Masks, mask_next
+from bitnet_inference.engine.prompt_rows import prompt_rows, show_prompts
 from bitnet_inference.engine.request import Finish, Request
-from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores, full_rows
+from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.speculative import Drafter, Speculation
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
@@ -140,32 +141,21 @@ class Engine:
 
     def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
         """Write down what has been computed; the rows that tell next tokens."""
-        wanted, end = [], 0
+        wanted, shown, end = [], [], 0
         for share in shares:
             request, first, end = share.request, end + share.num_tokens - 1, end + share.num_rows
             request.num_computed += share.num_tokens
             self._scheduler.prefixes.publish(request)
-            self._show_prompt_logits(output, request, first + 1)
-            if request.num_pending == 0 and request.finish is None:
+            shown += prompt_rows(request, first + 1)
+            if request.num_pending == 0:
                 wanted.append(Rows(request, first, share.draft))
-        for request, *_ in wanted:
+        for request, error in show_prompts(output, shown, self._sampler.vocab_size):
+            self._end(request, Finish("error", error=error))
+        for request in [rows.request for rows in wanted if rows.request.finish is None]:
             finish = Finish("length") if request.has_enough else self._masks.take(request)  # max_tokens is 0
             if finish is not None:
                 self._end(request, finish)
         return [rows for rows in wanted if rows.request.finish is None]
-
-    def _show_prompt_logits(self, output: Output, request: Request, end: int) -> None:
-        """Hand over the logits of the prompt tokens just computed, the last of which is row end - 1 of the output."""
-        first, last = request.num_prompt_logits, min(request.num_computed, request.num_prompt)
-        if request.on_prompt_logits is None or first >= last:
-            return
-        rows = [end - request.num_computed + position for position in range(first, last)]
-        try:
-            for start, logits in full_rows(output, rows, self._sampler.vocab_size):
-                request.on_prompt_logits(first + start, logits)
-        except Exception as error:
-            self._end(request, Finish("error", error=error))
-        request.num_prompt_logits = last
 
     def _go_on(self, scores: Scores) -> None:
         """Give the request its next token, and those behind it as long as they are the ones of its draft."""

@@ -35,11 +35,13 @@ _REALS = (
 _WHOLES = (
     _Range("top_k", 0, _MAX_TOKENS, "0 is off"),
     _Range("min_tokens", 0, _MAX_TOKENS, "0 is off"),
+    _Range("prompt_logprobs_from", 0, _MAX_TOKENS, "the position of a token of the prompt"),
 )
 _OPTIONAL_WHOLES = (
     _Range("seed", -(1 << 63), (1 << 64) - 1, "None draws one"),
     _Range("max_tokens", 0, _MAX_TOKENS, "None is up to the end of the context"),
     _Range("logprobs", 0, MAX_LOGPROBS, "None is off, 0 the chosen token alone"),
+    _Range("prompt_logprobs", 0, MAX_LOGPROBS, "None is off, 0 the prompt's own tokens alone"),
 )
 
 
@@ -68,6 +70,8 @@ class SamplingParams:
     `min_tokens` or not; `max_tokens` and `stop` may cut it off before. None is off.
     `logprobs`: log-probabilities of the chosen token and of so many best ones (0 to 20), by the model itself: before
     grammar, bias, penalties and temperature. None is off.
+    `prompt_logprobs`: the same of the prompt's tokens, each after all before it, from position `prompt_logprobs_from`
+    on; these are computed even if the cache has them. None is off.
 
     Order, as in Transformers: grammar, bias and bans, repetition, frequency and presence penalty, temperature, top-k,
     top-p (of what top-k left), min-p.
@@ -88,6 +92,8 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 0
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +111,8 @@ class SamplingParams:
             raise InvalidParams(f"ignore_eos is {self.ignore_eos!r}: give True or False")
         if not isinstance(self.grammar, Grammar | None):
             raise InvalidParams(f'grammar is {self.grammar!r:.60}: give a Grammar, as in Grammar(regex="[0-9]+")')
+        if self.prompt_logprobs is None and self.prompt_logprobs_from:
+            raise InvalidParams("prompt_logprobs_from is given without prompt_logprobs: give both, or none")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower min_tokens")
 
@@ -136,8 +144,9 @@ class SamplingParams:
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidParams(f"{name}: token {token_id} does not exist: give ids from 0 to {vocab_size - 1}")
-        if self.logprobs is not None and self.logprobs > vocab_size:
-            raise InvalidParams(f"logprobs is {self.logprobs}: the vocabulary has only {vocab_size} tokens")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and count > vocab_size:
+                raise InvalidParams(f"{name} is {count}: the vocabulary has only {vocab_size} tokens")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -24,17 +24,15 @@ class Prefixes:
     """Finds the beginning of a request in the cache, and publishes what requests have computed, prompt and output.
 
     Full blocks alone are shared, and nobody writes into a full block; of one that is not full, or has the last token of
-    a prompt, a choice of the same prompt gets a copy. The last known token is never taken from the cache, because
-    somebody must compute what follows it.
+    a prompt, a choice of the same prompt gets a copy. What a request must compute itself (see Request.num_reusable) is
+    never taken from the cache.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool, self._block_size = pool, block_size
 
     def find(self, request: Request) -> Beginning:
-        """The longest beginning of the request that the cache has; none for a request that wants prompt logits."""
-        if request.on_prompt_logits is not None:
-            return Beginning([], request.contents, 0)
+        """The longest beginning of the request that the cache has, of what it need not compute itself."""
         return max(self._published(request), self._of_leader(request), key=lambda beginning: beginning.num_tokens)
 
     def take(self, request: Request, beginning: Beginning) -> None:
@@ -56,7 +54,7 @@ class Prefixes:
     def _published(self, request: Request) -> Beginning:
         blocks: list[int] = []
         contents = list(request.contents)
-        for index in range((len(request.tokens) - 1) // self._block_size):
+        for index in range(request.num_reusable // self._block_size):
             content = self._pool.find(contents[-1], self._tokens(request, index))
             if content is None:
                 break
@@ -65,8 +63,8 @@ class Prefixes:
         return Beginning(blocks, contents, len(blocks) * self._block_size)
 
     def _of_leader(self, request: Request) -> Beginning:
-        """All of the prompt but its last token, from another choice that holds it."""
-        leader, num_tokens = request.leader, request.num_prompt - 1
+        """All of the prompt but what it must compute itself, from another choice that holds it."""
+        leader, num_tokens = request.leader, min(request.num_prompt - 1, request.num_reusable)
         if leader is None or leader.num_computed <= num_tokens:
             return Beginning([], request.contents, 0)
         num_full, rest = divmod(num_tokens, self._block_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
@@ -15,25 +15,14 @@ from numpy.typing import NDArray
 from bitnet_inference.engine.blocks import Parent
 from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.ints import Ints
+from bitnet_inference.engine.logprobs import PromptScores, TokenLogprobs
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.native import SamplingRule
 
-PromptLogits = Callable[[int, NDArray[np.float32]], None]
 Stage = Literal["submitted", "scheduled", "sampled"]
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Natural log-probabilities by the model itself, before bias, penalties and temperature.
-
-    `logprob` is the chosen token's; `top` holds (token id, log-probability) of the best tokens, best first, lowest id
-    first among equals. Tokens of logit -infinity are not among the best.
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class Request:
         eos_ids: Iterable[int] = (),
         choice: int = 0,
         constraint: Constraint | None = None,
-        on_prompt_logits: PromptLogits | None = None,
+        reader: PromptReader | None = None,
         terms: Terms | None = None,
         leader: Request | None = None,
     ) -> None:
@@ -109,18 +98,21 @@ class Request:
 
         `constraint` says which tokens may come, and is this request's alone; it stands for params.grammar.
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
-        `on_prompt_logits(first_position, logits)` gets the logits [rows, vocab] of every prompt token, in order and
-        each once: a row tells what follows its token. The array is valid during the call only.
+        `reader` gets rows of the prompt; with params.prompt_logprobs it is our own, which fills `prompt_logprobs`.
         `terms` tell when it has its turn. `leader` is a request that was submitted before, with the same prompt and
         terms: this one waits until that has computed the prompt, and shares it.
         """
         self.number = next(self._numbers)
-        self.params, self.sink, self.choice, self.on_prompt_logits = params, sink, choice, on_prompt_logits
+        self.params, self.sink, self.choice = params, sink, choice
         self.constraint = constraint
         self.mask: NDArray[np.uint32] | None = None  # of the token that is chosen next
         self.terms, self.leader = terms or Terms(), leader
-        self.tokens = Ints(_checked_prompt(prompt))
+        self.tokens = Ints(checked_prompt(prompt))
         self.num_prompt = len(self.tokens)
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        assert reader is None or params.prompt_logprobs is None, "a prompt has one reader"
+        self._reader = reader if params.prompt_logprobs is None else self._scorer(params.prompt_logprobs)
+        self._unread = range(0) if self._reader is None else self._reader.positions
         if leader is not None and (self.terms, self.tokens.view.tolist()) != (leader.terms, leader.prompt.tolist()):
             raise InvalidParams("choices of one prompt differ in prompt or terms: give them the same")
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
@@ -128,7 +120,6 @@ class Request:
         self.seed = seed % (1 << 64)
         self.blocks = Ints()
         self.num_computed = 0
-        self.num_prompt_logits = 0
         self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
         self.contents: list[Parent] = [self.terms.cache_salt]  # and the numbers of its published blocks
         self.rank = (-self.terms.priority, 0)  # the lower one comes first; the scheduler counts arrivals
@@ -136,6 +127,15 @@ class Request:
         self.rule: SamplingRule | None = None
         self.finish: Finish | None = None
         self._times: dict[str, float] = {}
+
+    def _scorer(self, num_top: int) -> PromptReader:
+        start = self.params.prompt_logprobs_from
+        if start >= self.num_prompt:
+            cure = "give the position of one of them"
+            raise InvalidParams(f"prompt_logprobs_from is {start}, the prompt has {self.num_prompt} tokens: {cure}")
+        scores = PromptScores(self.prompt, num_top, start)
+        self.prompt_logprobs = scores.found
+        return scores.reader
 
     @property
     def prompt(self) -> NDArray[np.int32]:
@@ -146,6 +146,20 @@ class Request:
     def num_pending(self) -> int:
         """How many known tokens are not in the cache yet."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_reusable(self) -> int:
+        """How many of its first tokens need not be computed where the cache has them.
+
+        The last known one must be, because somebody must tell what follows it, and all that its reader waits for.
+        """
+        num_before = len(self.tokens) - 1
+        return min(num_before, self._unread.start) if self._unread else num_before
+
+    @property
+    def reads(self) -> Literal["logits", "hidden"] | None:
+        """What rows of its prompt its reader gets."""
+        return None if self._reader is None else self._reader.kind
 
     @property
     def was_submitted(self) -> bool:
@@ -173,6 +187,18 @@ class Request:
         """Whether max_tokens is reached."""
         return self.params.max_tokens is not None and self.num_output >= self.params.max_tokens
 
+    def take_unread(self) -> range:
+        """The positions of the prompt that are computed now, and that its reader has not got yet: it gets them now."""
+        ready = range(self._unread.start, min(self.num_computed, self._unread.stop))
+        if ready:
+            self._unread = range(ready.stop, self._unread.stop)
+        return ready
+
+    def read_rows(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Let its reader read."""
+        assert self._reader is not None, "rows for nobody"
+        self._reader.read(first, rows)
+
     def forget(self) -> None:
         """Start over: nothing of this request is in the cache any more."""
         self.blocks.clear()
@@ -195,7 +221,8 @@ class Request:
         return Usage(self.num_prompt, self.num_output, *times, num_cached_tokens=self.num_cached or 0)
 
 
-def _checked_prompt(prompt: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
+def checked_prompt(prompt: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
+    """The token ids as an array of their own; raises InvalidParams for what is empty or no list of token ids."""
     try:
         ids = np.asarray(prompt)
     except ValueError:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.engine.request import Request, TokenLogprobs
+from bitnet_inference.engine.logprobs import TokenLogprobs
+from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import EngineError
 from bitnet_inference.model.contract import Output
 from bitnet_inference.native import RowSampler, SamplingRule
@@ -153,13 +154,6 @@ def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
         group.append(rows)
     if group:
         yield group
-
-
-def full_rows(output: Output, rows: Sequence[int], vocab_size: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """The logits of these rows in chunks of bounded size: (index of the first, logits [n, vocab])."""
-    step = max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
-    for start in range(0, len(rows), step):
-        yield start, output.full(rows[start : start + step])
 
 
 def _broken(request: Request) -> Pick:
