@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Piece, Stream
     from bitnet_inference.telemetry import Counts
+    from bitnet_inference.text.filter import Filter, OutputFilter, Verdict
+    from bitnet_inference.text.word_filter import WordFilter
     from bitnet_inference.trace import Trace
 
     __version__: str
@@ -54,6 +56,7 @@ __all__ = [
     "Chosen",
     "Counts",
     "EngineError",
+    "Filter",
     "Filtered",
     "FormatError",
     "Generation",
@@ -64,6 +67,7 @@ __all__ = [
     "ModelError",
     "NotFound",
     "OutOfMemory",
+    "OutputFilter",
     "Perplexity",
     "Piece",
     "PromptTooLong",
@@ -77,7 +81,9 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "Usage",
+    "Verdict",
     "VersionError",
+    "WordFilter",
     "__version__",
     "chat_completion",
     "choose",
@@ -90,9 +96,11 @@ _HOMES = {
     "LLM": "llm",
     "Chosen": "choices",
     "Counts": "telemetry",
+    "Filter": "text.filter",
     "Generation": "stream",
     "Grammar": "grammar.grammar",
     "Likelihood": "choices",
+    "OutputFilter": "text.filter",
     "Perplexity": "evaluate",
     "Piece": "stream",
     "SamplingParams": "engine.params",
@@ -100,6 +108,8 @@ _HOMES = {
     "TokenLogprobs": "engine.logprobs",
     "Trace": "trace",
     "Usage": "engine.request",
+    "Verdict": "text.filter",
+    "WordFilter": "text.word_filter",
     "chat_completion": "completions",
     "choose": "choices",
     "log_likelihoods": "choices",

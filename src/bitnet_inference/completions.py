@@ -22,9 +22,13 @@ from bitnet_inference.tools import Style, ToolCall, read_tools
 
 
 class TextCompletion(TypedDict):
-    """A continued text. With logprobs: each token decoded alone, and its natural log-probability at temperature 1."""
+    """A continued text. With logprobs: each token decoded alone, and its natural log-probability at temperature 1.
+
+    `filtered_by`: the label of the filter that ended it, where one did.
+    """
 
     generation: str
+    filtered_by: NotRequired[str]
     tokens: NotRequired[list[str]]
     logprobs: NotRequired[list[float]]
 
@@ -38,9 +42,10 @@ class ChatMessage(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """An answered dialog; tokens and logprobs as in TextCompletion."""
+    """An answered dialog; the others as in TextCompletion."""
 
     generation: ChatMessage
+    filtered_by: NotRequired[str]
     tokens: NotRequired[list[str]]
     logprobs: NotRequired[list[float]]
 
@@ -65,7 +70,8 @@ def text_completion(
     if not _is_list(prompts) or not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidParams("prompts must be a list of strings")
     ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
-    outputs = _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, scores_prompt=echo and logprobs)
+    params = _params(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, scores_prompt=echo and logprobs)
+    outputs = llm.generate(ids, params) if ids else []
     return [_text(llm, prompt if echo else [], output) for prompt, output in zip(ids, outputs, strict=True)]
 
 
@@ -101,9 +107,12 @@ def chat_completion(
         raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
         _check_turns(index, dialog)
-    ids = [llm.encode_chat(dialog, tools=tools if callable_tools else None) for dialog in dialogs]
+    shown_tools = tools if callable_tools else None
+    ids = [llm.encode_chat(dialog, tools=shown_tools) for dialog in dialogs]
+    params = _params(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, grammar)
     answers: list[ChatCompletion] = []
-    for output in _generate(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, grammar):
+    # Encoded once more, and not as ids, in which a filter sees what the template has put around the messages.
+    for output in llm.chat(list(map(list, dialogs)), params, tools=shown_tools) if ids else []:
         text = _text(llm, [], output)
         content: str = text.pop("generation")  # type: ignore[misc]
         message: ChatMessage = {"role": "assistant", "content": content}
@@ -115,7 +124,7 @@ def chat_completion(
     return answers
 
 
-def _generate(
+def _params(
     llm: LLM,
     prompts: list[list[int]],
     temperature: float,
@@ -125,12 +134,10 @@ def _generate(
     seed: int | None,
     grammar: Grammar | None = None,
     scores_prompt: bool = False,
-) -> list[Generation]:
-    if not prompts:
-        return []
+) -> list[SamplingParams]:
     if seed is not None and not _is_whole(seed):
         raise InvalidParams(f"seed is {seed!r}: give a whole number (None draws one)")
-    params = [
+    return [
         SamplingParams(
             temperature=temperature,
             top_p=top_p,
@@ -142,7 +149,6 @@ def _generate(
         )
         for index, prompt in enumerate(prompts)
     ]
-    return llm.generate(prompts, params)
 
 
 def _is_list(values: object) -> bool:
@@ -165,6 +171,8 @@ def _room(llm: LLM, prompt: list[int], max_gen_len: int | None) -> int:
 def _text(llm: LLM, echoed: list[int], output: Generation) -> TextCompletion:
     ids = echoed + output.token_ids
     result: TextCompletion = {"generation": llm.tokenizer.decode(ids, skip_special_tokens=False)}
+    if output.finish_reason == "filtered":
+        result["filtered_by"] = str(output.stopped_by)
     if output.logprobs is not None:
         result["tokens"] = [llm.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids]
         entries = [*(output.prompt_logprobs or []), *output.logprobs]

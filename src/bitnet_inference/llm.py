@@ -29,6 +29,7 @@ from bitnet_inference.prompts import ChatOptions, Params, Progress, Prompt, Talk
 from bitnet_inference.stream import Generation, Mailbox, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
+from bitnet_inference.text.filter import Filter, Filters
 from bitnet_inference.text.messages import Message
 from bitnet_inference.text.tokenizer import Tokenizer
 
@@ -51,14 +52,16 @@ class LLM(PromptNumbers):
         *,
         max_cache_tokens: int | None = None,
         drafts: Drafts = "auto",
+        filters: Sequence[Filter] = (),
         listener: EngineListener | None = None,
         profile: bool = False,
     ) -> None:
         """For models that are loaded already; see `load`. One for `drafts` is closed with it.
 
-        Raises OutOfMemory, and InvalidParams for a profile that cannot be made.
+        Raises OutOfMemory, and InvalidParams for what is no filter and for a profile that cannot be made.
         """
         _check_profile(profile, listener)
+        self._filters = Filters(filters)
         block_size = model.capabilities.block_size
         engine = Engine(
             model,
@@ -72,7 +75,7 @@ class LLM(PromptNumbers):
         self.max_context = engine.max_context
         self.default_params = defaults_of(tokenizer)
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
-        self._chat = Chat(tokenizer)
+        self._chat = Chat(tokenizer, self._filters)
         self._worker = Worker(engine)
         models = [model] if isinstance(drafts, str) else [model, drafts]
         self._close = weakref.finalize(self, _close, self._worker, models)
@@ -88,6 +91,7 @@ class LLM(PromptNumbers):
         head: str = "exact",
         max_cache_tokens: int | None = None,
         drafts: str | Path = "auto",
+        filters: Sequence[Filter] = (),
         progress: Progress | None = None,
         listener: EngineListener | None = None,
         profile: bool = False,
@@ -98,13 +102,14 @@ class LLM(PromptNumbers):
         many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead, which are
         checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in the text),
         the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check changes no
-        bit, as on the CPU. `progress(done, total)` is called while weights are read. `listener(event)` is called in the
-        engine's thread with all that happens (engine.events): see Counts and Trace. With `profile` it hears the time of
-        each step of the plan too, on device "cpu".
+        bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done, total)` is called
+        while weights are read. `listener(event)` is called in the engine's thread with all that happens (engine.events):
+        see Counts and Trace. With `profile` it hears the time of each step of the plan too, on device "cpu".
         Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
         _check_profile(profile, listener)
+        Filters(filters)  # wrong ones are refused before anything is read
         config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
         path = find_model(model)
         checkpoint = open_checkpoint(path)
@@ -115,6 +120,7 @@ class LLM(PromptNumbers):
             tokenizer,
             max_cache_tokens=max_cache_tokens,
             drafts=drafting,
+            filters=filters,
             listener=listener,
             profile=profile,
         )
@@ -216,7 +222,10 @@ class LLM(PromptNumbers):
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidParams("the prompt is empty: give some text")
+            self._filters.check(prompt)
             return self.tokenizer.encode(prompt)
+        if self._filters:
+            self._filters.check(self.tokenizer.decode(prompt))
         return prompt
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
@@ -274,8 +283,9 @@ class LLM(PromptNumbers):
         request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, terms=terms, **options)
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
+        screen = self._filters.start()
         self._worker.submit(request)
-        return Stream(mailbox, request, self._cancel, params.logprobs is not None)
+        return Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
 
     @cached_property
     def _matchers(self) -> Matchers:

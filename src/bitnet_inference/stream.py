@@ -7,18 +7,22 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.text.detokenize import Detokenizer
+from bitnet_inference.text.filter import Screen
 
-FinishReason = Literal["stop", "length", "cancelled", "timeout"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "filtered"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The next part of a text and the tokens that made it certain; `logprobs` has one entry a token, if wanted."""
+    """The next part of a text and the tokens that made it certain; `logprobs` has one entry a token, if wanted.
+
+    Behind a filter a token comes when all of its text is shown, and so with a later part than its first.
+    """
 
     text: str
     token_ids: list[int]
@@ -30,7 +34,8 @@ class Generation:
     """A finished generation.
 
     `token_ids` holds what was generated, without end tokens; with a stop string, its tokens too. `finish_reason`:
-    "stop" (`stopped_by` tells the stop string or the id of the end token), "length", "cancelled" or "timeout".
+    "stop" (`stopped_by` tells the stop string or the id of the end token), "length", "cancelled", "timeout" or
+    "filtered" (`stopped_by` is the filter's label; text, tokens and logprobs end before what it found).
     `logprobs` has one entry a token, None if not wanted; so has `prompt_logprobs`, but None for a prompt's first token,
     and where the request ended too early, fewer.
     """
@@ -44,9 +49,18 @@ class Generation:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
+class _Letter(NamedTuple):
+    """A token, and the text that it made certain; `num_held` characters at most are still to come."""
+
+    text: str
+    num_held: int
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(frozen=True)
 class _End:
-    rest: str
+    text: str
     finish: Finish
     usage: Usage
     stop_string: str | None
@@ -57,13 +71,13 @@ class Mailbox:
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
-        self._letters: queue.SimpleQueue[Piece | _End] = queue.SimpleQueue()
+        self._letters: queue.SimpleQueue[_Letter | _End] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
 
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """See Sink; True after a stop string."""
         text = self._detokenizer.push(token_id)
-        self._put(Piece(text, [token_id], None if logprobs is None else [logprobs]))
+        self._put(_Letter(text, self._detokenizer.num_held, token_id, logprobs))
         return self._detokenizer.stopped is not None
 
     def finish(self, finish: Finish, usage: Usage) -> None:
@@ -71,11 +85,11 @@ class Mailbox:
         rest = self._detokenizer.finish()
         self._put(_End(rest, finish, usage, self._detokenizer.stopped))
 
-    def take(self) -> Piece | _End:
+    def take(self) -> _Letter | _End:
         """The next letter; waits for it."""
         return self._letters.get()
 
-    async def take_async(self) -> Piece | _End:
+    async def take_async(self) -> _Letter | _End:
         """The same without blocking the event loop."""
         loop = asyncio.get_running_loop()
         while True:
@@ -86,7 +100,7 @@ class Mailbox:
             except queue.Empty:
                 await arrived.wait()
 
-    def _put(self, letter: Piece | _End) -> None:
+    def _put(self, letter: _Letter | _End) -> None:
         self._letters.put(letter)
         if self._wake is not None:
             self._wake()
@@ -108,13 +122,23 @@ class Stream:
     engine has been given.
     """
 
-    def __init__(self, mailbox: Mailbox, request: Request, cancel: Callable[[Request], None], wants_logprobs: bool):
-        self._mailbox, self.request, self._cancel = mailbox, request, cancel
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        request: Request,
+        cancel: Callable[[Request], None],
+        wants_logprobs: bool,
+        screen: Screen | None = None,
+    ) -> None:
+        self._mailbox, self.request, self._cancel, self._screen = mailbox, request, cancel, screen
         self._texts: list[str] = []
+        self._num_chars = self._num_clear = 0  # that have come, and that may be shown
         self._token_ids: list[int] = []
+        self._token_ends: list[int] = []  # up to which character each token's text goes
         self._logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
         self._num_shown = 0
         self._end: _End | None = None
+        self._error: Exception | None = None
         self.output: Generation | None = None
 
     @property
@@ -151,7 +175,9 @@ class Stream:
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
             while self._end is None:
-                piece = self._open(await self._mailbox.take_async())
+                letter = await self._mailbox.take_async()
+                # A filter may take its time, which the event loop has not.
+                piece = await asyncio.to_thread(self._open, letter) if self._screen else self._open(letter)
                 if piece is not None:
                     yield piece
             self._raise_error()
@@ -167,38 +193,79 @@ class Stream:
     def __del__(self) -> None:
         self._give_up()
 
-    def _open(self, letter: Piece | _End) -> Piece | None:
+    def _open(self, letter: _Letter | _End) -> Piece | None:
         """Take note of a letter; the piece that it completes. Tokens whose text is held back wait for a later one."""
+        self._num_chars += len(letter.text)
+        is_last = isinstance(letter, _End)
+        if isinstance(letter, _Letter) and (self._screen is None or self._screen.is_open):
+            self._token_ids.append(letter.token_id)
+            self._token_ends.append(self._num_chars + letter.num_held)
+            if self._logprobs is not None and letter.logprobs is not None:
+                self._logprobs.append(letter.logprobs)
+        text = self._cleared(letter.text, is_last)
+        self._texts.append(text)
+        self._num_clear += len(text)
+        num_clear = self._num_clear_tokens(is_last)
         if isinstance(letter, _End):
-            self._texts.append(letter.rest)
-            self._conclude(letter)
-        else:
-            self._texts.append(letter.text)
-            self._token_ids += letter.token_ids
-            if self._logprobs is not None:
-                self._logprobs += letter.logprobs or []
-        text, token_ids = self._texts[-1], self._token_ids[self._num_shown :]
+            self._conclude(letter, num_clear)
+        token_ids = self._token_ids[self._num_shown : num_clear]
         if not text and not (self._end and token_ids):
             return None
-        logprobs = None if self._logprobs is None else self._logprobs[self._num_shown :]
-        self._num_shown = len(self._token_ids)
+        logprobs = None if self._logprobs is None else self._logprobs[self._num_shown : num_clear]
+        self._num_shown = num_clear
         return Piece(text, token_ids, logprobs)
 
-    def _conclude(self, end: _End) -> None:
+    def _cleared(self, text: str, is_last: bool) -> str:
+        """What the filters let through now. The request ends where one of them forbids the rest, or fails."""
+        if self._screen is None or not self._screen.is_open:
+            return text if self._screen is None else ""
+        try:
+            text = self._screen.push(text, is_last)
+        except Exception as error:
+            self._error, text = error, ""
+        if not is_last and not self._screen.is_open:
+            self.cancel()
+        return text
+
+    def _num_clear_tokens(self, is_last: bool) -> int:
+        """How many tokens may be shown: those whose text, also what the detokenizer holds back of it, is clear."""
+        is_through = is_last and self._num_clear == self._num_chars and self._label is None
+        if self._screen is None or is_through:
+            return len(self._token_ids)
+        hidden = range(self._num_shown, len(self._token_ids))
+        return next((index for index in hidden if self._token_ends[index] > self._num_clear), len(self._token_ids))
+
+    def _conclude(self, end: _End, num_clear: int) -> None:
         self._end = end
-        reason = end.finish.reason
-        if reason != "error":
+        if self._label is None:
+            self._error = self._error or end.finish.error
+        if self._error is not None:
+            return
+        logprobs = None if self._logprobs is None else self._logprobs[:num_clear]
+        token_ids, text = self._token_ids[:num_clear], "".join(self._texts)
+        found = (logprobs, end.usage, self.request.prompt_logprobs)
+        self.output = Generation(text, token_ids, *self._why(end), *found)
+
+    @property
+    def _label(self) -> str | None:
+        """What has filtered the text; None while nothing has."""
+        return self._screen.label if self._screen else None
+
+    def _why(self, end: _End) -> tuple[FinishReason, str | int | None]:
+        """Why it ended, and `stopped_by`."""
+        if self._label is not None:
+            return "filtered", self._label
+        if self._num_clear < self._num_chars:  # Ctrl-C in a filter: all behind it stays hidden
+            return "cancelled", None
+        if end.stop_string is not None:
             # The engine does not know of a stop string that only the text held back has made complete.
-            reason = reason if end.stop_string is None else "stop"
-            stopped_by = end.finish.token_id if end.stop_string is None else end.stop_string
-            text = "".join(self._texts)
-            found = (self._logprobs, end.usage, self.request.prompt_logprobs)
-            self.output = Generation(text, self._token_ids, reason, stopped_by, *found)
+            return "stop", end.stop_string
+        assert end.finish.reason != "error", "errors are raised"
+        return end.finish.reason, end.finish.token_id
 
     def _raise_error(self) -> None:
-        assert self._end is not None
-        if self._end.finish.error is not None:
-            raise self._end.finish.error
+        if self._error is not None:
+            raise self._error
 
     def _give_up(self) -> None:
         if self._end is None:

@@ -42,6 +42,23 @@ def test_run_prints_text_and_then_a_line():
     assert bitnet("run", STORY, "-n", "20", "--seed", "1").stdout == result.stdout
 
 
+def test_filters_are_word_lists_and_say_when_they_end_an_answer(tmp_path):
+    words, owls = tmp_path / "words.txt", tmp_path / "owls.txt"
+    words.write_text("# what was\n/wa[a-z]+/\n")
+    owls.write_text("owl\n")
+    result = bitnet("run", STORY, "-n", "60", "-t", "0", "--filter", str(words), "--filter", str(owls))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() and "wa" not in result.stdout
+    assert "[ended by the filter 'words.txt']\n" in result.stderr and "; filtered]\n" in result.stderr
+    refused = bitnet("run", "An owl", "--filter", str(owls))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    why = "messages[0].content is refused by the filter 'owls.txt': leave out what it forbids"
+    assert refused.stderr == f"bitnet: {why}\n"
+    talk = bitnet("chat", "-n", "4", "--filter", str(owls), stdin="An owl\nHello\n")
+    assert f"{why} (/reset begins anew)" in talk.stderr
+    assert talk.exit_code == 0 and talk.stdout.strip()
+
+
 def test_run_as_json():
     result = bitnet("run", STORY, "-n", "5", "--json", "--logprobs", "2", "-t", "0")
     answer = json.loads(result.stdout)

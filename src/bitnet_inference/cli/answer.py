@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitnet_inference.cli.form import FORM, grammar_option
-from bitnet_inference.cli.options import DRAFTS, LOADING, SAMPLING, load_llm, sampling_params, with_options
+from bitnet_inference.cli.options import (
+    DRAFTS,
+    FILTERING,
+    LOADING,
+    SAMPLING,
+    load_llm,
+    sampling_params,
+    with_options,
+)
 from bitnet_inference.cli.profile import profiling
 from bitnet_inference.errors import InvalidParams
 
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from bitnet_inference.stream import Generation, Stream
 
 
-@with_options(LOADING, DRAFTS, SAMPLING, FORM)
+@with_options(LOADING, DRAFTS, FILTERING, SAMPLING, FORM)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,
@@ -92,6 +100,8 @@ def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation
     output = stream.read()  # what was on its way when the answer was stopped
     rest = output.text[len(shown) :]
     typer.echo(rest, nl=not output.text.endswith("\n"))
+    if output.finish_reason == "filtered":
+        typer.echo(f"[ended by the filter {output.stopped_by!r}]", err=True)
     return output
 
 

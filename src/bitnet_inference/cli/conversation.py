@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitnet_inference.cli.answer import print_answer, system_messages
-from bitnet_inference.cli.options import DRAFTS, LOADING, SAMPLING, load_llm, sampling_params, with_options
+from bitnet_inference.cli.options import (
+    DRAFTS,
+    FILTERING,
+    LOADING,
+    SAMPLING,
+    load_llm,
+    sampling_params,
+    with_options,
+)
 from bitnet_inference.errors import RequestError, Unsupported
 
 if TYPE_CHECKING:
@@ -22,7 +30,7 @@ CHAT_HELP = """Write a message, and Enter sends it; Alt+Enter begins a new line.
 /exit   leave; Ctrl-D too. Ctrl-C stops an answer."""
 
 
-@with_options(LOADING, DRAFTS, SAMPLING)
+@with_options(LOADING, DRAFTS, FILTERING, SAMPLING)
 def chat(
     ctx: typer.Context,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,

@@ -45,6 +45,14 @@ DRAFTS: Mapping[str, Any] = {
         ),
     ],
 }
+FILTERING: Mapping[str, Any] = {
+    "filter": Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Forbid the words in this file, one a line; /.../ is a pattern. May be repeated."
+        ),
+    ],
+}
 SAMPLING: Mapping[str, Any] = {
     "temperature": Annotated[
         float | None,
@@ -110,12 +118,17 @@ def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
 
 
 def load_llm(ctx: typer.Context, **more: Any) -> LLM:
-    """The model that the options of LOADING name, with the drafts that those of DRAFTS do; `more` goes to LLM.load."""
+    """The model that the options of LOADING name, with those of DRAFTS and FILTERING where a command has them.
+
+    `more` goes to LLM.load.
+    """
     from bitnet_inference.llm import LLM
+    from bitnet_inference.text.word_filter import WordFilter
 
     model, options = loading_options(ctx)
     if ctx.params.get("drafts") is not None:
         options["drafts"] = ctx.params["drafts"]
+    options["filters"] = list(map(WordFilter.from_file, ctx.params.get("filter") or []))
     with progress_bar() as progress:
         return LLM.load(model, progress=progress, **options, **more)
 

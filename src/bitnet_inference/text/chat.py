@@ -24,7 +24,8 @@ from jinja2.visitor import NodeTransformer
 
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.budget import Budget, OverBudget
-from bitnet_inference.text.messages import Marks, Message, check_messages, check_plain
+from bitnet_inference.text.filter import Filters
+from bitnet_inference.text.messages import ROLES, Marks, Message, check_messages, check_plain, strings_of
 from bitnet_inference.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 5.0
@@ -36,11 +37,12 @@ CHARS_PER_INPUT_CHAR = 64
 class Chat:
     """Turns conversations into prompts, with the chat template of a tokenizer.
 
-    The template's mistakes are FormatErrors, its refusals of messages (raise_exception) InvalidParams.
+    The template's mistakes are FormatErrors, its refusals of messages (raise_exception) InvalidParams. What is encoded
+    passes the `filters`, which raise Filtered.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, filters: Filters | None = None) -> None:
+        self._tokenizer, self._filters = tokenizer, filters
         self._compiled: dict[str, Template] = {}
 
     def render(
@@ -69,6 +71,8 @@ class Chat:
     ) -> list[int]:
         """The prompt as ids, with a BOS in front. Special tokens in what the user wrote are plain text."""
         inputs = _inputs(messages, tools, documents, variables)
+        if self._filters:
+            _check(inputs, self._filters)
         marks = Marks(inputs, self._tokenizer.special)
         if not marks.needed:
             return self._tokenizer.encode_prompt(self._render(inputs, template, add_generation_prompt))
@@ -110,6 +114,17 @@ def _inputs(messages: Any, tools: Any, documents: Any, variables: Any) -> dict[s
         "documents": _objects("documents", documents),
         "variables": variables,
     }
+
+
+def _check(inputs: Mapping[str, Any], filters: Filters) -> None:
+    """Have the filters look at everything but the usual names of roles, which nobody has written."""
+    for index, message in enumerate(inputs["messages"]):
+        for key, value in message.items():
+            for text in strings_of(value) if key != "role" or value not in ROLES else ():
+                filters.check(text, f"messages[{index}].{key}")
+    for name in ("tools", "documents", "variables"):
+        for text in strings_of(inputs[name]):
+            filters.check(text, name)
 
 
 def _objects(name: str, value: Any) -> Any:

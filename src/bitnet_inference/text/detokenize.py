@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from bitnet_inference.errors import InvalidParams
@@ -42,6 +42,11 @@ class Detokenizer:
         """The stop string that ended the text; None while there was none."""
         return self._stops.stopped
 
+    @property
+    def num_held(self) -> int:
+        """At most so many characters of the tokens so far are still to come; one that is not whole counts as one."""
+        return self._stops.num_held + self._text.num_held
+
     def push(self, token_id: int) -> str:
         """The text that is certain now and was not before."""
         piece = self._pieces.piece(token_id, self._skip_special_tokens, self._opening)
@@ -70,6 +75,11 @@ class StopStrings:
         self._matched = [0] * len(self._stops)
         self._held = ""
         self.stopped: str | None = None
+
+    @property
+    def num_held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
 
     def push(self, text: str) -> str:
         """The text that cannot be part of a stop string."""
@@ -119,14 +129,18 @@ class _ByteText:
     """Bytes to text: what is no UTF-8 becomes U+FFFD, a character waits until it is whole."""
 
     def __init__(self) -> None:
-        self._decode: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def num_held(self) -> int:
+        return 1 if self._decoder.getstate()[0] else 0
 
     def push(self, piece: bytes | str) -> str:
         assert isinstance(piece, bytes)
-        return self._decode(piece)
+        return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        return self._decode(b"", final=True)
+        return self._decoder.decode(b"", final=True)
 
 
 class _MarkedText:
@@ -138,6 +152,10 @@ class _MarkedText:
         self._strip = decoding.strip
         self._num_strips = decoding.num_strips if opening else 0
         self._run = bytearray()
+
+    @property
+    def num_held(self) -> int:
+        return len(self._run)
 
     def push(self, piece: bytes | str) -> str:
         if isinstance(piece, bytes):

@@ -11,6 +11,7 @@ from bitnet_inference.errors import InvalidParams
 
 Message = Mapping[str, Any]
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
@@ -106,7 +107,7 @@ class Marks:
     def __init__(self, inputs: Any, special: Iterable[str]) -> None:
         words = sorted((token for token in special if token), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, words)) or "(?!)")
-        everything = "".join(_strings(inputs))
+        everything = "".join(strings_of(inputs))
         self.needed = self._special.search(everything) is not None
         unused = (char for char in map(chr, _PRIVATE_USE) if char not in everything)
         try:
@@ -132,13 +133,14 @@ class Marks:
         return [(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]
 
 
-def _strings(value: Any) -> Iterable[str]:
+def strings_of(value: Any) -> Iterable[str]:
+    """All strings in a plain value, the names in objects too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield key
-            yield from _strings(item)
+            yield from strings_of(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _strings(item)
+            yield from strings_of(item)
