@@ -156,9 +156,13 @@ class ScriptedOutput:
 
 
 class Listener:
-    """A Sink that keeps what it hears; `stop_at` tokens it wants to stop, at `fail_at` it raises."""
+    """A Sink that keeps what it hears; `stop_at` tokens it wants to stop, at `fail_at` it raises.
 
-    def __init__(self, *, stop_at: int | None = None, fail_at: int | None = None) -> None:
+    From `full_at` tokens on it is full, and whenever `is_full` is set.
+    """
+
+    def __init__(self, *, stop_at: int | None = None, fail_at: int | None = None, full_at: int | None = None) -> None:
+        self.is_full, self._full_at = False, full_at
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs | None] = []
         self.finishes: list[Finish] = []
@@ -175,6 +179,7 @@ class Listener:
         assert not self.finishes, "a token after the end"
         self.token_ids.append(token_id)
         self.logprobs.append(logprobs)
+        self.is_full = self.is_full or len(self.token_ids) == self._full_at
         if len(self.token_ids) == self._fail_at:
             raise RuntimeError("the listener fell over")
         return len(self.token_ids) == self._stop_at

@@ -26,7 +26,7 @@ from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
 from bitnet_inference.prompt_numbers import PromptNumbers
 from bitnet_inference.prompts import ChatOptions, Params, Progress, Prompt, TalkOptions, TermOptions, is_one_prompt
-from bitnet_inference.stream import Generation, Mailbox, Stream
+from bitnet_inference.stream import MAX_UNREAD, Generation, Mailbox, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.filter import Filter, Filters
@@ -103,9 +103,9 @@ class LLM(PromptNumbers):
         checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in the text),
         the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check changes no
         bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done, total)` is called
-        while weights are read. `listener(event)` is called in the engine's thread with all that happens (engine.events):
-        see Counts and Trace. With `profile` it hears the time of each step of the plan too, on device "cpu".
-        Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        while weights are read. `listener(event)` is called in the engine's thread with all that happens
+        (engine.events): see Counts and Trace. With `profile` it hears the time of each step of the plan too, on device
+        "cpu". Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
         _check_profile(profile, listener)
@@ -168,14 +168,15 @@ class LLM(PromptNumbers):
         """Continue one prompt, piece by piece. What is wrong with the request is raised at once."""
         if not is_one_prompt(prompt):
             raise InvalidParams("stream takes one prompt: open a stream for each")
-        return self._stream(self._encode(prompt), self._params(params, 1)[0], Terms(**terms))
+        return self._stream(self._encode(prompt), self._params(params, 1)[0], Terms(**terms), max_unread=MAX_UNREAD)
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[TalkOptions]
     ) -> Stream:
         """Answer one conversation, piece by piece."""
         terms, others = _split(options)
-        return self._stream(self.encode_chat(messages, **others), self._params(params, 1)[0], terms, opening=True)
+        prompt, chosen = self.encode_chat(messages, **others), self._params(params, 1)[0]
+        return self._stream(prompt, chosen, terms, opening=True, max_unread=MAX_UNREAD)
 
     def stream_choices(
         self, prompt: Prompt, num_choices: int, params: SamplingParams | None = None, **terms: Unpack[TermOptions]
@@ -204,7 +205,8 @@ class LLM(PromptNumbers):
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests (they raise Stopped) and wait until those that are there have ended.
 
-        Waits at most `timeout_s` seconds; returns whether all have ended. Close the LLM afterwards.
+        Waits at most `timeout_s` seconds; returns whether all have ended. A stream that waits for its reader does not
+        end, so give a limit where some may lie unread. Close the LLM afterwards.
         """
         return self._worker.drain(timeout_s)
 
@@ -268,7 +270,7 @@ class LLM(PromptNumbers):
         with _cancelling(streams):
             for choice in range(num_choices):
                 leader = streams[0].request if streams else None
-                streams.append(self._stream(prompt, params, terms, opening, choice=choice, leader=leader))
+                streams.append(self._stream(prompt, params, terms, opening, MAX_UNREAD, choice=choice, leader=leader))
         return streams
 
     def _stream(
@@ -277,9 +279,11 @@ class LLM(PromptNumbers):
         params: SamplingParams,
         terms: Terms | None = None,
         opening: bool = False,
+        max_unread: int | None = None,  # for who reads when all is over, there must be no limit
         **options: Any,
     ) -> Stream:
-        mailbox = Mailbox(Detokenizer(self.tokenizer, params.stop, opening=opening))
+        detokenizer = Detokenizer(self.tokenizer, params.stop, opening=opening)
+        mailbox = Mailbox(detokenizer, max_unread=max_unread, on_room=self._worker.wake)
         request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, terms=terms, **options)
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)

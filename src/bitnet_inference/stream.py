@@ -14,6 +14,9 @@ from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.filter import Screen
 
+# So many letters, as a rule a token each, may lie unread before a stream's request waits for its reader.
+MAX_UNREAD = 1024
+
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "filtered"]
 
 
@@ -69,10 +72,21 @@ class _End:
 class Mailbox:
     """The Sink that turns tokens into text, in the engine's thread, and leaves them for the reader."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
+    def __init__(
+        self, detokenizer: Detokenizer, *, max_unread: int | None = None, on_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. None: never."""
+        self._detokenizer, self._max_unread, self._on_room = detokenizer, max_unread, on_room
+        self._is_full = False  # as the engine has seen it
         self._letters: queue.SimpleQueue[_Letter | _End] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """See Sink."""
+        if self._max_unread is not None:
+            self._is_full = self._letters.qsize() > (self._max_unread // 2 if self._is_full else self._max_unread - 1)
+        return self._is_full
 
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """See Sink; True after a stop string."""
@@ -87,7 +101,7 @@ class Mailbox:
 
     def take(self) -> _Letter | _End:
         """The next letter; waits for it."""
-        return self._letters.get()
+        return self._taken(self._letters.get())
 
     async def take_async(self) -> _Letter | _End:
         """The same without blocking the event loop."""
@@ -96,9 +110,16 @@ class Mailbox:
             arrived = asyncio.Event()
             self._wake = partial(_call_in, loop, arrived.set)
             try:
-                return self._letters.get_nowait()  # looked for after the wake-up call is set, so none is missed
+                # Looked for after the wake-up call is set, so none is missed.
+                return self._taken(self._letters.get_nowait())
             except queue.Empty:
                 await arrived.wait()
+
+    def _taken(self, letter: _Letter | _End) -> _Letter | _End:
+        # The engine looks once more before it falls asleep, so it misses no room that is made while it finds us full.
+        if self._is_full and self._max_unread is not None and self._letters.qsize() <= self._max_unread // 2:
+            self._on_room()
+        return letter
 
     def _put(self, letter: _Letter | _End) -> None:
         self._letters.put(letter)
@@ -116,6 +137,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 class Stream:
     """The pieces of one generation, as they come: iterate with `for` or with `async for`, once.
 
+    A request of which much lies unread (MAX_UNREAD) waits for its reader, and holds up nobody meanwhile.
     An iteration that is abandoned (break, an exception, a cancelled task) cancels the request, and so does leaving the
     stream's `with` block and losing the stream. An error of the request is raised where the pieces are read.
     `output` is all of it, once the last piece has been read; None before, and after an error. `request` is what the
@@ -243,8 +265,8 @@ class Stream:
             return
         logprobs = None if self._logprobs is None else self._logprobs[:num_clear]
         token_ids, text = self._token_ids[:num_clear], "".join(self._texts)
-        found = (logprobs, end.usage, self.request.prompt_logprobs)
-        self.output = Generation(text, token_ids, *self._why(end), *found)
+        (reason, stopped_by), of_prompt = self._why(end), self.request.prompt_logprobs
+        self.output = Generation(text, token_ids, reason, stopped_by, logprobs, end.usage, of_prompt)
 
     @property
     def _label(self) -> str | None:

@@ -110,6 +110,18 @@ class AnyOrder(RuleBasedStateMachine):
         self.engine.cancel(request)
         self.cancelled.add(request)
 
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 1000))
+    def stop_reading(self, which: int) -> None:
+        self.requests[which % len(self.requests)].sink.is_full = True
+
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 1000), count=st.integers(1, 10))
+    def read(self, which: int, count: int) -> None:
+        full = [request for request in self.requests if request.sink.is_full]
+        for request in (full[which % len(full) :] if full else [])[:count]:
+            request.sink.is_full = False
+
     @rule(seconds=st.sampled_from([0.5, 3]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -148,9 +160,11 @@ class AnyOrder(RuleBasedStateMachine):
             assert len(request.sink.finishes) == (request.finish is not None)
 
     def teardown(self) -> None:
-        """Everybody comes to an end, soon, and nothing is left."""
+        """Everybody who is read comes to an end, soon, and nothing is left."""
         if not hasattr(self, "engine"):
             return
+        for request in self.requests:
+            request.sink.is_full = False
         for _ in range(2 * LONGEST * LONGEST * len(self.requests)):
             if not self.engine.has_work:
                 break
@@ -185,7 +199,13 @@ class AnyOrder(RuleBasedStateMachine):
         expected = self._front()
         before = None if expected is None else (expected.num_computed, expected.num_output)
         lengths = [(request, request.num_output) for request in self.scheduler.running]
+        unread = [(request, request.num_output) for request in self.requests if request.sink.is_full]
         self.engine.step()
+        assert unread == [(request, request.num_output) for request, _ in unread], "a token for a full sink"
+        assert not any(request in self.scheduler.running for request, _ in unread)
+        can_run = any(not request.sink.is_full for request in self.scheduler.all_requests())
+        assert self.engine.has_turn == can_run, "the engine sleeps or wakes for nothing"
+        TALLY["steps without a reader"] += sum(request.finish is None for request, _ in unread)
         TALLY["tokens by drafts"] += sum(max(0, request.num_output - length - 1) for request, length in lengths)
         self.now += 0.25
         TALLY["steps"] += 1
@@ -194,7 +214,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _front(self) -> Request | None:
         """The first of those that run, unless more come before it or decode than a step has room for."""
-        running = self.scheduler.running
+        running = [request for request in self.scheduler.running if not request.sink.is_full]
         num_decoding = sum(request.num_pending == 1 for request in running)
         return running[0] if running and num_decoding < self.model.capabilities.max_tokens else None
 

@@ -116,6 +116,8 @@ def _drafted(request: Request, follower: Request | None) -> Draft:
 class _Nobody:
     """The sink of a follower, which no engine runs."""
 
+    is_full = False
+
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Never called."""
         raise AssertionError("a follower has no reader")

@@ -40,9 +40,9 @@ class Engine:
     ) -> None:
         """Reserves the model's cache: as much as it allows, at most `max_num_blocks`; raises OutOfMemory.
 
-        `max_waiting`: so many requests may wait for their turn, one more raises QueueFull. `drafter` guesses tokens,
-        which are checked where that is likely to pay. `clock` tells seconds. `listener` hears of events, see there;
-        `plan_times` tells it how long the steps of plans took.
+        `max_waiting`: so many requests may wait for their turn or their readers, one more raises QueueFull. `drafter`
+        guesses tokens, which are checked where that is likely to pay. `clock` tells seconds. `listener` hears of
+        events, see there; `plan_times` tells it how long the steps of plans took.
         """
         self._model, self._clock = model, clock
         self._limits = model.capabilities
@@ -68,6 +68,16 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a request has not ended."""
         return self._scheduler.has_work
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether a step would do something now. False also while all requests wait for their readers."""
+        return self._scheduler.has_turn
+
+    def seconds_to_deadline(self) -> float | None:
+        """How long it is until the time of a request is over; None if none has a limit. For the engine's thread."""
+        deadline = self._scheduler.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._clock())
 
     @property
     def num_free_blocks(self) -> int:

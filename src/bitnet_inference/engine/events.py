@@ -47,7 +47,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running request gave its blocks to others: it waits, and computes its tokens anew."""
+    """A running request gave its blocks back, to others or for want of a reader: it waits, and computes anew."""
 
     request: int
     time: float

@@ -57,10 +57,18 @@ class Usage:
 
 
 class Sink(Protocol):
-    """Where a request's tokens go. Both are called in the engine's thread and must return soon.
+    """Where a request's tokens go. All are called in the engine's thread and must return soon.
 
-    If one raises, this request ends with that error and its neighbours go on.
+    If `token` or `finish` raises, this request ends with that error and its neighbours go on.
     """
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it wants no more tokens for now. Its request then waits, and others go on; `finish` may still come.
+
+        Whoever makes room again has to wake the engine's thread, which may be asleep.
+        """
+        ...
 
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Take the next token; True ends the request (a stop string was found). End tokens are not delivered."""
@@ -170,7 +178,14 @@ class Request:
     def waits_for_leader(self) -> bool:
         """Whether its prompt is soon computed by another choice."""
         leader = self.leader
-        return leader is not None and leader.finish is None and leader.num_computed < self.num_prompt
+        if leader is None or leader.finish is not None or leader.sink.is_full:
+            return False
+        return leader.num_computed < self.num_prompt
+
+    @property
+    def can_run(self) -> bool:
+        """Whether it waits for nothing but its turn."""
+        return not self.sink.is_full and not self.waits_for_leader
 
     @property
     def num_output(self) -> int:

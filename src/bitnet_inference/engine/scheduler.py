@@ -46,6 +46,9 @@ class Scheduler:
     and none overtakes it, unless it waits for a choice of the same prompt. When a running request
     needs a block and none is free, the running one of the lowest rank gives its blocks back and computes its tokens
     anew later; so the one of the highest rank always gets on, and within a priority none starves.
+
+    Who is not read waits: a request whose sink is full gives place and blocks back. It keeps its rank, and finds again
+    in the cache what of its tokens has not had to make room.
     """
 
     def __init__(
@@ -75,6 +78,17 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a request is running or waiting."""
         return bool(self.running or self.waiting or self._arrivals)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether a step would do something now: there is news, or a request that doesn't wait for its reader."""
+        news = self._arrivals or self._cancellations or self.running
+        return self.has_work and (bool(news) or any(request.can_run for request in self.waiting))
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the first request's time is over; of those that have been welcomed."""
+        return min((request.deadline for request in self._timed if request.deadline is not None), default=None)
 
     @property
     def num_waiting(self) -> int:
@@ -112,8 +126,10 @@ class Scheduler:
         return expired
 
     def schedule(self) -> list[Share]:
-        """The next step's shares; empty only if no request is left."""
+        """The next step's shares; empty only if all requests that are left wait for their readers."""
         self._welcome()
+        for request in [each for each in self.running if each.sink.is_full]:
+            self._send_back(request)
         decoding = self._decode()
         budget = self.max_tokens - len(decoding)
         if decoding:
@@ -185,10 +201,7 @@ class Scheduler:
         missing = self.num_blocks_for(request.num_computed + 1) - len(request.blocks)
         while missing > self.pool.num_free:
             victim = self.running[-1]
-            self._release(victim)
-            insort(self.waiting, victim, key=_RANK)
-            self.running.pop()
-            self._events.preempted(victim)
+            self._send_back(victim)
             if victim is request:
                 return
         request.blocks.extend(self.pool.allocate(max(missing, 0)))
@@ -196,7 +209,7 @@ class Scheduler:
     def _admit(self, budget: int) -> list[Share]:
         shares: list[Share] = []
         while budget > 0 and len(self.running) < self.max_sequences:
-            request = next((each for each in self.waiting if not each.waits_for_leader), None)
+            request = next((each for each in self.waiting if each.can_run), None)
             if request is None or not self._give_blocks(request):
                 break
             self.waiting.remove(request)
@@ -219,6 +232,13 @@ class Scheduler:
         if beginning.partial is not None:
             self._copies.append((beginning.partial, blocks[0]))
         return True
+
+    def _send_back(self, request: Request) -> None:
+        """Have a running request wait again, without its blocks."""
+        self._release(request)
+        self.running.remove(request)
+        insort(self.waiting, request, key=_RANK)
+        self._events.preempted(request)
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.blocks.view.tolist()[::-1])

@@ -10,6 +10,10 @@ from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.errors import Stopped
 
+# While requests wait for their readers the thread looks up now and then: a stream that is lost in this very thread,
+# between looking and falling asleep, calls nobody.
+MAX_SLEEP_S = 60.0
+
 
 class Worker:
     """Owns the engine's thread. Every method may be called from any thread."""
@@ -47,9 +51,19 @@ class Worker:
     def cancel(self, request: Request) -> None:
         """End a request soon; nothing happens if it has ended."""
         self._engine.cancel(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again who can run: a reader has made room."""
+        if not self.is_forked:
+            with self._wake:
+                self._wake.notify()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests and wait until those that are there have ended, at most so long; whether they have."""
+        """Take no more requests and wait until those that are there have ended, at most so long; whether they have.
+
+        A request that waits for its reader does not end before that reads, or cancels, or its time is over.
+        """
         if self.is_forked:
             return True
         with self._wake:
@@ -87,5 +101,17 @@ class Worker:
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
         with self._wake:
-            self._wake.wait_for(lambda: self._engine.has_work or not self._is_open)
+            if not self._is_called():
+                self._wake.wait_for(self._is_called, self._max_sleep_s())
             return self._engine.has_work and (self._is_open or self._drains)
+
+    def _is_called(self) -> bool:
+        has_ended = not self._is_open and not (self._engine.has_work and self._drains)
+        return has_ended or self._engine.has_turn
+
+    def _max_sleep_s(self) -> float | None:
+        """As long as nobody calls; with requests that wait for their readers until the time of one is over."""
+        if not self._engine.has_work:
+            return None
+        seconds = self._engine.seconds_to_deadline()
+        return MAX_SLEEP_S if seconds is None else min(seconds, MAX_SLEEP_S)
