@@ -67,6 +67,10 @@ class ScriptedModel:
         self.num_full = 0  # how often the head was read
         self._cache = np.full((0, 2), -1)  # token and position of each slot
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self._cache)
+
     def reserve(self, num_blocks: int) -> None:
         if num_blocks > self.capabilities.available_bytes:
             raise OutOfMemory("the scripted model has no room")

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from bitnet_inference.evaluate import Perplexity, perplexity
     from bitnet_inference.grammar.grammar import Grammar
     from bitnet_inference.llm import LLM
+    from bitnet_inference.models import Models, ModelState
+    from bitnet_inference.offline import BatchResult, generate_file
     from bitnet_inference.stream import Generation, Piece, Stream
     from bitnet_inference.telemetry import Counts
     from bitnet_inference.text.filter import Filter, OutputFilter, Verdict
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "BackendError",
+    "BatchResult",
     "BitNetError",
     "Cancelled",
     "Chosen",
@@ -65,6 +68,8 @@ __all__ = [
     "KernelError",
     "Likelihood",
     "ModelError",
+    "ModelState",
+    "Models",
     "NotFound",
     "OutOfMemory",
     "OutputFilter",
@@ -87,6 +92,7 @@ __all__ = [
     "__version__",
     "chat_completion",
     "choose",
+    "generate_file",
     "log_likelihoods",
     "perplexity",
     "text_completion",
@@ -94,6 +100,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "BatchResult": "offline",
     "Chosen": "choices",
     "Counts": "telemetry",
     "Filter": "text.filter",
@@ -101,6 +108,8 @@ _HOMES = {
     "Grammar": "grammar.grammar",
     "Likelihood": "choices",
     "OutputFilter": "text.filter",
+    "ModelState": "models",
+    "Models": "models",
     "Perplexity": "evaluate",
     "Piece": "stream",
     "SamplingParams": "engine.params",
@@ -112,6 +121,7 @@ _HOMES = {
     "WordFilter": "text.word_filter",
     "chat_completion": "completions",
     "choose": "choices",
+    "generate_file": "offline",
     "log_likelihoods": "choices",
     "perplexity": "evaluate",
     "text_completion": "completions",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -20,12 +21,29 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import InvalidParams, QueueFull
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.in_flight import read_all
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
 from bitnet_inference.prompt_numbers import PromptNumbers
-from bitnet_inference.prompts import ChatOptions, Params, Progress, Prompt, TalkOptions, TermOptions, is_one_prompt
+from bitnet_inference.prompts import (
+    BatchOptions,
+    BatchProgress,
+    BatchTalkOptions,
+    ChatOptions,
+    Params,
+    Progress,
+    Prompt,
+    TalkOptions,
+    TermOptions,
+    count,
+    is_many,
+    is_one_prompt,
+    is_one_talk,
+    one_for_all,
+    params_of_each,
+)
 from bitnet_inference.stream import MAX_UNREAD, Generation, Mailbox, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
@@ -42,7 +60,8 @@ class LLM(PromptNumbers):
 
     `tokenizer` encodes and decodes; `config` is the model's configuration; `max_context` is how many tokens, prompt
     and answer together, fit; `default_params` are what the model's generation_config.json recommends.
-    Close it, or use it in a `with` block, to give memory and threads back.
+    `num_bytes` is the memory of its weights and of its KV cache. Close it, or use it in a `with` block, to give memory
+    and threads back.
     """
 
     def __init__(
@@ -77,7 +96,10 @@ class LLM(PromptNumbers):
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer, self._filters)
         self._worker = Worker(engine)
+        self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
+        self._noting = threading.Lock()
         models = [model] if isinstance(drafts, str) else [model, drafts]
+        self.num_bytes = sum(each.num_bytes for each in models)
         self._close = weakref.finalize(self, _close, self._worker, models)
 
     @classmethod
@@ -127,42 +149,46 @@ class LLM(PromptNumbers):
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
-        self, prompts: str | Sequence[int], params: Params = None, **terms: Unpack[TermOptions]
+        self, prompts: str | Sequence[int], params: Params = None, **terms: Unpack[BatchOptions]
     ) -> Generation: ...
     @overload
     def generate(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]], params: Params = None, **terms: Unpack[TermOptions]
+        self, prompts: Iterable[str] | Iterable[Sequence[int]], params: Params = None, **terms: Unpack[BatchOptions]
     ) -> list[Generation]: ...
-    def generate(self, prompts: Any, params: Params = None, **terms: Unpack[TermOptions]) -> Any:
-        """Continue a prompt (a string or a list of token ids), or many (a list of either; the result is a list too).
+    def generate(
+        self, prompts: Any, params: Params = None, *, progress: BatchProgress = None, **terms: Unpack[TermOptions]
+    ) -> Any:
+        """Continue a prompt (a string or a list of token ids), or many: a list of either, or anything that yields them.
 
-        Without `params`, `default_params` are used; a list of params has one entry a prompt. `terms`: see Terms. Raises
-        RequestErrors for bad prompts and parameters, and EngineErrors; then, and on Ctrl-C, all of these requests are
-        cancelled.
+        Many give a list, in their order. They are taken as they are needed: some hundreds are under way at a time.
+        `progress(done, total)` is called as they end; total is None where nobody knows. Without `params`,
+        `default_params` are used; a list of params has one entry a prompt. `terms`: see Terms. Raises RequestErrors for
+        bad prompts and parameters, and EngineErrors; then, and on Ctrl-C, all of these requests are cancelled.
         """
-        one = is_one_prompt(prompts)
-        encoded = [self._encode(prompt) for prompt in ([prompts] if one else prompts)]
-        outputs = self._generate(encoded, params, Terms(**terms))
+        one = not is_many(prompts)
+        outputs = self._generate([prompts] if one else prompts, self._encode, params, Terms(**terms), progress)
         return outputs[0] if one else outputs
 
     @overload
     def chat(
-        self, messages: Sequence[Message], params: Params = None, **options: Unpack[TalkOptions]
+        self, messages: Sequence[Message], params: Params = None, **options: Unpack[BatchTalkOptions]
     ) -> Generation: ...
     @overload
     def chat(
-        self, messages: Sequence[Sequence[Message]], params: Params = None, **options: Unpack[TalkOptions]
+        self, messages: Iterable[Sequence[Message]], params: Params = None, **options: Unpack[BatchTalkOptions]
     ) -> list[Generation]: ...
-    def chat(self, messages: Any, params: Params = None, **options: Unpack[TalkOptions]) -> Any:
+    def chat(
+        self, messages: Any, params: Params = None, *, progress: BatchProgress = None, **options: Unpack[TalkOptions]
+    ) -> Any:
         """Answer a conversation, a list of {"role": ..., "content": ...}, or many (a list of such lists).
 
         Otherwise as `generate`. Raises Unsupported for a model without a chat template.
         """
-        many = isinstance(messages, Sequence) and bool(messages) and isinstance(messages[0], list | tuple)
+        one = is_one_talk(messages)
         terms, others = _split(options)
-        encoded = [self.encode_chat(talk, **others) for talk in (messages if many else [messages])]
-        outputs = self._generate(encoded, params, terms, opening=True)
-        return outputs if many else outputs[0]
+        encode = partial(self.encode_chat, **others)
+        outputs = self._generate([messages] if one else messages, encode, params, terms, progress, opening=True)
+        return outputs[0] if one else outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **terms: Unpack[TermOptions]) -> Stream:
         """Continue one prompt, piece by piece. What is wrong with the request is raised at once."""
@@ -202,6 +228,12 @@ class LLM(PromptNumbers):
         """The token ids of a conversation, up to where the answer begins. Special tokens in messages are plain text."""
         return self._chat.encode(messages, **options)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine has a request that has not ended."""
+        with self._noting:
+            return any(request.was_submitted and request.finish is None for request in self._requests)
+
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests (they raise Stopped) and wait until those that are there have ended.
 
@@ -231,36 +263,21 @@ class LLM(PromptNumbers):
         return prompt
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
-        given: Any = [params] * count if params is None or isinstance(params, SamplingParams) else params
-        if not isinstance(given, Sequence) or not all(isinstance(p, SamplingParams | None) for p in given):
-            raise InvalidParams("params must be SamplingParams, or a list of them with one entry a prompt")
-        if len(given) != count:
-            raise InvalidParams(f"{len(given)} params for {count} prompts: give one for each, or one for all")
-        return [self.default_params if each is None else each for each in given]
+        return [self.default_params if each is None else each for each in params_of_each(params, count)]
 
     def _generate(
-        self, prompts: Sequence[Sequence[int]], params: Params, terms: Terms, opening: bool = False
+        self,
+        prompts: Iterable[Any],
+        encode: Callable[[Any], Sequence[int]],
+        params: Params,
+        terms: Terms,
+        progress: BatchProgress,
+        opening: bool = False,
     ) -> list[Generation]:
-        chosen = self._params(params, len(prompts))
-        streams: list[Stream] = []
-        unread: deque[Stream] = deque()
-        with _cancelling(streams):
-            for prompt, each in zip(prompts, chosen, strict=True):
-                streams.append(self._stream_when_free(prompt, each, terms, opening, unread))
-                unread.append(streams[-1])
-            return [stream.read() for stream in streams]
-
-    def _stream_when_free(
-        self, prompt: Sequence[int], params: SamplingParams, terms: Terms, opening: bool, unread: deque[Stream]
-    ) -> Stream:
-        """Open a stream; while the engine's queue is full, wait for those that are under way."""
-        while True:
-            try:
-                return self._stream(prompt, params, terms, opening)
-            except QueueFull:
-                if not unread:
-                    raise
-                unread.popleft().read()
+        total = count(prompts)
+        chosen = self._params(params, total) if total is not None else repeat(self._params(one_for_all(params), 1)[0])
+        items = zip(map(encode, prompts), chosen, strict=False)
+        return read_all(items, lambda item: self._stream(*item, terms, opening), total, progress)
 
     def _choices(
         self, prompt: Sequence[int], num_choices: int, params: SamplingParams, terms: Terms, opening: bool = False
@@ -288,6 +305,8 @@ class LLM(PromptNumbers):
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         screen = self._filters.start()
+        with self._noting:
+            self._requests.add(request)
         self._worker.submit(request)
         return Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from typing import Any, NoReturn, TypedDict
 
 import numpy as np
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.text.messages import check_messages
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = Callable[[int, int], None]  # what is done, of how much
+BatchProgress = Callable[[int, int | None], None] | None  # prompts done, prompts in all where that is known
 
 
 class TermOptions(TypedDict, total=False):
@@ -42,6 +44,66 @@ class ScoreOptions(TermOptions, total=False):
 
     start: int | Sequence[int]
     progress: Progress | None
+
+
+class BatchOptions(TermOptions, total=False):
+    """What many prompts may be continued with."""
+
+    progress: BatchProgress
+
+
+class BatchTalkOptions(TalkOptions, BatchOptions, total=False):
+    """What many conversations may be answered with."""
+
+
+def is_lazy(prompts: object) -> bool:
+    """Whether these are prompts that come one by one, as from a generator, and not a prompt or a list."""
+    return isinstance(prompts, Iterable) and not isinstance(prompts, (Sequence, Mapping, Set, np.ndarray))
+
+
+def count(prompts: object) -> int | None:
+    """How many prompts there are; None where nobody knows before the last one has come."""
+    return len(prompts) if isinstance(prompts, Sized) else None
+
+
+def params_of_each(params: Any, num_prompts: int) -> Sequence[SamplingParams | None]:
+    """The parameters of each prompt, from those for all or from a list with one entry a prompt; None is the model's."""
+    if isinstance(params, SamplingParams | None):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams | None) for each in params):
+        raise InvalidParams("params must be SamplingParams, or a list of them with one entry a prompt")
+    if len(params) != num_prompts:
+        raise InvalidParams(f"{len(params)} params for {num_prompts} prompts: give one for each, or one for all")
+    return params
+
+
+def one_for_all(params: Params) -> SamplingParams | None:
+    """The parameters for prompts whose number is not known; raises InvalidParams for a list."""
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidParams("a list of params needs a list of prompts: give one for all, or make a list of both")
+    return params
+
+
+def is_one_talk(messages: object) -> bool:
+    """A list of messages is one conversation, a list of such lists is many. Raises InvalidParams for bad messages."""
+    if is_lazy(messages):
+        return False
+    if not isinstance(messages, Sequence) or not messages or not isinstance(messages[0], list | tuple):
+        return True
+    for talk in messages:
+        check_messages(talk)
+    return False
+
+
+def is_many(prompts: object) -> bool:
+    """Whether these are several prompts to continue: a list, or what yields them. Raises InvalidParams for bad ones."""
+    if is_lazy(prompts):
+        return True
+    if is_one_prompt(prompts):
+        return False
+    if isinstance(prompts, Sequence) and any(isinstance(each, Sequence) and not each for each in prompts):
+        _refuse_prompts("one of the prompts is empty")
+    return True
 
 
 def is_one_prompt(prompts: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,9 @@ class Mailbox:
         self._is_full = False  # as the engine has seen it
         self._letters: queue.SimpleQueue[_Letter | _End] = queue.SimpleQueue()
         self._wake: Callable[[], None] | None = None
+        self._ending = threading.Lock()
+        self._has_ended = False
+        self._at_end: list[Callable[[], None]] = []
 
     @property
     def is_full(self) -> bool:
@@ -98,6 +102,18 @@ class Mailbox:
         """See Sink."""
         rest = self._detokenizer.finish()
         self._put(_End(rest, finish, usage, self._detokenizer.stopped))
+        with self._ending:
+            self._has_ended = True
+        for call in self._at_end:
+            call()
+
+    def call_at_end(self, call: Callable[[], None]) -> None:
+        """See Stream."""
+        with self._ending:
+            if not self._has_ended:
+                self._at_end.append(call)
+                return
+        call()
 
     def take(self) -> _Letter | _End:
         """The next letter; waits for it."""
@@ -172,6 +188,13 @@ class Stream:
     def usage(self) -> Usage | None:
         """What it has cost, once the last piece has been read."""
         return self._end.usage if self._end else None
+
+    def call_at_end(self, call: Callable[[], None]) -> None:
+        """Call this once when the generation has ended, at once if it has: `read` then waits for nothing.
+
+        It is called in the engine's thread, or in this one, must return soon and must not raise.
+        """
+        self._mailbox.call_at_end(call)
 
     def cancel(self) -> None:
         """End the generation soon; what has been generated can still be read. May be called from any thread."""

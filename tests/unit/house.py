@@ -22,7 +22,8 @@ LAYERS = {
     "model": 2,
     "backends": 3, "engine": 3,
     "llm": 4,
-    "bench": 5, "completions": 5, "doctor": 5, "evaluate": 5, "replicas": 5, "summary": 5, "telemetry": 5,
+    "bench": 5, "completions": 5, "doctor": 5, "evaluate": 5, "models": 5, "offline": 5, "replicas": 5, "summary": 5,
+    "telemetry": 5,
     "server": 6,
     "cli": 7,
     "__init__": 8, "__main__": 8,
@@ -38,9 +39,12 @@ PARTS = {
     "prompt_numbers": "llm",
     "choices": "evaluate",
     "harness": "evaluate",
+    "in_flight": "llm",
     "doctor_checks": "doctor",
     "tools": "completions",
     "trace": "telemetry",
+    "prompt_file": "offline",
+    "answer_file": "offline",
 }
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}

@@ -23,6 +23,7 @@ from bitnet_inference.errors import (
     Stopped,
     Unsupported,
 )
+from bitnet_inference.in_flight import MAX_IN_FLIGHT, InFlight
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import default_params, find_model
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -121,6 +122,82 @@ class TestGenerate:
     def test_more_prompts_than_the_engine_queues(self, llm):
         outputs = llm.generate(["The fox"] * 1200, SamplingParams(temperature=0.0, max_tokens=1))
         assert len(outputs) == 1200 and len({output.text for output in outputs}) == 1
+
+    def test_prompts_of_a_generator_are_taken_as_they_are_needed(self, llm):
+        taken, seen = [], []
+
+        def prompts():
+            for index in range(1200):
+                taken.append(index)
+                yield [index % 300 + 1, 5]
+
+        def progress(done, total):
+            assert total is None and len(taken) - done <= MAX_IN_FLIGHT + 1
+            seen.append(done)
+
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        outputs = llm.generate(prompts(), params, progress=progress)
+        assert seen == list(range(1, 1201))
+        assert [output.token_ids for output in outputs[:400]] == [
+            llm.generate([index % 300 + 1, 5], params).token_ids for index in range(400)
+        ]
+
+    def test_results_stand_in_the_order_of_the_prompts_whoever_ends_first(self, llm):
+        counts, seen = [30, 1, 12, 2, 7], []
+        params = [SamplingParams(max_tokens=count, ignore_eos=True) for count in counts]
+        prompts = [[index + 5] for index in range(5)]
+        outputs = llm.generate(prompts, params, progress=lambda *state: seen.append(state))
+        assert [len(output.token_ids) for output in outputs] == counts
+        assert seen == [(done, 5) for done in range(1, 6)]
+
+    def test_a_generator_may_be_empty_and_conversations_may_come_from_one(self, llm):
+        assert llm.generate(iter([]), GREEDY) == []
+        assert [output.text for output in llm.generate(iter(["a", "b"]), GREEDY)] == [
+            llm.generate(prompt, GREEDY).text for prompt in ("a", "b")
+        ]
+        assert [output.text for output in llm.chat(iter([HI, HI]), GREEDY)] == [llm.chat(HI, GREEDY).text] * 2
+
+    def test_a_bad_prompt_of_a_generator_ends_its_neighbours(self, llm):
+        for bad in ("", 5, None, ["a"], {"a": 1}, [5] * 300):
+            with pytest.raises((InvalidParams, PromptTooLong)):
+                llm.generate(iter(["The fox", bad]), SamplingParams(max_tokens=None, ignore_eos=True))
+            wait_until_idle(llm)
+        with pytest.raises(InvalidParams, match="one for all"):
+            llm.generate(iter(["The fox"]), [GREEDY])
+
+    def test_what_a_list_shows_is_refused_before_any_work(self, llm):
+        for call, prompts in ((llm.generate, ["a", "", "b"]), (llm.generate, ["a", 1]), (llm.chat, [HI, []])):
+            with pytest.raises(InvalidParams):
+                call(prompts, GREEDY)
+        assert llm.model.num_forwards == 0
+
+    def test_progress_that_raises_cancels(self, llm):
+        def progress(done, total):
+            raise RuntimeError("enough")
+
+        slowly(llm)
+        params = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (1, None)]
+        with pytest.raises(RuntimeError, match="enough") as raised:
+            llm.generate([[5], [6]], params, progress=progress)
+        requests = [each for each in llm._requests if each.params.max_tokens is None]
+        wait_until_idle(llm)
+        assert [each.finish.reason for each in requests] == ["cancelled"] and raised.tb  # which holds the streams
+
+    def test_a_full_queue_is_waited_for_as_long_as_something_moves(self, llm):
+        tries = []
+
+        def start(item):
+            tries.append(item)
+            if tries == [0, 1]:
+                raise QueueFull("others have filled it")
+            return llm.stream([5], GREEDY)
+
+        with InFlight([0, 1, 2], start) as in_flight:
+            assert sorted(ended.item for ended in in_flight) == [0, 1, 2]
+        assert tries == [0, 1, 1, 2]
+        tries[:] = [0]
+        with pytest.raises(QueueFull), InFlight([1], start) as in_flight:
+            list(in_flight)
 
     @pytest.mark.parametrize(
         "prompts", [[], (), None, 3, b"x", [None], ["a", 1], [1, "a"], [True], {"a": 1}, [b"x"], np.array(1)]

@@ -51,6 +51,9 @@ class CpuModel:
         products = (step.weights for step in plans.body.steps if step.parts[0] in ("ternary", "dense"))
         self._weight_bytes: int = sum(weights[names].num_bytes for names in products)
         self._weight_bytes += (self._screen or self._rounded or head).num_bytes
+        kept = [each for each in (*weights.values(), self._screen, self._rounded) if each is not None]
+        self._kept_bytes: int = sum(each.num_bytes for each in kept) - (head.num_bytes if self._rounded else 0)
+        self._cache_bytes = 0
         self.capabilities = Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
@@ -96,6 +99,12 @@ class CpuModel:
             self._cache.reserve(num_blocks)
         except MemoryError as error:
             raise OutOfMemory(too_much) from error
+        self._cache_bytes = wanted
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights and of the reserved cache."""
+        return self._kept_bytes + self._cache_bytes
 
     def forward(self, batch: Batch) -> CpuOutput:
         """Advance every sequence of the batch by its tokens."""

@@ -140,6 +140,11 @@ class ReferenceModel:
         shape[2] = num_blocks * BLOCK_TOKENS
         self.cache = np.zeros(shape, np.float32)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights, when all have been used, and of the reserved cache."""
+        return self.checkpoint.num_bytes + self.cache.nbytes
+
     def forward(self, batch: Batch) -> ReferenceOutput:
         """Advance every sequence of the batch by its tokens."""
         return ReferenceOutput(self, decoder(ReferenceOps(self, batch), self.config))

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from bitnet_inference.cli.answer import run
+from bitnet_inference.cli.batch import batch
 from bitnet_inference.cli.conversation import chat
 from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
@@ -84,6 +85,6 @@ def bitnet(
     """
 
 
-for command in (run, chat, inspect, bench, doctor):
+for command in (run, chat, batch, inspect, bench, doctor):
     app.command()(command)
 app.command("eval")(evaluate)

@@ -144,7 +144,7 @@ def read_text(file: Path) -> str:
 
 
 @contextmanager
-def progress_bar(title: str = "loading") -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(title: str = "loading") -> Iterator[Callable[[int, int | None], None] | None]:
     """A bar on stderr, where that is a terminal."""
     if not sys.stderr.isatty():
         yield None

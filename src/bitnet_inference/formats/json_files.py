@@ -47,7 +47,7 @@ def read_json(path: Path) -> Fields:
     return Fields(path, parse_object(read_bytes(path, MAX_JSON_BYTES), path, ""))
 
 
-def parse_object(data: bytes, path: Path, where: str) -> dict[str, Any]:
+def parse_object(data: bytes, path: Path, where: str, cure: str = "download the file again") -> dict[str, Any]:
     """A JSON object from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def parse_object(data: bytes, path: Path, where: str) -> dict[str, Any]:
     try:
         value = json.loads(data, object_pairs_hook=unique)
     except RecursionError as error:
-        raise FormatError(path, where, "the JSON is nested too deeply: download the file again") from error
+        raise FormatError(path, where, f"the JSON is nested too deeply: {cure}") from error
     except ValueError as error:
-        raise FormatError(path, where, f"this is not JSON ({shown(str(error))}): download the file again") from error
+        raise FormatError(path, where, f"this is not JSON ({shown(str(error))}): {cure}") from error
     if not isinstance(value, dict):
-        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: download the file again")
+        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: {cure}")
     return value
 
 

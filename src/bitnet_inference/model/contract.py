@@ -72,6 +72,11 @@ class Model(Protocol):
     config: ModelConfig
     capabilities: Capabilities
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the weights and the reserved cache take; without the arrays of a step."""
+        ...
+
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; raises OutOfMemory."""
         ...

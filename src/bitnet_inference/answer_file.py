@@ -1,0 +1,163 @@
+"""Answers in a JSONL file: which there are already, and how further ones get there whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError, InvalidParams
+
+MAX_LINE_BYTES = 1 << 28  # 100,000 tokens with 20 log-probabilities each
+_START = b'{"line":'
+_LINE = re.compile(rb'\{"line": ?(\d{1,18}), ?"key": ?"([0-9a-f]{16})-([0-9a-f]{16})", ?"(error"|\w+")[^\n]*\}\n')
+_CURE = "give another output file"
+
+
+class AnswerFile:
+    """Answers to the lines of an input, which this object alone writes, a whole line at a time.
+
+    An answer begins with {"line": number in the input, "key": "fingerprint of that line-settings", and one that failed
+    goes on with "error". `num_done` and `num_errors` count the lines that are there and stay. Nothing is changed before
+    `begin`. Raises InvalidParams where the file cannot be written or somebody else writes it, FormatError where a line
+    is no answer to this input.
+    """
+
+    def __init__(self, path: Path, fingerprints: array[int], *, retry_errors: bool) -> None:
+        """`fingerprints`: of all lines of the input. `retry_errors`: lines with errors do not count, and go."""
+        is_new, self._is_new = not path.exists(), False
+        self._files = [_open(path)]  # the last is written; those that it replaces keep their locks
+        self.path, self._fingerprints, self._retry_errors = path.resolve(), fingerprints, retry_errors
+        self._has_answer = bytearray(len(fingerprints))
+        self._settings: set[bytes] = set()
+        self._num_bytes = 0  # of whole lines
+        self._num_stale = 0  # lines that will go
+        self.num_done = self.num_errors = 0
+        try:
+            _lock(self._files[0], path)
+            self._is_new = is_new  # not before: another process may have made it meanwhile
+            for number, data in enumerate(self._whole_lines(), 1):
+                self._note(number, data)
+                self._num_bytes += len(data)
+        except BaseException:
+            self.close()
+            raise
+
+    def lacks(self, number: int) -> bool:
+        """Whether a line of the input, counted from 1, has no answer that counts."""
+        return not self._has_answer[number - 1]
+
+    def begin(self, settings: int) -> None:
+        """Make the file ready for further answers with these settings, a hash; raises FormatError for others in it.
+
+        A last line that was not written to its end is cut off.
+        """
+        if self._settings - {b"%016x" % settings}:
+            why = "was written with other sampling options or another model: give the same, or another output file"
+            raise FormatError(self.path, "", why)
+        if self._num_stale:
+            self._drop_errors()
+        os.ftruncate(self._files[-1], self._num_bytes)
+        os.lseek(self._files[-1], 0, os.SEEK_END)
+        self._settings = {b"%016x" % settings}
+
+    def write(self, number: int, answer: Mapping[str, Any]) -> None:
+        """Add the answer to a line of the input."""
+        (settings,) = self._settings
+        key = f"{self._fingerprints[number - 1]:016x}-{settings.decode()}"
+        text = json.dumps({"line": number, "key": key, **answer}, ensure_ascii=False)
+        self._append(text.encode("utf-8", "backslashreplace") + b"\n")  # half a surrogate pair becomes \\udxxx
+        self._has_answer[number - 1] = True
+        self.num_done += 1
+        self.num_errors += "error" in answer
+
+    def close(self) -> None:
+        """Let others write the file. One in which nothing stands, and that was not there before, goes."""
+        if self._files and self._is_new and not os.fstat(self._files[-1]).st_size:
+            self.path.unlink(missing_ok=True)
+        while self._files:
+            os.close(self._files.pop())
+
+    def _whole_lines(self) -> Iterator[bytes]:
+        os.lseek(self._files[0], 0, os.SEEK_SET)
+        with open(self._files[0], "rb", closefd=False) as file:
+            while data := file.readline(MAX_LINE_BYTES + 1):
+                if data.endswith(b"\n"):
+                    yield data
+                elif len(data) > MAX_LINE_BYTES or not data.startswith(_START[: len(data)]):
+                    raise FormatError(self.path, "the last line", f"is no answer: {_CURE}")
+
+    def _note(self, number: int, data: bytes) -> None:
+        where, match = f"line {number}", _LINE.fullmatch(data)
+        if match is None:
+            raise FormatError(self.path, where, f"is no answer: {_CURE}")
+        line, fingerprint = int(match[1]), int(match[2], 16)
+        if not 1 <= line <= len(self._fingerprints) or self._fingerprints[line - 1] != fingerprint:
+            raise FormatError(self.path, where, f"answers a line {line} that the input does not have: {_CURE}")
+        if self._has_answer[line - 1]:
+            raise FormatError(self.path, where, f"answers line {line} once more: remove it")
+        self._settings.add(match[3])
+        is_error = match[4] == b'error"'
+        if is_error and self._retry_errors:
+            self._num_stale += 1
+            return
+        self._has_answer[line - 1] = True
+        self.num_done += 1
+        self.num_errors += is_error
+
+    def _drop_errors(self) -> None:
+        """Put a file without them in the place of this one, so that at any time one of the two is there."""
+        file, name = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
+        self._files.append(file)
+        self._num_bytes = self._num_stale = 0
+        try:
+            _lock(file, Path(name))
+            for data in self._whole_lines():
+                match = _LINE.fullmatch(data)
+                if match and match[4] != b'error"':
+                    self._append(data)
+            os.fsync(file)
+            shutil.copymode(self.path, name)
+            os.replace(name, self.path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+    def _append(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._files[-1], left) :]
+        self._num_bytes += len(data)
+
+
+def _open(path: Path) -> int:
+    try:
+        if path.exists() and not path.is_file():
+            raise InvalidParams(f"{path} cannot be written: it is no file: give another output file")
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        cure = f"make the folder {path.parent}" if not path.parent.is_dir() else "give a file that you may write"
+        raise InvalidParams(f"{path} cannot be written ({error.strerror}): {cure}") from None
+
+
+def _lock(file: int, path: Path) -> None:
+    """Raises InvalidParams where another process has it, or has just put another file in its place."""
+    with suppress(ImportError):  # there are no such locks on Windows
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file), os.stat(path))
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        except OSError:
+            is_ours = True  # a file system without locks
+        if not is_ours:
+            raise InvalidParams(f"{path} is written by another process: wait for it, or {_CURE}")

@@ -1,0 +1,45 @@
+"""What a model will take in memory, before it is loaded."""
+
+from __future__ import annotations
+
+import math
+
+from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
+
+
+def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int) -> int:
+    """Weights as the backend keeps them, and a KV cache of so many tokens: a little more or less. Nothing is read."""
+    cache = num_cache_tokens * _bytes_a_token(checkpoint.config, config)
+    if config.device == "reference":
+        return checkpoint.num_bytes + cache
+    return _ternary_bytes(checkpoint, config) + _dense_bytes(checkpoint, config) + cache
+
+
+def _ternary_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    return _num_ternary(checkpoint) // (5 if config.ternary_format == "t5" else 4)
+
+
+def _num_ternary(checkpoint: Checkpoint) -> int:
+    shapes = expected_shapes(checkpoint.config)
+    return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and checkpoint.is_ternary(name))
+
+
+def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Floats are kept as wide as in the file; a large head has a screen beside it, a rounded one stands for it."""
+    width = 4 if checkpoint.num_bytes > 3 * checkpoint.num_parameters else 2
+    dense = width * (checkpoint.num_parameters - _num_ternary(checkpoint))
+    if checkpoint.is_ternary("embed" if checkpoint.config.tie_embeddings else "head"):
+        return dense
+    head = checkpoint.config.vocab_size * checkpoint.config.hidden_size
+    if config.head in ROUNDED_HEADS:
+        return dense - width * head + head * ROUNDED_HEADS[config.head] // 8
+    return dense + (head if config.head == "exact" and head >= MIN_SCREENED_WEIGHTS else 0)
+
+
+def _bytes_a_token(sizes: ModelConfig, config: EngineConfig) -> int:
+    numbers = 2 * sizes.num_layers * sizes.num_kv_heads
+    width = 4 if config.device == "reference" else {"bfloat16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
+    scale = 4 if config.cache_dtype == "int8" else 0
+    return numbers * (sizes.head_dim * width + scale)

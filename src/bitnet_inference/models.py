@@ -1,0 +1,213 @@
+"""Several models within a budget of memory: loaded when they are used, unloaded when others need the room."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from bitnet_inference.backends.sizes import estimate_bytes
+from bitnet_inference.config import EngineConfig, available_bytes
+from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.llm import LLM
+from bitnet_inference.model_folder import find_model
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """A model of `Models`. `num_bytes` is what it takes, or is expected to take while it `is_loading`.
+
+    `num_users` are inside of `use`; `idle_s` is how many seconds ago the last one left, 0.0 while there are users.
+    """
+
+    path: Path
+    num_bytes: int
+    num_users: int
+    idle_s: float
+    is_loading: bool
+
+
+@dataclass
+class _Entry:
+    path: Path
+    llm: Future[LLM] = field(default_factory=Future)
+    num_bytes: int = 0
+    num_users: int = 0
+    last_used: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.llm.done() and not self.num_users and not self.llm.result().is_busy
+
+
+class Models:
+    """Models by path, of which as many are loaded as fit. All methods may be called from several threads at once.
+
+    with models.use("models/a") as llm: ...
+
+    A model is loaded when it is first used. Where it does not fit, those that have not been used for longest are
+    unloaded, but never one that somebody uses, or that has requests which have not ended. `max_bytes` is for weights
+    and KV caches together, None for three quarters of what is free now. Each model has its own threads, and a KV cache
+    of `max_cache_tokens`: no context can be longer. The other options are those of LLM.load.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int | None = None,
+        *,
+        max_cache_tokens: int = 8192,
+        device: str = "auto",
+        threads: int | None = None,
+        cache_dtype: str = "bfloat16",
+        head: str = "exact",
+        drafts: str = "auto",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Raises InvalidParams."""
+        self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else max_bytes
+        _check_count("max_bytes", self.max_bytes)
+        _check_count("max_cache_tokens", max_cache_tokens)
+        self._config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
+        self._max_cache_tokens = max_cache_tokens
+        self._load_llm = partial(
+            LLM.load, max_cache_tokens=max_cache_tokens, device=device, threads=threads, cache_dtype=cache_dtype,
+            head=head, drafts=drafts, progress=progress,
+        )  # fmt: skip
+        self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
+        self._books = threading.Lock()  # held for moments
+        self._loading = threading.Lock()  # one at a time makes room and takes it
+        self._is_open = True
+
+    @contextmanager
+    def use(self, model: str | Path = "default") -> Iterator[LLM]:
+        """A model, for as long as the `with` block lasts; loaded if need be. Several may use one model.
+
+        Raises what LLM.load raises; OutOfMemory too where the model does not fit beside those that are in use, and
+        Stopped after `close`. Who waits for the same load gets the same error; the next call tries again.
+        """
+        entry, is_new = self._enter(find_model(model).resolve())
+        try:
+            if is_new:
+                self._load(entry)
+            yield entry.llm.result()
+        finally:
+            self._leave(entry)
+
+    def preload(self, model: str | Path = "default") -> None:
+        """Load a model, so that its first user does not wait; as `use`."""
+        with self.use(model):
+            pass
+
+    def loaded(self) -> list[ModelState]:
+        """The models that are loaded or being loaded; the one that was used last comes last."""
+        now = time.monotonic()
+        with self._books:
+            return [
+                ModelState(
+                    entry.path,
+                    entry.num_bytes,
+                    entry.num_users,
+                    0.0 if entry.num_users else now - entry.last_used,
+                    not entry.llm.done(),
+                )
+                for entry in self._entries.values()
+            ]
+
+    def close(self) -> None:
+        """Unload all models, those in use too: their requests end with Stopped."""
+        with self._books:
+            self._is_open = False
+        with self._loading, self._books:  # a load that has begun comes to its end before; one that waits will fail
+            loaded = [entry.llm.result() for entry in self._entries.values() if entry.llm.done()]
+            self._entries.clear()
+        for llm in loaded:
+            llm.close()
+
+    def __enter__(self) -> Models:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _enter(self, path: Path) -> tuple[_Entry, bool]:
+        """Count a user; whether the model is to be loaded by this one."""
+        with self._books:
+            if not self._is_open:
+                raise Stopped("the models are closed: make new Models")
+            is_new = path not in self._entries
+            entry = self._entries.setdefault(path, _Entry(path))
+            entry.num_users += 1
+        return entry, is_new
+
+    def _leave(self, entry: _Entry) -> None:
+        with self._books:
+            entry.num_users -= 1
+            entry.last_used = time.monotonic()
+            if self._entries.get(entry.path) is entry:
+                self._entries[entry.path] = self._entries.pop(entry.path)
+
+    def _load(self, entry: _Entry) -> None:
+        """Load a model into its entry, or tell all who wait for it why not."""
+        try:
+            with self._loading:
+                entry.llm.set_result(self._loaded(entry))
+        except BaseException as error:
+            with self._books:
+                if self._entries.get(entry.path) is entry:
+                    del self._entries[entry.path]
+            if isinstance(error, Exception):
+                entry.llm.set_exception(error)  # the caller raises it
+                return
+            entry.llm.set_exception(Stopped(f"{entry.path}: loading was interrupted: use it again"))
+            raise
+
+    def _loaded(self, entry: _Entry) -> LLM:
+        needed = estimate_bytes(open_checkpoint(entry.path), self._config.resolve(), self._max_cache_tokens)
+        self._make_room(entry, needed)
+        llm = self._load_llm(entry.path)
+        try:
+            self._make_room(entry, llm.num_bytes)  # now it is known
+        except BaseException:
+            llm.close()
+            raise
+        return llm
+
+    def _make_room(self, entry: _Entry, num_bytes: int) -> None:
+        """Unload what is in the way of a model of this size, or nothing where that does not help."""
+        with self._books:
+            if not self._is_open:
+                raise Stopped("the models are closed: make new Models")
+            others = [each for each in self._entries.values() if each is not entry]
+            idle = [each for each in others if each.is_idle]
+            free = self.max_bytes - sum(each.num_bytes for each in others)
+            most = free + sum(each.num_bytes for each in idle)
+            if num_bytes > most:
+                raise OutOfMemory(_refusal(entry.path, num_bytes, most, self.max_bytes))
+            unloaded = []
+            for each in idle:
+                if num_bytes <= free:
+                    break
+                unloaded.append(self._entries.pop(each.path).llm.result())
+                free += each.num_bytes
+            entry.num_bytes = num_bytes
+        for llm in unloaded:
+            llm.close()
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidParams(f"{name} is {value!r}: give a whole number of at least 1")
+
+
+def _refusal(path: Path, num_bytes: int, most: int, max_bytes: int) -> str:
+    what = f"{path} takes {num_bytes / 1e6:.1f} MB"
+    if most == max_bytes:
+        return f"{what}, max_bytes is {max_bytes / 1e6:.1f} MB: raise it, or lower max_cache_tokens"
+    left = f"{max(0, most) / 1e6:.1f} of {max_bytes / 1e6:.1f} MB"
+    return f"{what}, models in use leave {left}: end their use, raise max_bytes, or lower max_cache_tokens"

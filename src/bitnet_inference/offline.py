@@ -1,0 +1,166 @@
+"""Prompts from a file, answers into another: as many as there are, and on from there after the process was killed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Unpack
+
+from bitnet_inference.answer_file import AnswerFile
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.terms import Terms
+from bitnet_inference.errors import InvalidParams, ModelError, Stopped
+from bitnet_inference.in_flight import Ended, InFlight
+from bitnet_inference.llm import LLM
+from bitnet_inference.prompt_file import PromptFile, PromptLine
+from bitnet_inference.prompts import BatchProgress, TermOptions
+from bitnet_inference.stream import Generation, Stream
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """How a file of prompts was answered.
+
+    Of `num_prompts`, `num_before` had been done by earlier runs. `num_errors` lines of the output say that a prompt
+    failed. Tokens and `wall_s`, seconds, are of this run.
+    """
+
+    num_prompts: int
+    num_before: int
+    num_errors: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    wall_s: float
+
+
+def generate_file(
+    llm: LLM,
+    input_path: str | Path,
+    output_path: str | Path,
+    params: SamplingParams | None = None,
+    *,
+    retry_errors: bool = True,
+    progress: BatchProgress = None,
+    **terms: Unpack[TermOptions],
+) -> BatchResult:
+    """Answer the prompts of a JSONL file into another, and go on where an earlier run was ended; docs/offline.md.
+
+    A line of the input is {"prompt": text or token ids}, which is continued, or {"messages": [...]}, which are
+    answered; with "id" and "params" (sampling options of its own) if wanted. Every answer is one line of the output, in
+    the order in which they end, written when it is there; a prompt that fails is a line with "error". Prompts that have
+    an answer are left out, those with an error too unless `retry_errors`. With a seed, line n draws with seed + n - 1,
+    so that the texts are those of a run that was not interrupted. `progress` and `terms` are those of LLM.generate.
+
+    Raises FormatError for a line that is wrong or an output that belongs to another input, model or params,
+    InvalidParams for files that cannot be read or written, Unsupported, and Stopped.
+    """
+    with BatchRun(input_path, output_path, retry_errors=retry_errors) as run:
+        return run.run(llm, params, progress=progress, **terms)
+
+
+class BatchRun:
+    """The two files of `generate_file`, checked before there is a model. Nobody else writes the output meanwhile."""
+
+    def __init__(self, input_path: str | Path, output_path: str | Path, *, retry_errors: bool = True) -> None:
+        """Raises what generate_file raises for files."""
+        source, target = Path(input_path), Path(output_path)
+        if source.exists() and target.exists() and source.samefile(target):
+            raise InvalidParams(f"{target} is the input: give another output file")
+        self._prompts = PromptFile(source)
+        self._answers = AnswerFile(target, self._prompts.fingerprints, retry_errors=retry_errors)
+
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts the input has."""
+        return self._prompts.num_prompts
+
+    @property
+    def num_done(self) -> int:
+        """How many of them have a line of the output that counts."""
+        return self._answers.num_done
+
+    def run(
+        self,
+        llm: LLM,
+        params: SamplingParams | None = None,
+        *,
+        progress: BatchProgress = None,
+        **terms: Unpack[TermOptions],
+    ) -> BatchResult:
+        """Answer what has no answer; see generate_file."""
+        shared = _checked(llm, params)
+        Terms(**terms)  # refused once, and not for every line
+        num_before, start = self.num_done, time.monotonic()
+        num_prompt_tokens = num_output_tokens = 0
+        self._answers.begin(_settings(llm, shared))
+        lines = self._prompts.lines(self._answers.lacks)
+        with InFlight(lines, partial(_start, llm, shared, terms)) as in_flight:
+            for ended in in_flight:
+                answer = _answer(ended)
+                self._answers.write(ended.item.number, answer)
+                num_prompt_tokens += answer.get("num_prompt_tokens", 0)
+                num_output_tokens += answer.get("num_output_tokens", 0)
+                if progress is not None:
+                    progress(self.num_done, self.num_prompts)
+        wall_s, num_errors = time.monotonic() - start, self._answers.num_errors
+        return BatchResult(self.num_prompts, num_before, num_errors, num_prompt_tokens, num_output_tokens, wall_s)
+
+    def close(self) -> None:
+        """Let others write the output."""
+        self._answers.close()
+
+    def __enter__(self) -> BatchRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _checked(llm: LLM, params: SamplingParams | None) -> SamplingParams:
+    """What is wrong with the shared parameters is refused once, and not for every line."""
+    if not isinstance(params, SamplingParams | None):
+        raise InvalidParams("params must be SamplingParams: options of single prompts stand in their lines")
+    shared = llm.default_params if params is None else params
+    shared.check(llm.config.vocab_size)
+    return shared
+
+
+def _settings(llm: LLM, shared: SamplingParams) -> int:
+    """A hash of what all answers of a file have in common."""
+    return int.from_bytes(blake2b(repr((shared, llm.config)).encode(), digest_size=8).digest())
+
+
+def _start(llm: LLM, shared: SamplingParams, terms: TermOptions, line: PromptLine) -> Stream:
+    params = line.params(shared)
+    if line.messages is not None:
+        return llm.stream_chat(line.messages, params, **terms)
+    assert line.prompt is not None, "a line has a prompt or messages"
+    return llm.stream(line.prompt, params, **terms)
+
+
+def _answer(ended: Ended[PromptLine]) -> dict[str, Any]:
+    identity = {} if ended.item.id is None else {"id": ended.item.id}
+    try:
+        output = ended.read()
+    except (Stopped, ModelError):  # this concerns all of them
+        raise
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", **identity}
+    return {**identity, **_fields(output)}
+
+
+def _fields(output: Generation) -> dict[str, Any]:
+    """What does not depend on what else was under way: times do."""
+    fields: dict[str, Any] = {
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "stopped_by": output.stopped_by,
+        "num_prompt_tokens": output.usage.num_prompt_tokens,
+        "num_output_tokens": output.usage.num_output_tokens,
+    }
+    if output.logprobs is not None:
+        fields |= {"token_ids": output.token_ids, "logprobs": [asdict(entry) for entry in output.logprobs]}
+    return fields

@@ -1,0 +1,144 @@
+"""Prompts in a JSONL file, an object a line: read twice, once to check them all and once to run them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import FormatError, InvalidParams
+from bitnet_inference.formats.json_files import parse_object, shown
+from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.prompts import is_one_prompt
+from bitnet_inference.text.messages import check_messages
+
+MAX_LINE_BYTES = 8 << 20
+KEYS = ("prompt", "messages", "id", "params")
+_CURE = "correct the line"
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """What stands in a line: a prompt to continue or messages to answer, an id that is passed on, and own options.
+
+    `number` counts the lines of the file from 1.
+    """
+
+    number: int
+    prompt: str | list[int] | None
+    messages: list[dict[str, str]] | None
+    id: str | int | None
+    options: Mapping[str, Any]
+
+    def params(self, shared: SamplingParams) -> SamplingParams:
+        """The shared parameters, but for its own; line n draws with the shared seed + n - 1. Raises InvalidParams."""
+        seed = None if shared.seed is None else (shared.seed + self.number - 1) % (1 << 64)
+        return replace(shared, **{"seed": seed, **self.options})
+
+
+class PromptFile:
+    """A file of prompts, all of whose lines are sound. `fingerprints` has a hash of each line, 0 for an empty one.
+
+    Raises InvalidParams for a file that cannot be read twice, FormatError for a line that is wrong.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists() and not path.is_file():
+            raise InvalidParams(f"{path} is no file: write the prompts into one, because it is read twice")
+        self.fingerprints = array("Q")
+        for number, data in self._lines():
+            self.fingerprints.append(_fingerprint(data))
+            if self.fingerprints[-1]:
+                self._read(number, data)
+        self.num_prompts = len(self.fingerprints) - self.fingerprints.count(0)
+        if not self.num_prompts:
+            raise InvalidParams(f'{path} has no prompts: write a line {{"prompt": "..."}} for each')
+
+    def lines(self, is_wanted: Callable[[int], bool]) -> Iterator[PromptLine]:
+        """The lines whose numbers are wanted. Raises FormatError where the file has changed since it was checked."""
+        number = 0
+        for number, data in self._lines():
+            if number > len(self.fingerprints):
+                return  # for the next run
+            if _fingerprint(data) != self.fingerprints[number - 1]:
+                raise FormatError(self.path, f"line {number}", "has changed while the file was used: start again")
+            if self.fingerprints[number - 1] and is_wanted(number):
+                yield self._read(number, data)
+        if number < len(self.fingerprints):
+            raise FormatError(self.path, f"line {number + 1}", "has gone while the file was used: start again")
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        with _open(self.path) as file:
+            number = 0
+            while data := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(data) > MAX_LINE_BYTES:
+                    why = f"has more than {MAX_LINE_BYTES} bytes: put every prompt on a line of its own"
+                    raise FormatError(self.path, f"line {number}", why)
+                yield number, data.strip()
+
+    def _read(self, number: int, data: bytes) -> PromptLine:
+        where = f"line {number}"
+        fields = parse_object(data, self.path, where, _CURE)
+        try:
+            prompt, messages, options = _prompt(fields), fields.get("messages"), _options(fields.get("params"))
+            talk = None if messages is None else check_messages(messages)
+        except InvalidParams as error:
+            raise FormatError(self.path, where, str(error)) from None
+        return PromptLine(number, prompt, talk, fields.get("id"), options)
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidParams(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _fingerprint(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest()) or 1 if data else 0
+
+
+def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:
+    if unknown := [key for key in fields if key not in KEYS]:
+        raise InvalidParams(f"the key {shown(unknown[0])} is not known: there are {', '.join(KEYS)}")
+    if ("prompt" in fields) == ("messages" in fields):
+        raise InvalidParams('give either "prompt" or "messages"')
+    identity = fields.get("id")
+    if isinstance(identity, bool) or not isinstance(identity, str | int | None):
+        raise InvalidParams(f"id is {shown(identity)}: give a string or a whole number")
+    if "prompt" not in fields:
+        if fields["messages"] is None:
+            raise InvalidParams("messages are null: give a list")
+        return None
+    if not is_one_prompt(fields["prompt"]) or not fields["prompt"]:
+        raise InvalidParams("prompt must be a text, or a list of token ids, that is not empty")
+    prompt: str | list[int] = fields["prompt"]
+    return prompt
+
+
+def _options(options: object) -> dict[str, Any]:
+    """Sampling options in the types that SamplingParams wants: JSON has no whole numbers as keys, and no Grammar."""
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise InvalidParams(f"params is {shown(options)}: give an object of sampling options")
+    read = dict(options)
+    if isinstance(bias := read.get("logit_bias"), dict):
+        read["logit_bias"] = {_token_id(key): value for key, value in bias.items()}
+    if isinstance(form := read.get("grammar"), dict):
+        try:
+            read["grammar"] = Grammar(**form)
+        except TypeError:
+            raise InvalidParams(f'grammar is {shown(form)}: give one like {{"regex": "[0-9]+"}}') from None
+    SamplingParams.from_mapping({"max_tokens": None, **read})  # whether min_tokens fits shows with the shared ones
+    return read
+
+
+def _token_id(key: str) -> int | str:
+    return int(key) if key.isdecimal() and len(key) < 20 else key

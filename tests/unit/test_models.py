@@ -1,0 +1,248 @@
+"""Several models within a budget of memory."""
+
+import contextlib
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bitnet_inference.backends.sizes import estimate_bytes
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound, OutOfMemory, Stopped
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.llm import LLM
+from bitnet_inference.models import Models
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+A, B, C, D = (GOLDEN / name for name in ("bitnet-packed", "llama-f16", "llama3-bf16", "llama-partial"))
+CACHE = 256
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
+
+
+@functools.cache
+def size(path):
+    with LLM.load(path, threads=1, max_cache_tokens=CACHE) as llm:
+        return llm.num_bytes
+
+
+def models_of(max_bytes, **options):
+    return Models(max_bytes, threads=1, max_cache_tokens=CACHE, **options)
+
+
+def room_for(*paths):
+    return sum(map(size, paths)) + (4 << 10)  # an estimate is a little too high
+
+
+def names(models):
+    return [state.path.name for state in models.loaded()]
+
+
+@pytest.mark.parametrize("path", [*sorted(GOLDEN.glob("*/config.json")), None])
+@pytest.mark.parametrize("options", [{}, {"cache_dtype": "int8"}, {"device": "reference"}])
+def test_the_estimate_is_close(path, options):
+    path = "default" if path is None else path.parent
+    with LLM.load(path, threads=1, max_cache_tokens=1024, **options) as llm:
+        config = EngineConfig(**options).resolve()
+        checkpoint = open_checkpoint(llm.tokenizer.path)
+        assert llm.num_bytes <= estimate_bytes(checkpoint, config, 1024) <= llm.num_bytes * 1.02
+
+
+class TestUse:
+    def test_a_model_is_loaded_once_whatever_it_is_called(self, tmp_path, monkeypatch):
+        (tmp_path / "link").symlink_to(A)
+        with models_of(None) as models:
+            with models.use(A) as first, models.use(str(tmp_path / "link")) as second:
+                assert first is second and first.num_bytes == size(A)
+                assert [state.num_users for state in models.loaded()] == [2]
+            monkeypatch.chdir(GOLDEN)
+            with models.use(A.name) as third:
+                assert third is first
+            with models.use() as default:
+                assert default is not first and default.max_context == CACHE
+            (state, _) = models.loaded()
+            assert (state.path, state.num_bytes, state.num_users) == (A, size(A), 0)
+            assert state.idle_s >= 0 and not state.is_loading
+
+    def test_it_generates_as_ever(self):
+        with LLM.load(B) as llm, models_of(None) as models, models.use(B) as used:
+            assert used.generate([5, 6], GREEDY).token_ids == llm.generate([5, 6], GREEDY).token_ids
+
+    def test_the_one_not_used_for_longest_goes(self):
+        with models_of(room_for(A, B, C)) as models:
+            for path in (A, B, C):
+                models.preload(path)
+            models.preload(A)
+            assert names(models) == [B.name, C.name, A.name]
+            models.preload(D)
+            assert names(models) == [C.name, A.name, D.name]
+
+    def test_no_more_go_than_must(self):
+        with models_of(room_for(A, B, C)) as models:
+            for path in (C, A, B):
+                models.preload(path)
+            models.preload(D)  # smaller than C
+            assert names(models) == [A.name, B.name, D.name]
+
+    def test_one_that_is_used_stays(self):
+        with models_of(room_for(A, B)) as models:
+            with models.use(A) as llm:
+                models.preload(B)
+                models.preload(D)
+                assert names(models) == [A.name, D.name]
+                with (
+                    models.use(D),
+                    pytest.raises(OutOfMemory, match="models in use leave"),
+                ):
+                    models.preload(B)
+                assert names(models) == [A.name, D.name]  # nothing is unloaded in vain
+                assert llm.generate([5], GREEDY).token_ids
+            models.preload(B)
+
+    def test_one_that_never_fits(self):
+        with models_of(room_for(A) - 9000) as models, pytest.raises(OutOfMemory, match=r"max_bytes is .* MB: raise it"):
+            models.preload(B)
+        assert models.loaded() == []
+
+    def test_one_whose_streams_go_on_stays(self):
+        with models_of(room_for(B)) as models:
+            with models.use(B) as llm:
+                streams = [llm.stream([5], ENDLESS) for _ in range(200)]
+            with pytest.raises(OutOfMemory, match="models in use leave 0"):
+                models.preload(D)
+            for stream in streams:
+                stream.cancel()
+            assert all(stream.read().finish_reason in ("cancelled", "length") for stream in streams)
+            models.preload(D)
+            assert names(models) == [D.name]
+
+    def test_a_refused_request_keeps_nobody_busy(self, tmp_path):
+        with LLM.load(A) as llm:
+            with pytest.raises(InvalidParams) as refused:
+                llm.stream([9999], ENDLESS)
+            assert not llm.is_busy and refused.tb  # the error holds the request
+
+    def test_unloaded_ones_are_closed(self):
+        with models_of(room_for(B)) as models:
+            with models.use(A) as llm:
+                pass
+            models.preload(B)
+            with pytest.raises(Stopped):
+                llm.generate([5], GREEDY)
+        assert models.loaded() == []
+
+    def test_mistakes(self, tmp_path):
+        for options in ({"max_bytes": 0}, {"max_bytes": True}, {"max_cache_tokens": 1.5}, {"device": "tpu"}):
+            with pytest.raises(InvalidParams):
+                Models(**options)
+        with models_of(None) as models:
+            with pytest.raises(NotFound):
+                models.preload("nowhere")
+            with pytest.raises(FormatError):
+                models.preload(tmp_path)
+            assert models.loaded() == []
+
+
+class Loads:
+    """A `progress` that counts loads, and holds each up until `models` are as they are waited for."""
+
+    def __init__(self, is_time, error=None):
+        self.is_time, self.error, self.models, self.paths = is_time, error, None, []
+
+    def __call__(self, done, total):
+        if done == total:
+            self.paths += [state.path for state in self.models.loaded() if state.num_bytes and state.is_loading]
+        while not self.is_time(self.models):
+            pass
+        if self.error is not None:
+            raise self.error
+
+
+def have_users(number):
+    return lambda models: sum(state.num_users for state in models.loaded()) >= number
+
+
+class TestThreads:
+    def test_many_wait_for_one_load(self):
+        loads = Loads(have_users(4))
+        with models_of(None, progress=loads) as models, ThreadPoolExecutor(4) as threads:
+            loads.models = models
+
+            def use(_):
+                with models.use(A) as llm:
+                    return llm, llm.generate([5], GREEDY).token_ids
+
+            results = list(threads.map(use, range(4)))
+            assert loads.paths == [A] and len({id(llm) for llm, _ in results}) == 1
+            assert all(token_ids == results[0][1] for _, token_ids in results)
+
+    def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(self):
+        loads = Loads(have_users(4), RuntimeError("broken"))
+        with models_of(None, progress=loads) as models, ThreadPoolExecutor(4) as threads:
+            loads.models = models
+            for future in [threads.submit(models.preload, A) for _ in range(4)]:
+                with pytest.raises(RuntimeError, match="broken"):
+                    future.result()
+            assert models.loaded() == []
+            loads.error, loads.is_time = None, have_users(1)
+            models.preload(A)
+            assert names(models) == [A.name]
+
+    def test_an_interrupted_load_is_an_error_for_the_others(self):
+        loads = Loads(have_users(2), KeyboardInterrupt())
+        with models_of(None, progress=loads) as models, ThreadPoolExecutor(2) as threads:
+            loads.models = models
+            errors = [future.exception() for future in [threads.submit(models.preload, A) for _ in range(2)]]
+            assert sorted(type(error).__name__ for error in errors) == ["KeyboardInterrupt", "Stopped"]
+            assert models.loaded() == []
+
+    def test_closing_ends_requests_and_waits_for_loads(self):
+        loads = Loads(have_users(1))
+        models = loads.models = models_of(None, progress=loads)
+        with models.use(A) as llm, ThreadPoolExecutor(3) as threads:
+            stream = llm.stream([5], ENDLESS)
+            loads.is_time = lambda models: not models._is_open
+            waiting = [threads.submit(models.preload, path) for path in (B, C)]
+            while not have_users(3)(models):
+                pass
+            models.close()
+            assert [type(future.exception()) for future in waiting] == [Stopped, Stopped]
+            assert models.loaded() == [] and len(loads.paths) == 2
+            for call in (lambda: models.preload(A), lambda: llm.generate([5], GREEDY)):
+                with pytest.raises(Stopped):
+                    call()
+            with contextlib.suppress(Stopped):  # it may have been quick enough
+                assert stream.read().finish_reason == "length"
+        models.close()
+
+    def test_in_any_order(self):
+        """Threads that use models as they come: never over the budget, and every text is right."""
+        expected = {}
+        for path in (A, B, C, D):
+            with LLM.load(path, threads=1) as llm:
+                expected[path] = llm.generate([5, 6], GREEDY).token_ids
+        models, refused, wrong = models_of(room_for(B, C)), [], []
+
+        def work(seed):
+            for step in range(25):
+                path = (A, B, C, D)[(seed * 7 + step * (seed + 1)) % 4]
+                try:
+                    with models.use(path) as llm:
+                        if llm.generate([5, 6], GREEDY).token_ids != expected[path]:
+                            wrong.append(path)
+                except OutOfMemory:
+                    refused.append(path)
+                if sum(state.num_bytes for state in models.loaded()) > models.max_bytes:
+                    wrong.append("budget")
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong and len(refused) < 125
+        assert all(state.num_users == 0 and not state.is_loading for state in models.loaded())
+        models.close()
