@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bitnet_inference import native
 from bitnet_inference.config import available_bytes
@@ -28,13 +29,15 @@ class Sample:
     """One measurement: `seconds` for the work once, and what was probed just before it.
 
     `bandwidth` is in bytes, `int8_peak` in multiply-adds a second, 0 where nothing was probed. `disturbance` is the
-    share of all processor time that went to other processes or virtual machines.
+    share of all processor time that went to other processes or virtual machines. `results`: what the work returned,
+    each time that it was done.
     """
 
     seconds: float
     bandwidth: float
     int8_peak: float
     disturbance: float
+    results: Sequence[Any] = ()
 
     @property
     def is_disturbed(self) -> bool:
@@ -95,14 +98,15 @@ class Sampler:
         busy, own, start = machine_busy_s(), time.process_time(), time.perf_counter()
         bandwidth = self.limits.read_bandwidth() if self.limits else 0.0
         int8_peak = self.limits.int8_peak(self.isa) if self.limits else 0.0
-        begin, repeats = time.perf_counter(), 0
-        while repeats == 0 or time.perf_counter() - begin < self.min_s:
-            work()
-            repeats += 1
+        begin = time.perf_counter()
+        results: list[object] = []
+        while not results or time.perf_counter() - begin < self.min_s:
+            results.append(work())
         end, after = time.perf_counter(), machine_busy_s()
         others = (after or 0.0) - (busy or 0.0)
         share = disturbance(others, time.process_time() - own, end - start, os.cpu_count() or 1)
-        return Sample((end - begin) / repeats, bandwidth, int8_peak, share if busy is not None else 0.0)
+        share = share if busy is not None else 0.0
+        return Sample((end - begin) / len(results), bandwidth, int8_peak, share, results)
 
 
 def median(samples: list[Sample], value: Callable[[Sample], float]) -> float:

@@ -40,6 +40,8 @@ PARTS = {
     "choices": "evaluate",
     "harness": "evaluate",
     "in_flight": "llm",
+    "bench_engine": "bench",
+    "bare_batch": "bench",
     "doctor_checks": "doctor",
     "tools": "completions",
     "trace": "telemetry",
