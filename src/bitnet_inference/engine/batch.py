@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bitnet_inference.engine.scheduler import Share
 from bitnet_inference.model.contract import Batch
@@ -13,26 +13,20 @@ from bitnet_inference.model.contract import Batch
 
 def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
     """The next tokens of each share, drafted ones behind, in order; the requests already have the blocks for them."""
-    counts = np.array([share.num_rows for share in shares])
-    computed = np.array([share.request.num_computed for share in shares])
-    starts = np.zeros(len(shares) + 1, dtype=np.int32)
-    np.cumsum(counts, out=starts[1:])
-    sequences = np.repeat(np.arange(len(shares)), counts)
-    positions = np.arange(starts[-1]) + (computed - starts[:-1])[sequences]
-    tables = np.zeros((len(shares), max(len(share.request.blocks) for share in shares)), dtype=np.int32)
-    for row, share in zip(tables, shares, strict=True):
-        row[: len(share.request.blocks)] = share.request.blocks.view
-    slots = tables[sequences, positions // block_size] * block_size + positions % block_size
-    return Batch(
-        token_ids=np.concatenate([_next_tokens(share) for share in shares]),
-        positions=positions.astype(np.int32),
-        slots=slots.astype(np.int32),
-        starts=starts,
-        block_tables=tables,
-    )
-
-
-def _next_tokens(share: Share) -> NDArray[np.int32]:
-    first = share.request.num_computed
-    known = share.request.tokens.view[first : first + share.num_tokens]
-    return np.append(known, np.asarray(share.draft, np.int32)) if share.draft else known
+    starts = [0, *accumulate([share.num_tokens + len(share.draft) for share in shares])]
+    token_ids, positions, slots = np.empty((3, starts[-1]), dtype=np.int32)
+    tables = np.zeros((len(shares), max([len(share.request.blocks) for share in shares])), dtype=np.int32)
+    for row, start, (request, num_tokens, draft) in zip(range(len(shares)), starts, shares, strict=False):
+        first, tokens, blocks = request.num_computed, request.tokens.view, request.blocks.view
+        tables[row, : len(blocks)] = blocks
+        if num_tokens == 1 and not draft:  # most often; single values are set sooner than slices
+            token_ids[start], positions[start] = tokens[first], first
+            slots[start] = int(blocks[first // block_size]) * block_size + first % block_size
+            continue
+        end = start + num_tokens
+        token_ids[start:end] = tokens[first : first + num_tokens]
+        token_ids[end : end + len(draft)] = draft
+        at = positions[start : end + len(draft)]
+        at[:] = np.arange(first, first + len(at))
+        slots[start : end + len(draft)] = blocks[at // block_size] * block_size + at % block_size
+    return Batch(token_ids, positions, slots, np.array(starts, dtype=np.int32), tables)
