@@ -30,7 +30,10 @@ class Ints:
             grown = np.empty(max(2 * len(self._data), length, 16), dtype=np.int32)
             grown[: self._length] = self.view
             self._data = grown
-        self._data[self._length : length] = values
+        if len(values) == 1:  # most often; a single value is set sooner than a slice
+            self._data[self._length] = values[0]
+        else:
+            self._data[self._length : length] = values
         self._length = length
 
     def cut(self, length: int) -> None:

@@ -131,6 +131,8 @@ class Scheduler:
         for request in [each for each in self.running if each.sink.is_full]:
             self._send_back(request)
         decoding = self._decode()
+        if len(decoding) == len(self.running) and not self.waiting:
+            return decoding
         budget = self.max_tokens - len(decoding)
         if decoding:
             budget = min(budget, self.pace.max_prompt_tokens(len(decoding)))
@@ -204,7 +206,8 @@ class Scheduler:
             self._send_back(victim)
             if victim is request:
                 return
-        request.blocks.extend(self.pool.allocate(max(missing, 0)))
+        if missing > 0:
+            request.blocks.extend(self.pool.allocate(missing))
 
     def _admit(self, budget: int) -> list[Share]:
         shares: list[Share] = []
