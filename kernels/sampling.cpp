@@ -4,6 +4,7 @@
 #include <bit>
 #include <cassert>
 #include <cmath>
+#include <numeric>
 
 namespace bitnet {
 namespace {
@@ -95,11 +96,14 @@ int32_t RowSampler::sample_masked(const float* logits, const uint32_t* mask, con
 
 int32_t RowSampler::sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
                                const NoiseKey& key) {
-    few_.resize(vocab_size_, -kInfinity);
-    for (size_t i = 0; i < count; ++i) few_[size_t(ids[i])] = logits[i];
-    const int32_t token = choose(few_.data(), rule, key);
-    for (size_t i = 0; i < count; ++i) few_[size_t(ids[i])] = -kInfinity;
-    return token;
+    if (!few_ || few_->vocab_size_ != count) few_ = std::make_unique<RowSampler>(count);
+    order_.resize(count);
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return ids[a] < ids[b]; });
+    row_.resize(count);
+    for (size_t i = 0; i < count; ++i) row_[i] = logits[order_[i]];
+    const int32_t chosen = few_->choose(row_.data(), rule, key);
+    return chosen < 0 ? chosen : ids[order_[size_t(chosen)]];
 }
 
 double RowSampler::log_normalizer(const float* logits) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -72,7 +73,7 @@ class RowSampler {
     int32_t sample_masked(const float* logits, const uint32_t* mask, const SamplingRule& rule, const History& history,
                           bool ban_ends, const NoiseKey& key);
 
-    // The same for a row whose other tokens are -infinity: only `count` tokens have a logit.
+    // The same for a row whose other tokens are -infinity: only these `count` tokens, all different, have a logit.
     int32_t sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
                        const NoiseKey& key);
 
@@ -113,8 +114,11 @@ class RowSampler {
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls
     std::vector<int32_t> seen_;
-    std::vector<float> few_;     // a row of -infinity between calls; empty until it is needed
     std::vector<float> masked_;  // empty until it is needed
+    // Of a few tokens in order of id, which is all that a choice depends on; null until it is needed.
+    std::unique_ptr<RowSampler> few_;
+    std::vector<size_t> order_;
+    std::vector<float> row_;
 };
 
 }  // namespace bitnet
