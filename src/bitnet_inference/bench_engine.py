@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
 from bitnet_inference.model.contract import Model
 from bitnet_inference.probe import Sampler
+from bitnet_inference.stream import Piece
 from bitnet_inference.text.tokenizer import Tokenizer
 
+GREEDY = SamplingParams(temperature=0)
 MAX_STREAMS = 1024  # a thread each reads them
 
 
@@ -159,23 +161,9 @@ def measure_engine(
             num_parameters=checkpoint.num_parameters,
             config=config,
             load=load,
-            concurrency={count: _measured(under_test, sampler, count) for count in load.streams},
+            concurrency={count: under_test.measure(sampler, count) for count in load.streams},
             samples=sampler.summary(),
         )
-
-
-def _measured(under_test: UnderTest, sampler: Sampler, count: int) -> UnderLoad:
-    samples = sampler.measure(lambda: (under_test.run(count), under_test.run_bare(count)))
-    pairs: list[tuple[Run, float]] = [pair for sample in samples for pair in sample.results]
-    runs = [run for run, _ in pairs]
-    return UnderLoad(
-        tokens_s=_median(run.tokens_s for run in runs),
-        bare_tokens_s=_median(bare for _, bare in pairs),
-        of_bare=_median(run.tokens_s / bare for run, bare in pairs),
-        overhead=_median(1 - run.model_s / run.seconds for run in runs),
-        first_token_s=_spread(wait for run in runs for wait in run.first_s),
-        gap_s=_spread(gap for run in runs for gap in run.gaps_s),
-    )
 
 
 def _median(values: Iterable[float]) -> float:
@@ -226,9 +214,23 @@ class UnderTest:
         self.run(max(self._load.streams))
         self.run_bare(max(self._load.streams))
 
-    def run(self, count: int) -> Run:
+    def measure(self, sampler: Sampler, count: int, params: SamplingParams = GREEDY) -> UnderLoad:
+        """So many streams, sample by sample, each beside the bare model."""
+        samples = sampler.measure(lambda: (self.run(count, params), self.run_bare(count)))
+        pairs: list[tuple[Run, float]] = [pair for sample in samples for pair in sample.results]
+        runs = [run for run, _ in pairs]
+        return UnderLoad(
+            tokens_s=_median(run.tokens_s for run in runs),
+            bare_tokens_s=_median(bare for _, bare in pairs),
+            of_bare=_median(run.tokens_s / bare for run, bare in pairs),
+            overhead=_median(1 - run.model_s / run.seconds for run in runs),
+            first_token_s=_spread(wait for run in runs for wait in run.first_s),
+            gap_s=_spread(gap for run in runs for gap in run.gaps_s),
+        )
+
+    def run(self, count: int, params: SamplingParams = GREEDY) -> Run:
         """So many streams until all have ended; raises the error of a request."""
-        streams = [_Reader(self._llm, self._requests()) for _ in range(count)]
+        streams = [_Reader(self._llm, self._requests(params)) for _ in range(count)]
         begin, model_s = time.perf_counter(), self._model.seconds
         for stream in streams:
             stream.start()
@@ -249,14 +251,15 @@ class UnderTest:
         self._bare.run(prompts, self._load.mean)
         return count * self._load.mean / (time.perf_counter() - begin)
 
-    def _requests(self) -> list[tuple[list[int], int]]:
-        """Prompts and lengths of answers, in pairs that are as long as any other."""
-        requests: list[tuple[list[int], int]] = []
+    def _requests(self, params: SamplingParams) -> list[tuple[list[int], SamplingParams]]:
+        """Prompts and what to ask for, in pairs that are as long as any other."""
+        requests: list[tuple[list[int], SamplingParams]] = []
         low, high = self._load.shortest, self._load.longest
         for _ in range(self._load.num_pairs):
             prompt, answer = self._random.integers(low, high + 1, 2).tolist()
             for num_prompt, num_answer in ((prompt, answer), (low + high - prompt, low + high - answer)):
-                requests.append((self._words(num_prompt).tolist(), num_answer))
+                wanted = replace(params, max_tokens=num_answer, ignore_eos=True)
+                requests.append((self._words(num_prompt).tolist(), wanted))
         return requests
 
     def _words(self, count: int) -> NDArray[np.int32]:
@@ -266,7 +269,7 @@ class UnderTest:
 class _Reader(threading.Thread):
     """Sends its requests one after the other, and notes when their tokens come."""
 
-    def __init__(self, llm: LLM, requests: Iterable[tuple[Sequence[int], int]]) -> None:
+    def __init__(self, llm: LLM, requests: Iterable[tuple[Sequence[int], SamplingParams]]) -> None:
         super().__init__(daemon=True)
         self._llm, self._requests = llm, requests
         self.first_s: list[float] = []
@@ -276,14 +279,18 @@ class _Reader(threading.Thread):
     def run(self) -> None:
         """See Thread; an error is kept."""
         try:
-            for prompt, num_tokens in self._requests:
-                self._read(prompt, SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True))
+            for prompt, params in self._requests:
+                self._read(prompt, params)
         except Exception as error:
             self.error = error
 
     def _read(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        begin, times = time.perf_counter(), []
-        for piece in self._llm.stream(prompt, params):
-            times += [time.perf_counter()] * len(piece.token_ids)
+        begin = time.perf_counter()
+        times = arrivals(self._llm.stream(prompt, params))
         self.first_s.append(times[0] - begin)
         self.gaps_s += [later - earlier for earlier, later in pairwise(times)]
+
+
+def arrivals(stream: Iterable[Piece]) -> list[float]:
+    """When each token reaches whoever reads the stream, by time.perf_counter()."""
+    return [now for piece in stream for now in [time.perf_counter()] * len(piece.token_ids)]

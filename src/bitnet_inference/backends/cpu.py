@@ -154,7 +154,10 @@ class CpuModel:
                 ids, logits, _ = self._screen.top(self._executor, normed, k)
             return ids, logits
         logits = self.rows(hidden, logits=True)
-        best = np.argmax(logits, axis=1)[:, None] if k == 1 else np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        if k == 1:
+            best = np.argmax(logits, axis=1)
+            return best.astype(np.int32)[:, None], logits[np.arange(len(best)), best][:, None]
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
         return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
     def rows(self, hidden: NDArray[np.float32], logits: bool) -> NDArray[np.float32]:

@@ -206,8 +206,8 @@ class Engine:
 
     @contextmanager
     def _timing(self, shares: Sequence[Share]) -> Iterator[None]:
-        num_decoding = sum(1 + len(share.draft) for share in shares if share.request.num_pending == 1)
-        num_prompt_tokens = sum(share.num_rows for share in shares) - num_decoding
+        num_decoding = sum([1 + len(share.draft) for share in shares if share.request.num_pending == 1])
+        num_prompt_tokens = sum([share.num_tokens + len(share.draft) for share in shares]) - num_decoding
         start = self._clock()
         yield
         self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)

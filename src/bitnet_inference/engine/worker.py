@@ -100,6 +100,8 @@ class Worker:
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
+        if self._is_open and self._engine.has_work:
+            return True
         with self._wake:
             if not self._is_called():
                 self._wake.wait_for(self._is_called, self._max_sleep_s())
