@@ -45,6 +45,19 @@ namespace nb = nanobind;
 namespace bitnet {
 namespace {
 
+constexpr size_t kQuick = 4096;  // from so many logits a token is chosen in some ten microseconds
+
+// Gives the interpreter's lock to other threads, unless the work is over at once: they would give it back much later.
+class WithoutGil {
+  public:
+    explicit WithoutGil(size_t num_logits) {
+        if (num_logits > kQuick) release_.emplace();
+    }
+
+  private:
+    std::optional<nb::gil_scoped_release> release_;
+};
+
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EditableRow = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -111,7 +124,7 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
     require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
     const History history{tokens.data(), tokens.shape(0), num_prompt};
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil(logits.shape(0));
     const auto lock = self.lock();
     const FloatMode mode;
     const NoiseKey key{seed, choice, position};
@@ -124,7 +137,7 @@ int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const Sa
     require(ids.shape(0) == logits.shape(0), "there must be one logit for each token id");
     require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
     require_ids(ids.data(), ids.shape(0), self.vocab_size());
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil(ids.shape(0));
     const auto lock = self.lock();
     const FloatMode mode;
     return self.sample_few(ids.data(), logits.data(), ids.shape(0), rule, {seed, choice, position});
