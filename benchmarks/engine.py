@@ -17,10 +17,10 @@ from engine_drafts import speculation
 from engine_loads import batch, overhead, short
 from engine_streams import Rows, gap, prefix
 
-from bitnet_inference.bench import refuse_unwritable
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import BitNetError, InvalidParams
 from bitnet_inference.model_folder import find_model
+from bitnet_inference.output_files import refuse_unwritable, write_whole
 from bitnet_inference.probe import Sampler
 
 SECTIONS: Mapping[str, Callable[[Path, EngineConfig, Sampler], Rows]] = {
@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> None:
         print("\n".join(["", *table(name, rows), f"{sampler.summary()}"]), flush=True)
         numbers[name] = {"rows": rows, "samples": sampler.summary()}
     if arguments.json:
-        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        write_whole(arguments.json, json.dumps(numbers, indent=2) + "\n")
 
 
 def choose(names: str | None) -> list[str]:

@@ -108,9 +108,7 @@ def _compared(llm: LLM, requests: Requests, at: Sequence[int]) -> Numbers:
     speed, speed_alone = _num_tokens(together) / together_s, _num_tokens(alone) / alone_s
     return {
         "finished": sum(output.finish_reason in ("stop", "length") for output in together),
-        "same of 50": sum(
-            together[index].token_ids == output.token_ids for index, output in zip(at, alone, strict=True)
-        ),
+        "same": sum(together[index].token_ids == output.token_ids for index, output in zip(at, alone, strict=True)),
         "tokens/s": speed,
         "alone": speed_alone,
         "ratio": speed / speed_alone,

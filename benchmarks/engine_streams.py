@@ -75,35 +75,47 @@ class _Words:
 
 
 class _Running:
-    """A stream that goes on in a thread of its own, until it is left; entered when it has given some tokens."""
+    """A stream that is read in a thread of its own until it is left; entered when it has given some tokens."""
 
     def __init__(self, llm: LLM, prompt: Sequence[int]) -> None:
-        self._stream, self._times = llm.stream(prompt, ON), list[float]()
-        self._is_calm = threading.Event()
+        self._llm, self._prompt = llm, prompt
+        self._times: list[float] = []
+        self._num_wanted, self._are_there = NUM_CALM, threading.Event()
+        self._is_left = False
         self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> _Running:
         self._thread.start()
-        self._is_calm.wait()
+        self._are_there.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.cancel()
+        self._num_wanted = len(self._times) + 1  # the gap at the end is seen whole
+        self._are_there.clear()
+        self._are_there.wait()
+        self._is_left = True
         self._thread.join()
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Between tokens that came at these times; the first few, in which the engine learns its pace, are left out."""
-        times = self._times[8:]
-        return [later - earlier for earlier, later in pairwise(times) if begin < later < end]
+        """Those that lie, in part, between these times; of the first tokens, where the engine learns its pace, none."""
+        times = self._times[NUM_CALM // 4 :]
+        return [later - earlier for earlier, later in pairwise(times) if earlier < end and later > begin]
 
     def _read(self) -> None:
         try:
-            for piece in self._stream:
-                self._times += [time.perf_counter()] * len(piece.token_ids)
-                if len(self._times) >= NUM_CALM:
-                    self._is_calm.set()
+            while not self._is_left:  # small models come to the end of their context
+                self._read_one()
         finally:
-            self._is_calm.set()
+            self._are_there.set()
+
+    def _read_one(self) -> None:
+        with self._llm.stream(self._prompt, ON) as stream:
+            for piece in stream:
+                self._times += [time.perf_counter()] * len(piece.token_ids)
+                if len(self._times) >= self._num_wanted:
+                    self._are_there.set()
+                if self._is_left:
+                    return
 
 
 def prefix(folder: Path, config: EngineConfig, sampler: Sampler) -> Rows:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bitnet_inference import bench, cli
+from bitnet_inference import bench, bench_engine, cli
 from bitnet_inference.cli import conversation
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -223,6 +223,23 @@ def test_bench_measures(tmp_path, monkeypatch):
     assert "limited by" in result.stdout and "discarded" in result.stdout
     numbers = json.loads(file.read_text())
     assert numbers["threads"] == 1 and numbers["decode"]["0"] > 0 and numbers["limits"]["bandwidth_gb_s"] > 0
+
+
+def test_bench_measures_the_engine_under_load(tmp_path, monkeypatch):
+    file = tmp_path / "numbers.json"
+    quick = functools.partial(bench_engine.Load, shortest=3, longest=5, num_samples=1, min_sample_s=0)
+    monkeypatch.setattr("bitnet_inference.bench_engine.Load", quick)
+    result = bitnet("bench", "--threads", "1", "--concurrency", "1,2", "--json", str(file))
+    assert result.exit_code == 0, result.output
+    assert "2 at a time" in result.stdout and "overhead" in result.stdout and "discarded" in result.stdout
+    assert set(json.loads(file.read_text())["concurrency"]) == {"1", "2"}
+
+
+@pytest.mark.parametrize("text, cure", [("", "as in"), ("1,x", "as in"), ("0", "at least 1"), ("2,2", "given once")])
+def test_bench_refuses_numbers_of_streams_before_it_measures(monkeypatch, text, cure):
+    monkeypatch.setattr("bitnet_inference.bench_engine.measure_engine", lambda *_, **__: pytest.fail("it measures"))
+    result = bitnet("bench", "-m", "nowhere", "--concurrency", text)
+    assert result.exit_code == 2 and cure in result.stderr, result.output
 
 
 @pytest.mark.parametrize("name, cure", [("", "may write"), ("absent/numbers.json", "make it"), ("text/x", "make it")])
