@@ -18,10 +18,9 @@ from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
-from bitnet_inference.model_folder import find_model
+from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.probe import Sampler
 from bitnet_inference.stream import Generation
-from bitnet_inference.text.tokenizer import Tokenizer
 
 KINDS: Mapping[str, SamplingParams] = {
     "greedy": GREEDY,
@@ -45,9 +44,9 @@ def batch(folder: Path, config: EngineConfig, sampler: Sampler) -> Rows:
 
 @contextmanager
 def _under_test(folder: Path, config: EngineConfig, *streams: int) -> Iterator[UnderTest]:
-    tokenizer = Tokenizer.from_folder(folder)
+    checkpoint = open_checkpoint(folder)
     sizes = Load(streams=streams, shortest=LENGTH, longest=LENGTH)
-    with UnderTest(load_model(open_checkpoint(folder), config), tokenizer, sizes) as under_test:
+    with UnderTest(load_model(checkpoint, config), load_tokenizer(checkpoint), sizes) as under_test:
         under_test.warm_up()
         yield under_test
 

@@ -21,6 +21,7 @@ from bitnet_inference.errors import InvalidParams, OutOfMemory
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
 from bitnet_inference.model.contract import Model
+from bitnet_inference.model_folder import load_tokenizer
 from bitnet_inference.probe import Sampler
 from bitnet_inference.stream import Piece
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -152,7 +153,7 @@ def measure_engine(
     room = checkpoint.config.max_positions
     if 2 * load.longest > room:
         raise InvalidParams(f"the context has {room} tokens: give shorter prompts and answers than {load.longest}")
-    tokenizer = Tokenizer.from_folder(folder if folder.is_dir() else folder.parent)
+    tokenizer = load_tokenizer(checkpoint)
     with UnderTest(load_model(checkpoint, config, progress), tokenizer, load) as under_test:
         sampler = Sampler(num_samples=load.num_samples, min_s=load.min_sample_s)
         under_test.warm_up()
