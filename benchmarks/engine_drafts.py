@@ -15,9 +15,10 @@ from bitnet_inference.backends import load_model
 from bitnet_inference.bare_batch import TimedModel
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.engine.request import Finish, Request, TokenLogprobs, Usage
+from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.engine.speculative import Draft, Drafter
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.formats import open_checkpoint
@@ -103,6 +104,8 @@ class _Knowing:
 
 class _Told:
     """A Sink that keeps what it hears, and knows the speed when it is over."""
+
+    is_full = False
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []

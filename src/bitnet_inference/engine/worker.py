@@ -100,7 +100,7 @@ class Worker:
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
-        if self._is_open and self._engine.has_work:
+        if self._is_open and self._engine.has_turn:
             return True
         with self._wake:
             if not self._is_called():
