@@ -24,6 +24,11 @@ class TimedModel:
         self.num_forwards = 0
         self._model, self._num_more = model, num_more
 
+    @property
+    def num_bytes(self) -> int:
+        """See Model."""
+        return self._model.num_bytes
+
     def reserve(self, num_blocks: int) -> None:
         """See Model."""
         self._model.reserve(num_blocks + self._num_more)
