@@ -59,7 +59,8 @@ CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
     const int64_t key_bytes = kBlockTokens * item * head_dim, value_bytes = kBlockTokens * item * padded_dim;
     const int64_t scale_bytes = dtype == Dtype::i8 ? 2 * kBlockTokens * 4 : 0;
     const int64_t head_bytes = key_bytes + value_bytes + scale_bytes;
-    return {dtype, num_kv_heads, head_dim, padded_dim, key_bytes, head_bytes, head_bytes * num_kv_heads};
+    const int64_t block_bytes = head_bytes * num_kv_heads;
+    return {dtype, num_kv_heads, head_dim, padded_dim, key_bytes, head_bytes, block_bytes, block_bytes};
 }
 
 void Cache::reserve(int64_t num_blocks) {
@@ -76,9 +77,8 @@ void Cache::reserve(int64_t num_blocks) {
 void Cache::copy(int64_t from, int64_t to) {
     const auto guard = lock();
     require(from >= 0 && to >= 0 && from < num_blocks_ && to < num_blocks_, "a block lies outside the cache");
-    const int64_t bytes = layout_.block_bytes;
-    for (int64_t i = 0; i < num_layers_ && from != to; i++)
-        std::memcpy(layer(i) + to * bytes, layer(i) + from * bytes, size_t(bytes));
+    const int64_t bytes = layout_.block_stride;
+    if (from != to) std::memcpy(memory_.data() + to * bytes, memory_.data() + from * bytes, size_t(bytes));
 }
 
 static const Kernels* require_kernels(const std::string& isa) {

@@ -37,17 +37,22 @@ struct Batch {
     const int32_t* block_tables;  // [S, table_width]
 };
 
+// A block has all layers, one behind the other. So a text takes its memory from the system little by little: with the
+// blocks of a layer side by side, one token in some hundreds is the first in a huge page of every layer, and its step
+// waits until those are zeroed.
 class Cache {
   public:
-    Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {}
+    Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {
+        layout_.block_stride = num_layers * layout.block_bytes;
+    }
     // Zeroed blocks; after std::bad_alloc there are none.
     void reserve(int64_t num_blocks);
     void copy(int64_t from, int64_t to);
     const CacheLayout& layout() const { return layout_; }
     int64_t num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return num_blocks_; }
-    int64_t block_bytes() const { return layout_.block_bytes * num_layers_; }
-    uint8_t* layer(int64_t index) const { return memory_.data() + index * num_blocks_ * layout_.block_bytes; }
+    int64_t block_bytes() const { return layout_.block_stride; }  // of all layers
+    uint8_t* layer(int64_t index) const { return memory_.data() + index * layout_.block_bytes; }  // in the first block
     // Held by whoever reads, writes or replaces the blocks.
     std::unique_lock<std::mutex> lock() const { return std::unique_lock<std::mutex>(mutex_); }
 

@@ -102,6 +102,7 @@ struct CacheLayout {
     int num_kv_heads, head_dim;
     int padded_dim;  // head_dim rounded up to 16
     int64_t key_bytes, head_bytes, block_bytes;
+    int64_t block_stride;  // from a block of a layer to the next one
 };
 CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim);
 

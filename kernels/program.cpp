@@ -197,7 +197,7 @@ struct RopeWriteStep final : Step {
             c.kernels.rope(c.at(q, t), int(q.width / dim), dim, cosine, sine);
             c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, cosine, sine);
             const int32_t slot = c.batch->slots[t];
-            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_bytes;
+            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_stride;
             c.kernels.cache_write(layout, block, slot % kBlockTokens, c.at(k, t), c.at(v, t));
         }
     }
