@@ -51,7 +51,7 @@ class Cache {
     const CacheLayout& layout() const { return layout_; }
     int64_t num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return num_blocks_; }
-    int64_t block_bytes() const { return layout_.block_stride; }  // of all layers
+    int64_t block_bytes() const { return layout_.block_stride; }                                  // of all layers
     uint8_t* layer(int64_t index) const { return memory_.data() + index * layout_.block_bytes; }  // in the first block
     // Held by whoever reads, writes or replaces the blocks.
     std::unique_lock<std::mutex> lock() const { return std::unique_lock<std::mutex>(mutex_); }
