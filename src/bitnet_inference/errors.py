@@ -55,10 +55,12 @@ class InvalidParams(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit into the model's context."""
+    """The prompt does not fit into the model's context; `what` of it "has", and what to do."""
 
-    def __init__(self, num_tokens: int, max_tokens: int) -> None:
-        super().__init__(f"the prompt has {num_tokens} tokens, at most {max_tokens} fit: shorten the prompt")
+    def __init__(
+        self, num_tokens: int, max_tokens: int, what: str = "the prompt has", cure: str = "shorten the prompt"
+    ) -> None:
+        super().__init__(f"{what} {num_tokens} tokens, at most {max_tokens} fit: {cure}")
         self.num_tokens, self.max_tokens = num_tokens, max_tokens
 
 

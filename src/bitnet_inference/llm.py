@@ -26,6 +26,7 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.in_flight import read_all
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
+from bitnet_inference.overflow import Talk, fit
 from bitnet_inference.prompt_numbers import PromptNumbers
 from bitnet_inference.prompts import (
     BatchOptions,
@@ -93,6 +94,7 @@ class LLM(PromptNumbers):
         self.config = model.config
         self.max_context = engine.max_context
         self.default_params = defaults_of(tokenizer)
+        self._bos_ids = frozenset(each for each in (model.config.bos_id, tokenizer.bos_id) if each is not None)
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer, self._filters)
         self._worker = Worker(engine)
@@ -186,7 +188,7 @@ class LLM(PromptNumbers):
         """
         one = is_one_talk(messages)
         terms, others = _split(options)
-        encode = partial(self.encode_chat, **others)
+        encode = partial(self._talk, options=others)
         outputs = self._generate([messages] if one else messages, encode, params, terms, progress, opening=True)
         return outputs[0] if one else outputs
 
@@ -201,7 +203,7 @@ class LLM(PromptNumbers):
     ) -> Stream:
         """Answer one conversation, piece by piece."""
         terms, others = _split(options)
-        prompt, chosen = self.encode_chat(messages, **others), self._params(params, 1)[0]
+        prompt, chosen = self._talk(messages, others), self._params(params, 1)[0]
         return self._stream(prompt, chosen, terms, opening=True, max_unread=MAX_UNREAD)
 
     def stream_choices(
@@ -221,7 +223,7 @@ class LLM(PromptNumbers):
     ) -> list[Stream]:
         """Answer one conversation in several ways, as stream_choices."""
         terms, others = _split(options)
-        prompt = self.encode_chat(messages, **others)
+        prompt = self._talk(messages, others)
         return self._choices(prompt, num_choices, self._params(params, 1)[0], terms, opening=True)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
@@ -262,13 +264,17 @@ class LLM(PromptNumbers):
             self._filters.check(self.tokenizer.decode(prompt))
         return prompt
 
+    def _talk(self, messages: Sequence[Message], options: dict[str, Any]) -> Talk:
+        token_ids = self.encode_chat(messages, **options)
+        return Talk(messages, token_ids, lambda kept: self.encode_chat(kept, **options))
+
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
         return [self.default_params if each is None else each for each in params_of_each(params, count)]
 
     def _generate(
         self,
         prompts: Iterable[Any],
-        encode: Callable[[Any], Sequence[int]],
+        encode: Callable[[Any], Sequence[int] | Talk],
         params: Params,
         terms: Terms,
         progress: BatchProgress,
@@ -280,7 +286,12 @@ class LLM(PromptNumbers):
         return read_all(items, lambda item: self._stream(*item, terms, opening), total, progress)
 
     def _choices(
-        self, prompt: Sequence[int], num_choices: int, params: SamplingParams, terms: Terms, opening: bool = False
+        self,
+        prompt: Sequence[int] | Talk,
+        num_choices: int,
+        params: SamplingParams,
+        terms: Terms,
+        opening: bool = False,
     ) -> list[Stream]:
         _check_count("num_choices", num_choices or 0)
         streams: list[Stream] = []
@@ -292,7 +303,7 @@ class LLM(PromptNumbers):
 
     def _stream(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Talk,
         params: SamplingParams,
         terms: Terms | None = None,
         opening: bool = False,
@@ -301,7 +312,9 @@ class LLM(PromptNumbers):
     ) -> Stream:
         detokenizer = Detokenizer(self.tokenizer, params.stop, opening=opening)
         mailbox = Mailbox(detokenizer, max_unread=max_unread, on_room=self._worker.wake)
-        request = Request(prompt, params, mailbox, eos_ids=self.eos_ids, terms=terms, **options)
+        fitted = fit(prompt, params, self.max_context, self._bos_ids)
+        options |= {"eos_ids": self.eos_ids, "terms": terms, "num_dropped": fitted.num_dropped}
+        request = Request(fitted.token_ids, params, mailbox, **options)
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         screen = self._filters.start()

@@ -42,6 +42,7 @@ PARTS = {
     "in_flight": "llm",
     "bench_engine": "bench",
     "bare_batch": "bench",
+    "overflow": "llm",
     "doctor_checks": "doctor",
     "tools": "completions",
     "trace": "telemetry",

@@ -5,6 +5,7 @@ scheduler and its blocks."""
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from conftest import Listener, ScriptedModel, check_events, generate
@@ -21,7 +22,8 @@ from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.speculative import Drafter
 from bitnet_inference.engine.terms import Terms
-from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.engine.window import MIN_CONTEXT, NUM_SINKS
+from bitnet_inference.errors import InvalidParams, OutOfMemory
 from bitnet_inference.model.contract import Batch
 
 VOCAB, LONGEST = 5, 32  # few tokens and short texts, so that beginnings are often equal
@@ -85,6 +87,11 @@ class AnyOrder(RuleBasedStateMachine):
         reader = None if shows is None else PromptReader(lambda first, logits: None, positions)
         self._submit(Request(prompt, params(seed, length), Listener(), terms=terms, reader=reader))
 
+    @rule(prompt=prompts, seed=seeds, count=st.integers(1, 3), length=st.sampled_from([40, 90]), terms=terms)
+    def slide(self, prompt: list[int], seed: int | None, count: int, length: int, terms: Terms) -> None:
+        """One or more choices of a text that is longer than the context."""
+        self._submit_choices(prompt, params(seed, length, overflow="sliding", stop_token_ids=()), count, terms)
+
     @precondition(lambda self: self.requests)
     @rule(which=st.integers(0, 1000), longer=st.lists(st.integers(0, 1), max_size=3), seed=seeds)
     def go_on(self, which: int, longer: list[int], seed: int | None) -> None:
@@ -96,12 +103,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(prompt=prompts, count=st.integers(2, 4), length=st.sampled_from([0, 1, 9]), terms=terms)
     def choose(self, prompt: list[int], count: int, length: int, terms: Terms) -> None:
         """Several choices of one prompt."""
-        leader = None
-        for choice in range(count):
-            request = Request(prompt, params(0, length), Listener(), choice=choice, terms=terms, leader=leader)
-            if not self._submit(request):
-                break
-            leader = leader or request
+        self._submit_choices(prompt, params(0, length), count, terms)
 
     @precondition(lambda self: self.requests)
     @rule(which=st.integers(0, 1000))
@@ -187,17 +189,28 @@ class AnyOrder(RuleBasedStateMachine):
             return ModelDrafter(ScriptedModel(vocab_size=VOCAB, max_positions=LONGEST, block_size=3), VOCAB, 25)
         return LookupDrafter() if drafts == "lookup" else None
 
+    def _submit_choices(self, prompt: list[int], wanted: SamplingParams, count: int, terms: Terms) -> None:
+        leader = None
+        for choice in range(count):
+            request = Request(prompt, wanted, Listener(), choice=choice, terms=terms, leader=leader)
+            if not self._submit(request):
+                break
+            leader = leader or request
+
     def _submit(self, request: Request) -> bool:
         try:
             self.engine.submit(request)
         except OutOfMemory:
+            return False
+        except InvalidParams:
+            assert request.params.overflow == "sliding" and self.engine.max_context < MIN_CONTEXT
             return False
         self.requests.append(request)
         return True
 
     def _step(self) -> None:
         expected = self._front()
-        before = None if expected is None else (expected.num_computed, expected.num_output)
+        before = None if expected is None else (expected.num_output, expected.num_computed)
         lengths = [(request, request.num_output) for request in self.scheduler.running]
         unread = [(request, request.num_output) for request in self.requests if request.sink.is_full]
         self.engine.step()
@@ -210,7 +223,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now += 0.25
         TALLY["steps"] += 1
         if expected is not None and expected.finish is None:
-            assert (expected.num_computed, expected.num_output) > before, "the first in rank gets on in every step"
+            assert (expected.num_output, expected.num_computed) > before, "the first in rank gets on in every step"
 
     def _front(self) -> Request | None:
         """The first of those that run, unless more come before it or decode than a step has room for."""
@@ -223,7 +236,10 @@ class AnyOrder(RuleBasedStateMachine):
         token_ids, reason = self._alone(request)
         TALLY[f"ended as {request.sink.reason}"] += 1
         TALLY["tokens from the cache"] += request.num_cached or 0
-        assert request.sink.token_ids == request.tokens.view[request.num_prompt :].tolist()
+        TALLY["slides"] += request.past.num_slides
+        whole, window = [*request.prompt.tolist(), *request.sink.token_ids], request.tokens.view.tolist()
+        assert len(window) <= self.engine.max_context and request.position == len(whole)
+        assert window == (whole[:NUM_SINKS] + whole[NUM_SINKS - len(window) :] if request.past.num_slides else whole)
         if request.sink.reason in ("stop", "length"):
             assert (request.sink.token_ids, request.sink.reason) == (token_ids, reason)
             return
@@ -236,7 +252,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert request in self.cancelled
 
     def _alone(self, request: Request) -> tuple[list[int], str]:
-        key = (tuple(request.prompt.tolist()), request.params.temperature, request.params.max_tokens, request.seed)
+        params = request.params
+        key = (tuple(request.prompt.tolist()), params.temperature, params.max_tokens, params.overflow, request.seed)
         key += (request.choice,)
         if key not in self.alone:
             prompt, choice = request.prompt.tolist(), request.choice
@@ -245,9 +262,9 @@ class AnyOrder(RuleBasedStateMachine):
         return self.alone[key]
 
 
-def params(seed: int | None, length: int | None) -> SamplingParams:
-    temperature = 0.0 if seed is None else 1.0
-    return SamplingParams(temperature=temperature, seed=seed or 0, max_tokens=length, stop_token_ids=[VOCAB - 1])
+def params(seed: int | None, length: int | None, **options: Any) -> SamplingParams:
+    usual = {"temperature": 0.0 if seed is None else 1.0, "seed": seed or 0, "stop_token_ids": [VOCAB - 1]}
+    return SamplingParams(max_tokens=length, **{**usual, **options})
 
 
 def fall_over(batch: object) -> None:

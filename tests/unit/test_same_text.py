@@ -32,7 +32,8 @@ class Job(NamedTuple):
 def jobs(draw):
     prompt = draw(st.lists(st.integers(0, 22), min_size=1, max_size=20))
     length, seed = draw(st.integers(0, 25)), draw(st.integers(0, 3))
-    params = SamplingParams(temperature=draw(st.sampled_from([0.0, 1.0])), seed=seed, max_tokens=length)
+    temperature, overflow = draw(st.sampled_from([0.0, 1.0])), draw(st.sampled_from(["error", "sliding"]))
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=length, overflow=overflow)
     start, cancel_after = draw(st.integers(0, 12)), draw(st.sampled_from([None, None, None, 0, 3, 9]))
     heard: list[tuple[int, list[float]]] = []
 

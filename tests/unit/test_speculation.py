@@ -88,14 +88,21 @@ def alone(prompt, params, **limits):
     rate=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     temperature=st.sampled_from([0.0, 1.0]),
     options=st.sampled_from(
-        [{}, {"logprobs": 2}, {"repetition_penalty": 1.3}, {"min_tokens": 9}, {"stop_token_ids": [VOCAB - 1]}]
+        [
+            {},
+            {"logprobs": 2},
+            {"repetition_penalty": 1.3},
+            {"min_tokens": 9},
+            {"stop_token_ids": [VOCAB - 1]},
+            {"overflow": "sliding", "max_tokens": 150},
+        ]
     ),
     num_blocks=st.integers(9, 40),
     max_tokens=st.integers(1, 40),
     block_size=st.sampled_from([4, 7]),
 )
 def test_the_same_text_as_alone(prompts, who, rate, temperature, options, num_blocks, max_tokens, block_size):
-    params = SamplingParams(temperature=temperature, seed=7, max_tokens=25, **options)
+    params = SamplingParams(temperature=temperature, seed=7, **{"max_tokens": 25, **options})
     limits = {"num_blocks": num_blocks, "block_size": block_size}
     expected = [alone(prompt, params, **limits) for prompt in prompts]
     drafter = Knowing(rate)

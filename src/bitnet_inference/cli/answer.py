@@ -26,6 +26,7 @@ from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
     from bitnet_inference.engine.params import SamplingParams
+    from bitnet_inference.engine.request import Usage
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Stream
 
@@ -105,12 +106,21 @@ def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation
     return output
 
 
+def context_note(usage: Usage) -> str:
+    """What was left out to make room, with a semicolon behind it; empty where nothing was."""
+    gone = [f"{usage.num_dropped_tokens} of the prompt left out"] if usage.num_dropped_tokens else []
+    gone += [f"slid {usage.num_slides} times"] if usage.num_slides else []
+    used = f"context: {usage.num_context_tokens} of {usage.max_context} tokens"
+    return ", ".join([used, *gone]) + "; " if gone else ""
+
+
 def _print_speed(output: Generation) -> None:
     usage = output.usage
     prompt_speed = (usage.num_prompt_tokens - usage.num_cached_tokens) / max(usage.prompt_s, 1e-9)
     output_speed = usage.num_output_tokens / max(usage.output_s, 1e-9)
     typer.echo(
         f"[prompt: {usage.num_prompt_tokens} tokens, {prompt_speed:.1f} tokens/s; "
-        f"answer: {usage.num_output_tokens} tokens, {output_speed:.1f} tokens/s; {output.finish_reason}]",
+        f"answer: {usage.num_output_tokens} tokens, {output_speed:.1f} tokens/s; "
+        f"{context_note(usage)}{output.finish_reason}]",
         err=True,
     )

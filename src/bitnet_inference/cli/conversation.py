@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitnet_inference.cli.answer import print_answer, system_messages
+from bitnet_inference.cli.answer import context_note, print_answer, system_messages
 from bitnet_inference.cli.options import (
     DRAFTS,
     FILTERING,
@@ -38,12 +39,15 @@ def chat(
     """Hold a conversation.
 
     The model must have a chat template. /help tells more; Ctrl-C stops an answer and not the program. Where input is
-    no terminal, every line is a message.
+    no terminal, every line is a message. When the context is full, the oldest turns are left out ("keep_system"),
+    unless --overflow says otherwise.
     """
     with load_llm(ctx) as llm:
         if not llm.tokenizer.templates:
             raise Unsupported("the model has no chat template: use bitnet run, which continues a plain prompt")
         params, talk = sampling_params(ctx, llm), system_messages(system)
+        if ctx.params["overflow"] is None:
+            params = replace(params, overflow="keep_system")
         for line in _messages():
             if line.startswith("/"):
                 if _obey(line, talk):
@@ -102,3 +106,5 @@ def _answer(llm: LLM, talk: list[dict[str, str]], line: str, params: SamplingPar
         typer.echo(f"bitnet: {error} (/reset begins anew)", err=True)
     else:
         talk.append({"role": "assistant", "content": output.text})
+        if note := context_note(output.usage):
+            typer.echo(f"[{note}{output.finish_reason}]", err=True)

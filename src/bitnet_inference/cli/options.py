@@ -86,6 +86,14 @@ SAMPLING: Mapping[str, Any] = {
     ],
     "max_tokens": Annotated[int | None, typer.Option("--max-tokens", "-n", metavar="N", help="At most N tokens.")],
     "min_tokens": Annotated[int | None, typer.Option(metavar="N", help="No end before N tokens are out.")],
+    "overflow": Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help='What gives way where the context is full: "truncate_left" (the oldest of the prompt), "keep_system" '
+            '(the oldest turns), "sliding" (the oldest of prompt and answer, which goes on), or "error" (nothing).',
+        ),
+    ],
     "ignore_eos": Annotated[bool | None, typer.Option("--ignore-eos", help="Go on behind the model's end tokens.")],
 }
 

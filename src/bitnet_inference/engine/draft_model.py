@@ -65,6 +65,7 @@ class ModelDrafter:
             params = replace(request.params, logprobs=None, prompt_logprobs=None, prompt_logprobs_from=0)
             follower = Request(known, params, _Nobody(), choice=request.choice)
             follower.num_prompt, follower.end_ids, follower.seed = request.num_prompt, request.end_ids, request.seed
+            follower.past = request.past
             self._sampler.prepare(follower)
             self._followers[request] = follower
             return follower

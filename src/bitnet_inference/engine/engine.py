@@ -17,6 +17,7 @@ from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.speculative import Drafter, Speculation
+from bitnet_inference.engine.window import check_window, slide
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.model.contract import Capabilities, Model, Output
 
@@ -91,6 +92,7 @@ class Engine:
         sink then hears nothing.
         """
         self._check(request)
+        request.max_context = self.max_context
         self._sampler.prepare(request)
         if request.terms.timeout_s is not None:
             request.deadline = self._clock() + request.terms.timeout_s
@@ -133,6 +135,7 @@ class Engine:
         if request.num_prompt + room > self.max_context:
             cure = "shorten it, free memory, or raise max_cache_tokens"
             raise OutOfMemory(f"the cache holds {self.max_context} tokens, the prompt has {request.num_prompt}: {cure}")
+        check_window(request.params, self.max_context)
 
     def _schedule(self) -> list[Share]:
         for request in self._scheduler.drop_cancelled():
@@ -201,8 +204,17 @@ class Engine:
             return Finish("error", error=error)
         if wants_end or is_complete:
             return Finish("stop")
-        is_full = request.has_enough or len(request.tokens) >= self.max_context
-        return Finish("length") if is_full else None
+        is_full = len(request.tokens) >= self.max_context
+        if is_full and request.params.overflow == "sliding" and not request.has_enough:
+            self._slide(request)
+            return None
+        return Finish("length") if is_full or request.has_enough else None
+
+    def _slide(self, request: Request) -> None:
+        self._scheduler.send_back(request)
+        if self._speculation:
+            self._speculation.forget(request)
+        slide(request, self.max_context)
 
     @contextmanager
     def _timing(self, shares: Sequence[Share]) -> Iterator[None]:

@@ -47,7 +47,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running request gave its blocks back, to others or for want of a reader: it waits, and computes anew."""
+    """A running request gave its blocks back, to others, unread, or because it slid: it waits, and computes anew."""
 
     request: int
     time: float

@@ -7,10 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
+
+Overflow = Literal["error", "truncate_left", "keep_system", "sliding"]
 
 MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
 MAX_TEMPERATURE = 100.0
@@ -72,6 +74,12 @@ class SamplingParams:
     grammar, bias, penalties and temperature. None is off.
     `prompt_logprobs`: the same of the prompt's tokens, each after all before it, from position `prompt_logprobs_from`
     on; these are computed even if the cache has them. None is off.
+    `overflow`: what gives way where prompt and answer do not fit into the context. "error": nothing; a longer prompt is
+    refused. "truncate_left": the oldest tokens of the prompt, but for a BOS. "keep_system": the oldest turns of a
+    conversation, but for its system message. With these three, the answer ends as "length" at the end of the context.
+    "sliding": the prompt as by "truncate_left", and a full context becomes its first 4 tokens and its recent half, and
+    the answer goes on; with max_tokens None, until something stops it. Penalties see what is in the context. A prompt
+    gives way until there is room for max_tokens, or for a quarter of the context, where that is less.
 
     Order, as in Transformers: grammar, bias and bans, repetition, frequency and presence penalty, temperature, top-k,
     top-p (of what top-k left), min-p.
@@ -95,6 +103,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 0
     grammar: Grammar | None = None
+    overflow: Overflow = "error"
 
     def __post_init__(self) -> None:
         for wanted in _REALS:
@@ -113,6 +122,8 @@ class SamplingParams:
             raise InvalidParams(f'grammar is {self.grammar!r:.60}: give a Grammar, as in Grammar(regex="[0-9]+")')
         if self.prompt_logprobs is None and self.prompt_logprobs_from:
             raise InvalidParams("prompt_logprobs_from is given without prompt_logprobs: give both, or none")
+        if self.overflow not in get_args(Overflow):
+            raise InvalidParams(f"overflow is {self.overflow!r:.60}: give one of {', '.join(get_args(Overflow))}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower min_tokens")
 

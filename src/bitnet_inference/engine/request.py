@@ -19,6 +19,7 @@ from bitnet_inference.engine.logprobs import PromptScores, TokenLogprobs
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.terms import Terms
+from bitnet_inference.engine.window import Past
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.native import SamplingRule
 
@@ -46,6 +47,10 @@ class Usage:
     `queued_s`: from submission until its first step; `prompt_s`: from there until its first token was sampled (or until
     its end); `output_s`: from there until its end. Seconds of a monotonic clock. `num_cached_tokens`: so many of the
     prompt's tokens were in the cache already, from requests with the same beginning and salt.
+
+    `num_prompt_tokens` does not count the `num_dropped_tokens` that were taken out of the prompt before (see
+    SamplingParams.overflow). At its end the text had `num_context_tokens` in a context of `max_context`, and that had
+    slid `num_slides` times.
     """
 
     num_prompt_tokens: int
@@ -54,6 +59,15 @@ class Usage:
     prompt_s: float
     output_s: float
     num_cached_tokens: int = 0
+    num_dropped_tokens: int = 0
+    num_context_tokens: int = 0
+    max_context: int = 0
+    num_slides: int = 0
+
+    @property
+    def context_fraction(self) -> float:
+        """How full the context was at the end: 0 to 1."""
+        return self.num_context_tokens / self.max_context if self.max_context else 0.0
 
 
 class Sink(Protocol):
@@ -83,8 +97,9 @@ class Request:
     """A prompt, its parameters and how far it is.
 
     `tokens` holds the prompt and the output so far, of which the first `num_computed` are in the cache, in `blocks`.
-    A step lets the second catch up with the first; there is no other state. `number` tells it from all others of this
-    process.
+    A step lets the second catch up with the first; there is no other state. Where the text slides, `tokens` are those
+    of its window, the first `num_prompt` of which are left of the `prompt`; `past` counts those that have left.
+    `number` tells it from all others of this process.
     """
 
     _numbers = count(1)
@@ -101,6 +116,7 @@ class Request:
         reader: PromptReader | None = None,
         terms: Terms | None = None,
         leader: Request | None = None,
+        num_dropped: int = 0,
     ) -> None:
         """Raises InvalidParams for a prompt that is empty or no list of token ids.
 
@@ -108,20 +124,23 @@ class Request:
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
         `reader` gets rows of the prompt; with params.prompt_logprobs it is our own, which fills `prompt_logprobs`.
         `terms` tell when it has its turn. `leader` is a request that was submitted before, with the same prompt and
-        terms: this one waits until that has computed the prompt, and shares it.
+        terms: this one waits until that has computed the prompt, and shares it. `num_dropped`
+        tokens were taken out of the prompt, for its usage.
         """
         self.number = next(self._numbers)
         self.params, self.sink, self.choice = params, sink, choice
         self.constraint = constraint
         self.mask: NDArray[np.uint32] | None = None  # of the token that is chosen next
         self.terms, self.leader = terms or Terms(), leader
-        self.tokens = Ints(checked_prompt(prompt))
-        self.num_prompt = len(self.tokens)
+        self.prompt = checked_prompt(prompt)
+        self.tokens = Ints(self.prompt)
+        self.num_prompt, self.num_dropped = len(self.prompt), num_dropped
+        self.past, self.max_context = Past(), 0  # the engine knows the context
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         assert reader is None or params.prompt_logprobs is None, "a prompt has one reader"
         self._reader = reader if params.prompt_logprobs is None else self._scorer(params.prompt_logprobs)
         self._unread = range(0) if self._reader is None else self._reader.positions
-        if leader is not None and (self.terms, self.tokens.view.tolist()) != (leader.terms, leader.prompt.tolist()):
+        if leader is not None and (self.terms, self.prompt.tolist()) != (leader.terms, leader.prompt.tolist()):
             raise InvalidParams("choices of one prompt differ in prompt or terms: give them the same")
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -144,11 +163,6 @@ class Request:
         scores = PromptScores(self.prompt, num_top, start)
         self.prompt_logprobs = scores.found
         return scores.reader
-
-    @property
-    def prompt(self) -> NDArray[np.int32]:
-        """The tokens of the prompt."""
-        return self.tokens.view[: self.num_prompt]
 
     @property
     def num_pending(self) -> int:
@@ -178,7 +192,7 @@ class Request:
     def waits_for_leader(self) -> bool:
         """Whether its prompt is soon computed by another choice."""
         leader = self.leader
-        if leader is None or leader.finish is not None or leader.sink.is_full:
+        if leader is None or leader.finish is not None or leader.sink.is_full or leader.past.num_slides:
             return False
         return leader.num_computed < self.num_prompt
 
@@ -190,7 +204,12 @@ class Request:
     @property
     def num_output(self) -> int:
         """How many tokens were generated and delivered."""
-        return len(self.tokens) - self.num_prompt
+        return self.past.num_output + len(self.tokens) - self.num_prompt
+
+    @property
+    def position(self) -> int:
+        """Of the next token in the whole text, slid or not."""
+        return self.past.num_prompt + self.past.num_output + len(self.tokens)
 
     @property
     def bans_ends(self) -> bool:
@@ -233,7 +252,16 @@ class Request:
         end = monotonic()
         submitted, scheduled, sampled = (self._times.get(name, end) for name in ("submitted", "scheduled", "sampled"))
         times = (scheduled - submitted, sampled - scheduled, end - sampled)
-        return Usage(self.num_prompt, self.num_output, *times, num_cached_tokens=self.num_cached or 0)
+        return Usage(
+            len(self.prompt),
+            self.num_output,
+            *times,
+            num_cached_tokens=self.num_cached or 0,
+            num_dropped_tokens=self.num_dropped,
+            num_context_tokens=len(self.tokens),
+            max_context=self.max_context,
+            num_slides=self.past.num_slides,
+        )
 
 
 def checked_prompt(prompt: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:

@@ -94,7 +94,7 @@ class Sampler:
         if scores.ids is None:
             return self._pick_sampled(scores.request, scores.logits[index])
         request, ids, logits = scores.request, scores.ids[index], scores.logits[index]
-        token_id = self._rows.sample_few(ids, logits, request.rule, request.seed, request.choice, len(request.tokens))
+        token_id = self._rows.sample_few(ids, logits, request.rule, request.seed, request.choice, request.position)
         return Pick(request, token_id) if token_id >= 0 else _broken(request)
 
     def _num_needed(self, request: Request) -> int:
@@ -110,7 +110,7 @@ class Sampler:
         tokens = request.tokens.view
         assert request.constraint is None or request.mask is not None, "a constrained token without its mask"
         given = (tokens, request.num_prompt, request.bans_ends)
-        key = (request.seed, request.choice, len(tokens))
+        key = (request.seed, request.choice, request.position)
         token_id = self._rows.sample(logits, request.rule, *given, *key, request.mask)
         if token_id == -1:
             return _broken(request)
@@ -162,4 +162,4 @@ def _broken(request: Request) -> Pick:
 
 
 def _failed(request: Request, why: str, cure: str) -> Pick:
-    return Pick(request, -1, error=EngineError(f"{why} at position {len(request.tokens)}: {cure}"))
+    return Pick(request, -1, error=EngineError(f"{why} at position {request.position}: {cure}"))

@@ -129,7 +129,7 @@ class Scheduler:
         """The next step's shares; empty only if all requests that are left wait for their readers."""
         self._welcome()
         for request in [each for each in self.running if each.sink.is_full]:
-            self._send_back(request)
+            self.send_back(request)
         decoding = self._decode()
         if len(decoding) == len(self.running) and not self.waiting:
             return decoding
@@ -159,6 +159,13 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
+
+    def send_back(self, request: Request) -> None:
+        """Have a running request wait again, without its blocks, with the rank that it has."""
+        self._release(request)
+        self.running.remove(request)
+        insort(self.waiting, request, key=_RANK)
+        self._events.preempted(request)
 
     def all_requests(self) -> list[Request]:
         """Every request that has not ended."""
@@ -203,7 +210,7 @@ class Scheduler:
         missing = self.num_blocks_for(request.num_computed + 1) - len(request.blocks)
         while missing > self.pool.num_free:
             victim = self.running[-1]
-            self._send_back(victim)
+            self.send_back(victim)
             if victim is request:
                 return
         if missing > 0:
@@ -235,13 +242,6 @@ class Scheduler:
         if beginning.partial is not None:
             self._copies.append((beginning.partial, blocks[0]))
         return True
-
-    def _send_back(self, request: Request) -> None:
-        """Have a running request wait again, without its blocks."""
-        self._release(request)
-        self.running.remove(request)
-        insort(self.waiting, request, key=_RANK)
-        self._events.preempted(request)
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.blocks.view.tolist()[::-1])

@@ -47,7 +47,7 @@ class Drafter(Protocol):
         ...
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """The request has ended, or has other tokens than before."""
         ...
 
 
@@ -133,7 +133,7 @@ class Speculation:
         return [self._with_draft(share, drafts.get(share.request, ())[:length]) for share in shares]
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """The request has ended, or has other tokens than before."""
         if self._records.pop(request, None):
             self._drafter.forget(request)
 
