@@ -16,6 +16,7 @@ from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.speculative import Draft
 from bitnet_inference.engine.window import NUM_SINKS, fit_prompt, room_for_answer
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.native import RowSampler, SamplingRule
@@ -94,6 +95,7 @@ def test_the_text_depends_on_the_window_alone(all_jobs, who, max_context, num_sp
                 leader = leader or request
         engine.step()
         step += 1
+        assert step < 5000, "the engine does not come to an end"
     assert engine.num_free_blocks == num_blocks
     for job, choice, sink in sinks:
         assert sink.reason == "length", sink.finishes
@@ -155,14 +157,9 @@ def test_a_text_may_end_where_it_would_slide(stop_at):
 
 
 def test_minimum_lengths_count_the_whole_text():
-    end = ScriptedModel(max_positions=16).config.vocab_size - 1
-
-    def end_now(history, logits):
-        logits[end] = 50
-
     model = ScriptedModel(max_positions=16)
-    model.change_logits = end_now
-    sink = generate(model, [1], sliding(None, min_tokens=77), eos_ids=[end])
+    model.change_logits = lambda history, logits: logits.__setitem__(9, 50)
+    sink = generate(model, [1], sliding(None, min_tokens=77), eos_ids=[9])
     assert (sink.reason, len(sink.token_ids)) == ("stop", 77)
 
 
@@ -193,6 +190,41 @@ def test_what_was_computed_before_a_slide_is_not_taken_for_what_comes_after():
         run(engine)
         assert sink.usage.num_cached_tokens >= 8
         assert sink.token_ids == generate(ScriptedModel(vocab_size=VOCAB), prompt, params).token_ids
+
+
+class KnowsOne:
+    """Knows the text of one choice."""
+
+    costs_time = False
+
+    def __init__(self, choice, text):
+        self._choice, self._text = choice, text
+
+    def draft(self, wanted):
+        known = [self._text[each.num_output :] if each.choice == self._choice else [] for each, _ in wanted]
+        return [Draft(text[:count]) for text, (_, count) in zip(known, wanted, strict=True)]
+
+    def forget(self, request):
+        pass
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_choices_slide_one_before_the_other(ahead):
+    model, params = ScriptedModel(vocab_size=VOCAB, max_positions=24, block_size=2), sliding(30, temperature=1.0)
+    prompt = [0, 1, 2, 0, 1, 2, 0, 2, 1, 1, 0, 2, 2, 1]  # a part of it is left in the window behind the first tokens
+    texts = [truth(model, prompt, params, 24, choice) for choice in range(2)]
+    engine = Engine(model, drafter=KnowsOne(ahead, texts[ahead]), clock=Clock(model, 0.0001))
+    leader = Request(prompt, params, Listener())
+    other = Request(prompt, params, Listener(), choice=1, leader=leader)
+    requests, firsts = [leader, other], []
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        engine.step()
+        firsts += [each.choice for each in requests if each.past.num_slides and each.choice not in firsts]
+        assert not other.waits_for_leader or not leader.past.num_slides
+    assert firsts == [ahead, 1 - ahead]
+    assert [request.sink.token_ids for request in requests] == texts
 
 
 @pytest.mark.parametrize(

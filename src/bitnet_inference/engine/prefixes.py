@@ -65,7 +65,7 @@ class Prefixes:
     def _of_leader(self, request: Request) -> Beginning:
         """All of the prompt but what it must compute itself, from another choice that holds it."""
         leader, num_tokens = request.leader, min(request.num_prompt - 1, request.num_reusable)
-        if leader is None or leader.past.num_slides or request.past.num_slides or leader.num_computed <= num_tokens:
+        if leader is None or leader.past.num_slides or leader.num_computed <= num_tokens:
             return Beginning([], request.contents, 0)
         num_full, rest = divmod(num_tokens, self._block_size)
         blocks = leader.blocks.view.tolist()

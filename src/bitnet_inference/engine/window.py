@@ -71,5 +71,6 @@ def slide(request: Request, max_context: int) -> None:
         past.num_prompt + num_gone_prompt, past.num_output + num_gone - num_gone_prompt, past.num_slides + 1
     )
     request.num_prompt -= num_gone_prompt
+    request.leader = None  # the prompt that they share is not at the beginning any more
     request.tokens.cut(NUM_SINKS)
     request.tokens.extend(recent)
