@@ -111,6 +111,7 @@ def test_every_sampling_option_arrives(monkeypatch):
     options = {
         "temperature": 0.5, "top-k": 3, "top-p": 0.25, "min-p": 0.125, "repetition-penalty": 1.5,
         "presence-penalty": 0.5, "frequency-penalty": -0.5, "seed": 9, "max-tokens": 7, "min-tokens": 2,
+        "overflow": "sliding",
     }  # fmt: skip
     flags = [f"--{name}={value}" for name, value in options.items()]
     flags += ["--stop", "a", "--stop", "b", "--stop-token=4", "--logit-bias", "5=-1.5", "--logit-bias=6=2"]
@@ -149,6 +150,27 @@ def test_chat_reads_lines_and_remembers(monkeypatch):
     ]
     assert len(result.stdout.splitlines()) >= 3
     assert "/what is no command" in result.stderr and "Alt+Enter" in result.stderr
+
+
+def test_a_chat_goes_on_when_the_context_is_full():
+    lines = "".join(f"Tell me of animal {number}{' and its day' * 90}\n" for number in range(5))
+    result = bitnet("chat", "-n", "4", "-t", "0", stdin=lines)
+    assert result.exit_code == 0, result.output
+    note = r"\[context: \d+ of 1024 tokens, (\d+) of the prompt left out; (stop|length)\]"
+    dropped = [int(found[1]) for found in map(re.compile(note).fullmatch, result.stderr.splitlines()) if found]
+    assert 1 <= len(dropped) <= 4 and dropped == sorted(dropped)
+    refused = bitnet("chat", "-n", "4", "-t", "0", "--overflow", "error", stdin=lines)
+    assert refused.exit_code == 0 and "/reset" in refused.stderr and "left out" not in refused.stderr
+
+
+def test_run_goes_on_behind_the_context():
+    options = ("--raw", "--ignore-eos", "-t", "0", "-n", "700", "--overflow", "sliding")
+    result = bitnet("run", "word " * 1500, *options)
+    assert result.exit_code == 0, result.output
+    note = r"context: \d+ of 1024 tokens, \d+ of the prompt left out, slid once; length\]\n"
+    assert re.search(note, result.stderr), result.stderr
+    refused = bitnet("run", "word", "--raw", "--overflow", "keep_system")
+    assert refused.exit_code == 2 and 'or "truncate_left" for a plain prompt' in refused.stderr
 
 
 def test_chat_survives_a_message_that_is_too_long():

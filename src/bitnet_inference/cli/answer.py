@@ -109,7 +109,7 @@ def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation
 def context_note(usage: Usage) -> str:
     """What was left out to make room, with a semicolon behind it; empty where nothing was."""
     gone = [f"{usage.num_dropped_tokens} of the prompt left out"] if usage.num_dropped_tokens else []
-    gone += [f"slid {usage.num_slides} times"] if usage.num_slides else []
+    gone += ["slid once" if usage.num_slides == 1 else f"slid {usage.num_slides} times"] if usage.num_slides else []
     used = f"context: {usage.num_context_tokens} of {usage.max_context} tokens"
     return ", ".join([used, *gone]) + "; " if gone else ""
 
