@@ -85,10 +85,9 @@ def _logits(model: Model, token_ids: Sequence[int]) -> Iterator[NDArray[np.float
     size = model.capabilities.block_size
     model.reserve(-(-len(token_ids) // size))
     table = np.arange(-(-len(token_ids) // size), dtype=np.int32)[None]
-    step = min(CHUNK, model.capabilities.max_tokens)
-    assert step == CHUNK, "the model takes fewer tokens at a time than are compared"
-    for start in range(0, len(token_ids), step):
-        ids = np.array(token_ids[start : start + step], np.int32)
+    assert model.capabilities.max_tokens >= CHUNK, "the model takes fewer tokens at a time than are compared"
+    for start in range(0, len(token_ids), CHUNK):
+        ids = np.array(token_ids[start : start + CHUNK], np.int32)
         at = np.arange(start, start + len(ids), dtype=np.int32)
         output = model.forward(Batch(ids, at, at, np.array([0, len(ids)], np.int32), table))
         yield output.full(range(len(ids)))

@@ -23,6 +23,6 @@ with LLM.load("default") as llm:
     usage = llm.generate(prompt, cut).usage
     print(usage.num_prompt_tokens, "tokens kept,", usage.num_dropped_tokens, "left out")
 
-    endless = SamplingParams(seed=1, max_tokens=1500, ignore_eos=True, overflow="sliding")
+    endless = SamplingParams(seed=1, max_tokens=1600, ignore_eos=True, overflow="sliding")
     usage = llm.generate("Once upon a time", endless).usage
     print(usage.num_output_tokens, "tokens in a context of", usage.max_context, "which slid", usage.num_slides, "times")

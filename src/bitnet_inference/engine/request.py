@@ -124,8 +124,8 @@ class Request:
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
         `reader` gets rows of the prompt; with params.prompt_logprobs it is our own, which fills `prompt_logprobs`.
         `terms` tell when it has its turn. `leader` is a request that was submitted before, with the same prompt and
-        terms: this one waits until that has computed the prompt, and shares it. `num_dropped`
-        tokens were taken out of the prompt, for its usage.
+        terms: this one waits until that has computed the prompt, and shares it. `num_dropped` tokens were taken out of
+        the prompt before; usage tells.
         """
         self.number = next(self._numbers)
         self.params, self.sink, self.choice = params, sink, choice

@@ -43,7 +43,7 @@ def fit_prompt(
 
     Kept in front are a BOS, or the sinks of a text that will slide.
     """
-    limit = max_context - room_for_answer(params, max_context)
+    limit = max(1, max_context - room_for_answer(params, max_context))
     if params.overflow not in ("truncate_left", "sliding") or len(prompt) <= limit:
         return prompt
     num_front = min(NUM_SINKS, limit) if params.overflow == "sliding" else int(prompt[0] in bos_ids)
