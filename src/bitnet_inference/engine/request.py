@@ -140,8 +140,7 @@ class Request:
         assert reader is None or params.prompt_logprobs is None, "a prompt has one reader"
         self._reader = reader if params.prompt_logprobs is None else self._scorer(params.prompt_logprobs)
         self._unread = range(0) if self._reader is None else self._reader.positions
-        if leader is not None and (self.terms, self.prompt.tolist()) != (leader.terms, leader.prompt.tolist()):
-            raise InvalidParams("choices of one prompt differ in prompt or terms: give them the same")
+        self._check_leader()
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.seed = seed % (1 << 64)
@@ -154,6 +153,11 @@ class Request:
         self.rule: SamplingRule | None = None
         self.finish: Finish | None = None
         self._times: dict[str, float] = {}
+
+    def _check_leader(self) -> None:
+        leader = self.leader
+        if leader is not None and (self.terms, self.prompt.tolist()) != (leader.terms, leader.prompt.tolist()):
+            raise InvalidParams("choices of one prompt differ in prompt or terms: give them the same")
 
     def _scorer(self, num_top: int) -> PromptReader:
         start = self.params.prompt_logprobs_from
