@@ -16,12 +16,13 @@ constexpr float kLastBucket = kNumBuckets - 1;
 constexpr float kBucketsPerUnit = 64.0f;  // 2048 / 64 = 32 > 28.4: what lies further off weighs nothing
 constexpr double kGreedyBelow = 1e-5;
 constexpr double kLightest = 0.5 / kWeightOfBest;  // relative to the best: what is below weighs nothing
+constexpr float kWeightless = 29.0f;               // exp(-29) * kWeightOfBest < 0.5
 constexpr uint32_t kSeen = uint32_t{1} << 31;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Twice as many lanes where the processor has them, chosen when the library is loaded; nothing rounds differently.
+// More lanes where the processor has them, chosen when the library is loaded; nothing rounds differently.
 #if defined(__x86_64__) && defined(__GLIBC__)
-#define BITNET_WIDER __attribute__((target_clones("avx2", "default")))
+#define BITNET_WIDER __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
 #define BITNET_WIDER
 #endif
@@ -67,6 +68,14 @@ BITNET_WIDER uint64_t weigh_block(const float* kept, float max, float scale, uin
     uint64_t mass = 0;
     for (size_t j = 0; j < kBlock; ++j) mass += weights[j];
     return mass;
+}
+
+// Into which bucket each token of a block falls, by how far it is from the best.
+BITNET_WIDER void buckets_of_block(const float* kept, float max, float scale, int32_t* buckets) {
+    for (size_t j = 0; j < kBlock; ++j) {
+        const float distance = (max - kept[j]) * scale * kBucketsPerUnit;
+        buckets[j] = static_cast<int32_t>(distance < kLastBucket ? distance : kLastBucket);
+    }
 }
 
 // The logits of the tokens whose bits are set, -infinity for the others.
@@ -179,11 +188,16 @@ uint64_t RowSampler::weigh(const float* logits, size_t block, const Cut& cut) {
     return weigh_block(kept_.data(), max_, scale_, weights_.data());
 }
 
+// Whether a block has anything under the cut that weighs something.
+bool RowSampler::weighs(size_t block, const Cut& cut) const {
+    return block_max_[block] >= cut.logit && (max_ - block_max_[block]) * scale_ < kWeightless;
+}
+
 // The mass of the row under the cut; leaves those of the blocks in block_mass_.
 uint64_t RowSampler::weigh_all(const float* logits, const Cut& cut) {
     uint64_t total = 0;
     for (size_t block = 0; block < block_max_.size(); ++block) {
-        block_mass_[block] = block_max_[block] >= cut.logit ? weigh(logits, block, cut) : 0;
+        block_mass_[block] = weighs(block, cut) ? weigh(logits, block, cut) : 0;
         total += block_mass_[block];
     }
     return total;
@@ -218,17 +232,19 @@ Cut RowSampler::top_k_cut(const float* logits, size_t k) {
 // Cuts at the first token, from the best down, with which the mass exceeds its share of what `cut` keeps. Tokens are
 // thrown into buckets by their logit, so that only those of one bucket need to be put in order.
 Cut RowSampler::top_p_cut(const float* logits, const Cut& cut, double top_p) {
-    const double total = static_cast<double>(weigh_all(logits, cut));
-    const uint64_t allowed = static_cast<uint64_t>(top_p * total);
-    // Tokens lighter than (1 - top_p) * total / vocab_size can not be kept, even if all were of that weight.
-    const double lightest = (1.0 - top_p) * total / (static_cast<double>(vocab_size_) * kWeightOfBest);
-    const double floor = max_ + (log_of(lightest) - 0.01) / scale_;
+    // The best weighs 1, so tokens lighter than (1 - top_p) / vocab_size can not be kept, even if all were that light.
+    const double floor = max_ + (log_of((1.0 - top_p) / static_cast<double>(vocab_size_)) - 0.01) / scale_;
     std::fill(buckets_.begin(), buckets_.end(), 0);
+    uint64_t total = 0;
     for (size_t block = 0; block < block_max_.size(); ++block) {
-        if (block_max_[block] < floor || block_max_[block] < cut.logit) continue;
-        weigh(logits, block, cut);
-        for (size_t j = 0; j < kBlock; ++j) buckets_[bucket_of(kept_[j])] += weights_[j];
+        if (!weighs(block, cut)) continue;
+        total += weigh(logits, block, cut);
+        if (block_max_[block] < floor) continue;
+        int32_t buckets[kBlock];
+        buckets_of_block(kept_.data(), max_, scale_, buckets);
+        for (size_t j = 0; j < kBlock; ++j) buckets_[size_t(buckets[j])] += weights_[j];
     }
+    const uint64_t allowed = static_cast<uint64_t>(top_p * static_cast<double>(total));
     uint64_t mass = 0;
     for (size_t bucket = 0; bucket < kNumBuckets; ++bucket) {
         if (mass + buckets_[bucket] > allowed) return cut_in_bucket(logits, cut, bucket, mass, allowed);
@@ -248,8 +264,10 @@ Cut RowSampler::cut_in_bucket(const float* logits, const Cut& cut, size_t bucket
     for (size_t block = 0; block < block_max_.size(); ++block) {
         if (block_max_[block] < cut.logit || bucket_of(block_max_[block]) > bucket) continue;
         keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
+        int32_t buckets[kBlock];
+        buckets_of_block(kept_.data(), max_, scale_, buckets);
         for (size_t j = 0; j < kBlock; ++j) {
-            if (kept_[j] != -kInfinity && bucket_of(kept_[j]) == bucket)
+            if (size_t(buckets[j]) == bucket && kept_[j] != -kInfinity)
                 candidates_.push_back({kept_[j], static_cast<int32_t>(block * kBlock + j)});
         }
     }

@@ -87,6 +87,7 @@ class RowSampler {
     bool scan(const float* logits);
     size_t block_length(size_t block) const;
     uint64_t weigh(const float* logits, size_t block, const Cut& cut);
+    bool weighs(size_t block, const Cut& cut) const;
     uint64_t weigh_all(const float* logits, const Cut& cut);
     size_t bucket_of(float logit) const;
     void select(const float* logits, size_t n);
