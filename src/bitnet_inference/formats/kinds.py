@@ -10,14 +10,20 @@ from bitnet_inference.errors import FormatError, NotFound, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
+from bitnet_inference.formats.meta import MetaCheckpoint
 
 _HUGGING_FACE = "a Hugging Face folder"
 _GGUF = "a GGUF file"
-_READERS: dict[str, Callable[[Path], Checkpoint]] = {_HUGGING_FACE: HuggingFaceCheckpoint, _GGUF: GgufCheckpoint}
+_META = "a Meta checkpoint"
+_READERS: dict[str, Callable[[Path], Checkpoint]] = {
+    _HUGGING_FACE: HuggingFaceCheckpoint,
+    _GGUF: GgufCheckpoint,
+    _META: MetaCheckpoint,
+}
 # The file that gives a folder away, and what the folder then is; the first that is there counts.
 _FOLDERS = (
     ("config.json", _HUGGING_FACE),
-    ("params.json", "a Meta checkpoint"),
+    ("params.json", _META),
     ("genai_config.json", "an ONNX model"),
 )
 _MAGICS = ((b"GGUF", _GGUF), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", "an ONNX file"))
@@ -44,6 +50,8 @@ def _kind_of_folder(path: Path) -> str:
         raise FormatError(path, "config.json", "is missing beside the weights: download it too")
     if files := sorted(path.glob("*.gguf")):
         raise FormatError(path, "", f"holds GGUF files: give one of them, such as {files[0].name}")
+    if any(path.glob("consolidated.*.pth")):
+        raise FormatError(path, "params.json", "is missing beside the weights: download it too")
     raise FormatError(path, "", f"holds no model (none of {', '.join(name for name, _ in _FOLDERS)}): give its folder")
 
 
@@ -59,6 +67,8 @@ def _kind_of_file(path: Path) -> str:
         raise FormatError(path, "", f"cannot be read ({type(error).__name__}): check its permissions") from error
     if path.suffix == ".safetensors":
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its config.json")
+    if path.suffix == ".pth":
+        raise FormatError(path, "", "is a part of a model: give the folder that holds it and its params.json")
     for magic, kind in _MAGICS:
         if start.startswith(magic):
             return kind

@@ -40,11 +40,11 @@ def read_text_files(path: str | Path) -> TextFiles:
     if not folder.is_dir():
         raise NotFound(f"{folder}: no such folder")
     config_file = folder / "tokenizer_config.json"
-    config = _read_json(config_file)
+    config = read_json(config_file)
     named = _named_tokens(config_file, config)
     if "added_tokens_decoder" not in config:  # written by older versions, and then it has the last word
         map_file = folder / "special_tokens_map.json"
-        named |= _named_tokens(map_file, _read_json(map_file))
+        named |= _named_tokens(map_file, read_json(map_file))
     explicit = "add_bos_token" in config or "add_eos_token" in config
     return TextFiles(
         path=folder,
@@ -53,7 +53,7 @@ def read_text_files(path: str | Path) -> TextFiles:
         add_bos=bool(config.get("add_bos_token")) if explicit else None,
         add_eos=bool(config.get("add_eos_token")) if explicit else None,
         templates=_config_templates(config_file, config) | _template_files(folder),
-        generation=_read_json(folder / "generation_config.json"),
+        generation=read_json(folder / "generation_config.json"),
     )
 
 
@@ -64,7 +64,8 @@ def _is_there(path: Path) -> bool:
     return path.is_file()
 
 
-def _read_bytes(path: Path, max_bytes: int) -> bytes:
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The whole of a file. Raises FormatError for one that cannot be read or is larger."""
     try:
         if (size := path.stat().st_size) > max_bytes:
             raise FormatError(path, "", f"{size} bytes, at most {max_bytes} are read: this is no such file")
@@ -77,15 +78,15 @@ def _read_tokenizer(path: Path) -> bytes:
     if not path.is_file():
         cure = "copy it from the model's repository, or write it with Transformers' save_pretrained"
         raise FormatError(path, "", f"the file is missing: {cure}")
-    return _read_bytes(path, MAX_TOKENIZER_BYTES)
+    return read_bytes(path, MAX_TOKENIZER_BYTES)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is missing, for all of these files are optional."""
     if not _is_there(path):
         return {}
     try:
-        value = json.loads(_read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
+        value = json.loads(read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
         raise FormatError(path, place, f"broken JSON ({error.msg}): download the file again") from None
@@ -134,7 +135,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     for name, file in files.items():
         if _is_there(file):
             try:
-                templates[name] = _read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+                templates[name] = read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
             except UnicodeDecodeError as error:
                 raise FormatError(file, f"byte {error.start}", "is not UTF-8: download the file again") from None
     return templates

@@ -83,6 +83,16 @@ def _with_step(decoding: Decoding, step: dict[str, Any], fused: bool) -> Decodin
     raise Unsupported(f"decoder {json.dumps(step)} of tokenizer.json is not supported")
 
 
+def spelled(data: bytes) -> str:
+    """Bytes in GPT-2's printable alphabet, as vocabularies of byte-level tokenizers spell them."""
+    return data.decode("latin-1").translate(_char_of_byte())
+
+
+@cache
+def _char_of_byte() -> dict[int, str]:
+    return {byte: char for char, byte in _byte_of_char().items()}
+
+
 @cache
 def _byte_of_char() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""

@@ -14,6 +14,7 @@ import tokenizers
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import TextFiles, read_text_files
 from bitnet_inference.text.pieces import Decoding, read_decoding
+from bitnet_inference.text.ranks import is_meta_folder, read_meta_files
 from bitnet_inference.text.vocab import text_files
 
 # What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
@@ -52,7 +53,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a model folder. Raises NotFound, FormatError and Unsupported."""
-        return cls(read_text_files(path))
+        return cls(read_meta_files(path) if is_meta_folder(path) else read_text_files(path))
 
     @classmethod
     def from_metadata(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:

@@ -1,0 +1,76 @@
+"""params.json of a Meta checkpoint as a ModelConfig (FORMATS 4.1, 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
+from bitnet_inference.formats.json_files import Fields
+
+_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
+_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM = 512, 512, 1024
+_LLAMA2_VOCAB = 32000
+_LLAMA31_SCALING = RopeScaling(kind="llama3", factor=8.0)  # Meta's code has these numbers, its files have not
+_KNOWN = {
+    "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "norm_eps",
+    "rope_theta", "use_scaled_rope",
+}  # fmt: skip
+
+
+def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
+    """The ModelConfig of a params.json; `num_rows` of the hidden size gives the rows of the embeddings.
+
+    No file says how long texts may be: this is what the models were published with. A vocabulary of 32000 tells Llama 2,
+    whose files lack rope_theta too. Raises FormatError for values that contradict each other or cannot be.
+    """
+    hidden = params.size("dim", _MAX_HIDDEN)
+    vocab_size = _vocab_size(params, num_rows(hidden))
+    num_heads = params.size("n_heads", _MAX_HEADS)
+    num_kv_heads = params.size("n_kv_heads", _MAX_HEADS, num_heads)
+    head_dim = hidden // num_heads
+    if hidden % num_heads or head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        raise params.wrong("dim", f"is not {num_heads} heads of an even number up to {_MAX_HEAD_DIM}: correct it")
+    if num_heads % num_kv_heads:
+        raise params.wrong("n_kv_heads", f"does not divide n_heads, {num_heads}: correct one")
+    is_llama2, scaled = vocab_size == _LLAMA2_VOCAB, params.flag("use_scaled_rope")
+    return ModelConfig(
+        family="llama",
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=_intermediate_size(params, hidden),
+        num_layers=params.size("n_layers", _MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=131072 if scaled else 4096 if is_llama2 else 8192,
+        activation="silu",
+        norm_eps=params.positive("norm_eps", 1e-5),
+        rope_theta=params.positive("rope_theta", 10000.0 if is_llama2 else 500000.0),
+        rope_scaling=_LLAMA31_SCALING if scaled else None,
+    )
+
+
+def ignored_keys(params: Fields) -> list[str]:
+    """The keys that nothing here reads, sorted."""
+    return sorted(params.values.keys() - _KNOWN)
+
+
+def _vocab_size(params: Fields, num_rows: int) -> int:
+    if params.values.get("vocab_size") not in (-1, None):
+        return params.size("vocab_size", _MAX_VOCAB)
+    if not 1 <= num_rows <= _MAX_VOCAB:
+        raise params.wrong("vocab_size", f"leaves it to the embeddings, which have {num_rows} rows: correct it")
+    return num_rows
+
+
+def _intermediate_size(params: Fields, hidden: int) -> int:
+    """Two thirds of 4 * dim, times ffn_dim_multiplier, each rounded down, then up to a multiple of multiple_of."""
+    size = 2 * 4 * hidden // 3
+    if "ffn_dim_multiplier" in params:
+        size = int(params.positive("ffn_dim_multiplier") * size)
+    multiple = params.size("multiple_of", _MAX_INTERMEDIATE, 256)
+    size = -(-size // multiple) * multiple
+    if not 0 < size <= _MAX_INTERMEDIATE:
+        key = "ffn_dim_multiplier" if "ffn_dim_multiplier" in params else "multiple_of"
+        raise params.wrong(key, f"makes an MLP of {size:.6g} features, not 1 to {_MAX_INTERMEDIATE}: correct it")
+    return size
