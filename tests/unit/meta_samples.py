@@ -1,4 +1,4 @@
-"""Meta checkpoints and files of torch.save in a few kilobytes, written without torch, with any lie that a test wants."""
+"""Meta checkpoints and files of torch.save, a few kilobytes each, written without torch, with any lie in them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def zip_bytes(entries: Iterable[Entry], zip64: bool = True, wide: bool = False, 
     place = len(data) + len(directory)
     data += directory
     if zip64:
-        data += struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, *(said[k] for k in ("count", "count", "size", "begin")))
+        data += struct.pack(
+            "<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, *(said[k] for k in ("count", "count", "size", "begin"))
+        )
         data += struct.pack("<4sLQL", b"PK\6\7", 0, end.get("record", place), 1)
     small = (said["count"] & 0xFFFF,) * 2 + (said["size"] & 0xFFFFFFFF, said["begin"] & 0xFFFFFFFF)
     return data + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *small, 0)
@@ -123,7 +125,9 @@ def _local_header(entry: Entry, start: int) -> bytes:
     method, flags = entry.local.get("method", entry.method), entry.local.get("flags", entry.flags)
     crc, size = zlib.crc32(entry.data), len(entry.data)
     signature = entry.local.get("signature", b"PK\3\4")
-    return struct.pack("<4s5H3L2H", signature, 0, flags, method, 0, 0, crc, size, size, len(own), len(extra)) + own + extra
+    return (
+        struct.pack("<4s5H3L2H", signature, 0, flags, method, 0, 0, crc, size, size, len(own), len(extra)) + own + extra
+    )
 
 
 def _central_header(entry: Entry, start: int, wide: bool) -> bytes:
@@ -259,8 +263,10 @@ def write_meta(path: Path, shards: list[dict[str, NDArray[Any]]], params: dict[s
 
 # Ranks
 
-WORDS = ["in", "er", " t", " th", " the", "he", "the", "an", "and", " a", " an", " and", "aa", "aaa", "aaaa", "  ", "ab",
-         "abc", "bc", "é", "12", "123", "23", "\n\n", "ell", "ello", "hello", "lo", "el", "st", "st<"]  # fmt: skip
+WORDS = [
+    "in", "er", " t", " th", " the", "he", "the", "an", "and", " a", " an", " and", "aa", "aaa", "aaaa", "  ", "ab",
+    "abc", "bc", "é", "12", "123", "23", "\n\n", "ell", "ello", "hello", "lo", "el", "st", "st<",
+]  # fmt: skip
 
 
 def rank_lines(more: Iterable[bytes] = ()) -> list[bytes]:

@@ -189,7 +189,7 @@ def test_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "kind"),
     [
-        ("consolidated.00.pth", b"PK\3\4....", "a PyTorch file"),
+        ("m.pt", b"PK\3\4....", "a PyTorch file"),
         ("m.onnx", b"\x08\x07....", "an ONNX file"),
     ],
 )
@@ -200,8 +200,8 @@ def test_other_kinds_of_files_are_named(tmp_path, file, content, kind):
 
 
 def test_other_kinds_of_folders_are_named(tmp_path):
-    (tmp_path / "params.json").write_text("{}")
-    with pytest.raises(Unsupported, match="a Meta checkpoint is not supported"):
+    (tmp_path / "genai_config.json").write_text("{}")
+    with pytest.raises(Unsupported, match="an ONNX model is not supported"):
         open_checkpoint(tmp_path)
 
 

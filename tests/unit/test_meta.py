@@ -8,6 +8,8 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from meta_samples import (
     PARAMS,
     SIZES,
@@ -71,7 +73,10 @@ def test_the_same_logits_and_text(tmp_path, num_shards, scaled):
     (other / "tokenizer.json").write_text(words.to_json())
     (other / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin_of_text|>", "add_bos_token": True}))
     params, texts = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True), []
-    with LLM.load(meta, threads=1, max_cache_tokens=512) as ours, LLM.load(other, threads=1, max_cache_tokens=512) as theirs:
+    with (
+        LLM.load(meta, threads=1, max_cache_tokens=512) as ours,
+        LLM.load(other, threads=1, max_cache_tokens=512) as theirs,
+    ):
         ids = ours.tokenizer.encode("hello the and 123")
         assert ids == theirs.tokenizer.encode("hello the and 123")
         assert np.array_equal(ours.logits(ids), theirs.logits(ids))
@@ -134,7 +139,15 @@ def test_notes(tmp_path):
     checkpoint = opened(tmp_path, parts, use_scaled_rope=True, rope_theta=None, more=1)
     assert checkpoint.check() == []
     notes = "\n".join(checkpoint.notes())
-    for part in ("shards: 1", "131072 positions", "scaled by 8", "rope_theta is missing", "rope.freqs is ignored", "'more'"):
+    for part in (
+        "shards: 1",
+        "131072 positions",
+        "scaled by 8",
+        "rope_theta is missing",
+        "named as in Llama 3.1",
+        "rope.freqs is ignored",
+        "'more'",
+    ):
         assert part in notes
 
 
@@ -157,12 +170,30 @@ def test_inspect_and_plan(tmp_path):
     ],
 )  # fmt: skip
 def test_impossible_params(tmp_path, key, value):
-    with pytest.raises(FormatError, match=f"params.json: {key}") as caught:
+    with pytest.raises(FormatError, match=rf"params.json: {key}") as caught:
         opened(tmp_path, **{key: value})
     assert "\n" not in str(caught.value)
 
 
 # What is wrong with the tensors
+
+
+SOUND = torch_bytes(shards()[0])
+HEADERS = [*range(SOUND.index(b"data.pkl"), SOUND.index(b"byteorder")), *range(SOUND.index(b"PK\1\2"), len(SOUND))]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(st.sampled_from(HEADERS), st.binary(max_size=4), st.integers(0, 4))
+def test_any_change_of_a_shard_is_read_or_refused(tmp_path, start, insert, removed):
+    (tmp_path / "params.json").write_text(json.dumps(PARAMS))
+    (tmp_path / "consolidated.00.pth").write_bytes(SOUND[:start] + insert + SOUND[start + removed :])
+    try:
+        checkpoint = open_checkpoint(tmp_path)
+        assert all("\n" not in line for line in checkpoint.check())
+        for name in ("embed", "layers.0.q", "layers.1.down"):
+            checkpoint.matrix(name)
+    except FormatError as error:
+        assert "\n" not in str(error)
 
 
 def problems(path, parts, **params):
@@ -198,9 +229,9 @@ def test_a_wrong_tensor_is_not_read(tmp_path):
     parts[0]["layers.0.attention.wq.weight"] = np.zeros((64, 32), np.uint16)
     del parts[0]["norm.weight"]
     checkpoint = opened(tmp_path, parts)
-    with pytest.raises(FormatError, match="wq.weight"):
+    with pytest.raises(FormatError, match=r"wq.weight"):
         checkpoint.matrix("layers.0.q")
-    with pytest.raises(FormatError, match="norm.weight"):
+    with pytest.raises(FormatError, match=r"norm.weight"):
         checkpoint.vector("norm")
     with pytest.raises(KeyError):
         checkpoint.matrix("layers.9.q")
@@ -215,17 +246,17 @@ def test_the_last_shard_is_missing(tmp_path):
 def test_a_shard_is_missing(tmp_path, rank):
     write_meta(tmp_path, shards(2) + shards(1))
     os.remove(tmp_path / f"consolidated.{rank:02}.pth")
-    with pytest.raises(FormatError, match=f"consolidated.{rank:02}.pth: the shard is missing"):
+    with pytest.raises(FormatError, match=rf"consolidated.{rank:02}.pth: the shard is missing"):
         open_checkpoint(tmp_path)
 
 
 def test_no_shards(tmp_path):
-    with pytest.raises(FormatError, match="consolidated.00.pth: the shard is missing"):
+    with pytest.raises(FormatError, match=r"consolidated.00.pth: the shard is missing"):
         opened(tmp_path, [])
 
 
 def test_no_embeddings(tmp_path):
-    with pytest.raises(FormatError, match="tok_embeddings.weight: the table of embeddings is missing"):
+    with pytest.raises(FormatError, match=r"tok_embeddings.weight: the table of embeddings is missing"):
         opened(tmp_path, [{"norm.weight": np.zeros(64, np.uint16)}])
 
 
@@ -245,13 +276,13 @@ def test_params_that_lie_about_sizes_allocate_nothing(tmp_path):
 
 def test_a_file_alone_points_to_its_folder(tmp_path):
     write_meta(tmp_path, shards())
-    with pytest.raises(FormatError, match="give the folder that holds it and its params.json"):
+    with pytest.raises(FormatError, match=r"give the folder that holds it and its params.json"):
         open_checkpoint(tmp_path / "consolidated.00.pth")
 
 
 def test_params_are_missing(tmp_path):
     (tmp_path / "consolidated.00.pth").write_bytes(torch_bytes({}))
-    with pytest.raises(FormatError, match="params.json: is missing beside the weights"):
+    with pytest.raises(FormatError, match=r"params.json: is missing beside the weights"):
         open_checkpoint(tmp_path)
 
 

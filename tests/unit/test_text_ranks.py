@@ -26,7 +26,7 @@ def line(token: bytes, rank: int) -> bytes:
 
 
 def tiktoken_ids(tokens: list[bytes], word: bytes) -> list[int]:
-    """What tiktoken does with a word: it is a token, or the neighbours of the lowest rank are merged, leftmost first."""
+    """What tiktoken does: a word is a token, or the neighbours of the lowest rank are merged, the leftmost first."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if word in ranks:
         return [ranks[word]]
@@ -55,7 +55,8 @@ def test_llama_31_has_others(tmp_path):
     (tmp_path / "params.json").write_text('{"use_scaled_rope": true}')
     tokenizer = Tokenizer.from_folder(write_ranks(tmp_path))
     names = {3: "reserved_special_token_1", 4: "finetune_right_pad_id", 5: "step_id", 6: "start_header_id", 8: "eom_id",
-             9: "eot_id", 10: "python_tag", 11: "reserved_special_token_2", 255: "reserved_special_token_246"}  # fmt: skip
+             9: "eot_id", 10: "python_tag", 11: "reserved_special_token_2",
+             255: "reserved_special_token_246"}  # fmt: skip
     for at, name in names.items():
         assert tokenizer.special[f"<|{name}|>"] == NUM_RANKS + at
     assert tokenizer.eos_ids == (NUM_RANKS + 1, NUM_RANKS + 8, NUM_RANKS + 9)
@@ -84,10 +85,14 @@ def test_ids_are_those_of_tiktoken(tmp_path, text):
 
 
 @EACH_EXAMPLE
-@given(st.lists(st.text("ab", min_size=2, max_size=6), unique=True, max_size=25), st.text("ab", min_size=1, max_size=24))
+@given(
+    st.lists(st.text("ab", min_size=2, max_size=6), unique=True, max_size=25), st.text("ab", min_size=1, max_size=24)
+)
 def test_any_vocabulary_merges_as_tiktoken_does(tmp_path, words, text):
     tokens = [*(bytes([byte]) for byte in range(256)), *(word.encode() for word in words)]
-    tokenizer = Tokenizer.from_folder(write_ranks(tmp_path, [line(*pair) for pair in zip(tokens, range(999))]))
+    tokenizer = Tokenizer.from_folder(
+        write_ranks(tmp_path, [line(*pair) for pair in zip(tokens, range(len(tokens)), strict=True)])
+    )
     assert tokenizer.encode(text, add_special_tokens=False) == tiktoken_ids(tokens, text.encode())
 
 
@@ -159,7 +164,18 @@ def test_sentencepiece_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "bad",
-    [b"AA==", b"AA== 1 2", b"AA== x", b"AA== 1.0", b"\xff\xff 1", b"A 1", b"A?== 1", b"AA== " + b"9" * 9999, b"", b"x" * 9999],
+    [
+        b"AA==",
+        b"AA== 1 2",
+        b"AA== x",
+        b"AA== 1.0",
+        b"\xff\xff 1",
+        b"A 1",
+        b"A?== 1",
+        b"AA== " + b"9" * 9999,
+        b"",
+        b"x" * 9999,
+    ],
 )
 def test_lines_that_are_none(tmp_path, bad):
     refused(write_ranks(tmp_path, [*rank_lines()[:9], bad, *rank_lines()[9:]]), "line 10")
@@ -215,5 +231,5 @@ def test_any_change_is_read_or_refused(tmp_path, start, insert, removed):
 def test_params_that_are_no_object(tmp_path):
     write_ranks(tmp_path)
     (tmp_path / "params.json").write_text(json.dumps([1]))
-    with pytest.raises(FormatError, match="params.json"):
+    with pytest.raises(FormatError, match=r"params.json"):
         Tokenizer.from_folder(tmp_path)

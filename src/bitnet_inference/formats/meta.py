@@ -104,6 +104,8 @@ class MetaCheckpoint:
         yield f"{self.config.max_positions} positions are those of {which}"
         if scaled:
             yield "rotary frequencies are scaled by 8 from 8192 positions, the numbers of Meta's own code"
+        names = "Llama 3.1, as use_scaled_rope says" if scaled else "Llama 3: use_scaled_rope is not set"
+        yield f"special tokens of tokenizer.model are named as in {names}"
         if "rope_theta" not in self._params:
             yield f"rope_theta is missing: {self.config.rope_theta:g}"
         if self._shards.parts(_ROPE_TABLE):

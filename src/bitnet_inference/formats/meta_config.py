@@ -20,8 +20,8 @@ _KNOWN = {
 def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
     """The ModelConfig of a params.json; `num_rows` of the hidden size gives the rows of the embeddings.
 
-    No file says how long texts may be: this is what the models were published with. A vocabulary of 32000 tells Llama 2,
-    whose files lack rope_theta too. Raises FormatError for values that contradict each other or cannot be.
+    No file says how long texts may be: this is what the models were published with. A vocabulary of 32000 tells
+    Llama 2, whose files lack rope_theta too. Raises FormatError for values that contradict each other or cannot be.
     """
     hidden = params.size("dim", _MAX_HIDDEN)
     vocab_size = _vocab_size(params, num_rows(hidden))

@@ -78,12 +78,16 @@ class Shards:
         extra = sorted({name for tensors in self.tensors for name in tensors} - known)
         if extra:
             names = ", ".join(map(shown, extra[:_MAX_NAMED])) + (", ..." if len(extra) > _MAX_NAMED else "")
-            why = f"params.json has no place for {len(extra)} tensors: {names}: use the params.json that belongs to them"
+            why = (
+                f"params.json has no place for {len(extra)} tensors: {names}: use the params.json that belongs to them"
+            )
             yield FormatError(self.path, "", why)
 
     def _problems_of_vector(self, name: str, parts: list[Tensor], shape: tuple[int, ...]) -> Iterator[FormatError]:
         if wrong := [part for part in parts if part.shape != shape]:
-            yield FormatError(wrong[0].path, name, f"has the shape {shown(wrong[0].shape)}, not {list(shape)}: {_AGAIN}")
+            yield FormatError(
+                wrong[0].path, name, f"has the shape {shown(wrong[0].shape)}, not {list(shape)}: {_AGAIN}"
+            )
             return
         values = [float_values(part) for part in parts]
         if not np.isfinite(values[0]).all():

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.json_files import shown
 
-MAX_PICKLE_BYTES = 1 << 20  # the largest model has some 1,200 tensors in a file, 150 bytes each
-_MAX_INTEGER_BYTES, _MAX_NAME_BYTES = 8, 200
+MAX_PICKLE_BYTES = 1 << 19  # the largest model has some 1,200 tensors in a file, 150 bytes each
+_MAX_NAME_BYTES = 200
 _AGAIN = "download the file again"
 _SAVE = "save a dictionary of tensors in bfloat16, float16 or float32 with torch.save"
 
@@ -75,10 +75,7 @@ class _Machine:
         self.push(self._number(num_bytes, signed))
 
     def push_long(self) -> None:
-        num_bytes = self._number(1)
-        if num_bytes > _MAX_INTEGER_BYTES:
-            self._refuse(f"an integer of {num_bytes} bytes: {_AGAIN}")
-        self.push_number(num_bytes, signed=True)
+        self.push_number(self._number(1), signed=True)
 
     def push_text(self) -> None:
         try:

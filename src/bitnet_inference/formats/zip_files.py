@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    count: int
+    num_entries: int
     begin: int
     end: int
 
@@ -69,13 +69,19 @@ def read_entries(path: Path, data: mmap) -> dict[str, Span]:
 def _find_directory(path: Path, data: mmap) -> _Directory:
     end = len(data) - _END.size
     if end < 0 or data[end : end + 4] != b"PK\5\6":
-        raise FormatError(path, "", f"does not end as a zip file: it is cut short, or no file that torch.save writes today: {_AGAIN}")
+        raise FormatError(
+            path, "", f"does not end as a zip file: it is cut short, or no file that torch.save writes today: {_AGAIN}"
+        )
     _, *disks, first, count, size, offset, comment = _END.unpack_from(data, end)
     if any(disks) or first != count or comment:
         raise FormatError(path, "", f"is a zip file in parts, or with a comment: {_AGAIN}")
     if end >= _LOCATOR.size and data[end - _LOCATOR.size : end - _LOCATOR.size + 4] == b"PK\6\7":
         directory, end = _find_directory64(path, data, end - _LOCATOR.size)
-        small = zip((count, size, offset), (directory.count, directory.end - directory.begin, directory.begin))
+        small = zip(
+            (count, size, offset),
+            (directory.num_entries, directory.end - directory.begin, directory.begin),
+            strict=True,
+        )
         lies = any(value not in (full, _UNKNOWN, 0xFFFF) for value, full in small)
     else:
         directory, lies = _Directory(count, offset, offset + size), False
@@ -111,7 +117,7 @@ def _read_directory(path: Path, data: mmap, directory: _Directory) -> Iterator[_
             raise FormatError(path, _place(name), f"the entry is encrypted, in parts, or lies about its size: {_AGAIN}")
         yield _Entry(name, method, start, size)
         position, count = name_end + extra + comment, count + 1
-    if position != len(text) or count != directory.count:
+    if position != len(text) or count != directory.num_entries:
         raise FormatError(path, "", f"the directory of the zip file has {count} entries, not the number it says")
 
 
@@ -147,9 +153,9 @@ def _span(path: Path, data: mmap, entry: _Entry, limit: int) -> Span:
         signature, _, flags, method, *_, length, extra = _LOCAL.unpack_from(data, entry.start)
         own = data[begin : begin + length]
         begin += length + extra
-        if signature == b"PK\3\4" and own == entry.name and not method and not flags & _ENCRYPTED:
-            if begin + entry.size <= limit:
-                return Span(begin, begin + entry.size)
+        is_plain = signature == b"PK\3\4" and not method and not flags & _ENCRYPTED
+        if is_plain and own == entry.name and begin + entry.size <= limit:
+            return Span(begin, begin + entry.size)
     raise FormatError(path, _place(entry.name), f"the entry is not where the directory says, or is cut short: {_AGAIN}")
 
 

@@ -93,7 +93,9 @@ def _read_ranks(path: Path) -> list[bytes]:
             raise FormatError(path, f"line {number}", f'should be "BASE64 RANK": {_AGAIN}') from None
     if sorted(ranks.values()) != list(range(len(lines))):
         raise FormatError(path, "", f"the ranks of different tokens are not 0 to {len(lines) - 1}: {_AGAIN}")
-    if any(bytes([byte]) not in ranks for byte in range(256)) or not all(0 < len(each) <= _MAX_TOKEN_BYTES for each in ranks):
+    if any(bytes([byte]) not in ranks for byte in range(256)) or not all(
+        0 < len(each) <= _MAX_TOKEN_BYTES for each in ranks
+    ):
         raise FormatError(path, "", f"lacks some of the 256 bytes, or has a token of over {_MAX_TOKEN_BYTES}: {_AGAIN}")
     return sorted(ranks, key=ranks.__getitem__)
 
