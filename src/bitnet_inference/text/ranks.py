@@ -17,14 +17,11 @@ from typing import Any
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import MAX_TOKENIZER_BYTES, TextFiles, read_bytes, read_json
 from bitnet_inference.text.pieces import spelled
+from bitnet_inference.text.vocab import LLAMA3_PATTERN, byte_level_bpe
 
 MAX_RANK_BYTES = 8 << 20  # Llama 3's file has 2.2 MB
 _MAX_TOKEN_BYTES = 256  # Llama 3's longest token has 128
 _AGAIN = "download the file again"
-_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
 _NUM_SPECIAL = 256
 _BEGIN, _END, _HEADER, _HEADER_END, _EOT = (
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -105,19 +102,10 @@ def _tokenizer(path: Path, tokens: list[bytes], special: list[str]) -> dict[str,
     vocab = {word: rank for rank, word in enumerate(words.values())}
     if twice := vocab.keys() & set(special):
         raise FormatError(path, min(twice), f"the special token has a rank too: {_AGAIN}")
-    split = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {"type": "BPE", "vocab": vocab, "merges": _merges(path, words), "ignore_merges": True}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": at, "content": text, **plain} for at, text in enumerate(special, len(tokens))],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": model,
-    }
+    added = [{"id": token_id, "content": text, **plain} for token_id, text in enumerate(special, len(tokens))]
+    spelt = byte_level_bpe(vocab, _merges(path, words), (LLAMA3_PATTERN,), ignore_merges=True)
+    return {"version": "1.0", "added_tokens": added, **spelt}
 
 
 def _merges(path: Path, words: dict[bytes, str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
+LLAMA3_PATTERN = (
     rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN2 = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 _THREE_DIGITS = "[0-9][0-9][0-9]"
 # What cuts a text into words, one pattern after the other, by the name of the pre-tokenizer.
 _PATTERNS = {
-    "llama-bpe": (_LLAMA3,),
+    "llama-bpe": (LLAMA3_PATTERN,),
     "qwen2": (_QWEN2,),
     "gpt-2": (_GPT2,),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS),
@@ -56,6 +56,28 @@ def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
         templates=_templates(path, metadata),
         generation={},
     )
+
+
+def byte_level_bpe(
+    vocab: dict[str, int], merges: Sequence[Any], patterns: Iterable[str], ignore_merges: bool
+) -> dict[str, Any]:
+    """The parts of a tokenizer.json: one pattern after the other cuts a text into words, whose bytes are merged.
+
+    With `ignore_merges` a word that is a token is not merged.
+    """
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": False, "ignore_merges": ignore_merges}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": model,
+    }
 
 
 def notes(metadata: Mapping[str, Any]) -> list[str]:
@@ -122,19 +144,7 @@ class _Vocab:
         merges = [merge.split(" ", 1) for merge in self._strings("merges")]
         if any(len(merge) != 2 for merge in merges):
             raise self._wrong("merges", "has an entry that is no pair")
-        splits = [
-            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-            for pattern in _PATTERNS[self.pre]
-        ]
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        model = {"type": "BPE", "vocab": self._without_last_controls(), "merges": merges}
-        return {
-            "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
-            "post_processor": None,
-            "decoder": byte_level,
-            "model": {**model, "byte_fallback": False, "ignore_merges": self.pre == "llama-bpe"},
-        }
+        return byte_level_bpe(self._without_last_controls(), merges, _PATTERNS[self.pre], self.pre == "llama-bpe")
 
     def sentencepiece(self) -> dict[str, Any]:
         """SentencePiece's BPE: a merge for every way to cut a token into two, the best score first."""
