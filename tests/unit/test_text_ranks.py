@@ -128,6 +128,9 @@ def test_tools_are_refused(tmp_path):
     chat = Chat(Tokenizer.from_folder(write_ranks(tmp_path)))
     with pytest.raises(InvalidParams, match="no tools"):
         chat.render([{"role": "user", "content": "hello"}], tools=[{"type": "function"}])
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    with pytest.raises(InvalidParams, match="no tools"):
+        chat.render([{"role": "assistant", "tool_calls": [call]}])
 
 
 def test_a_tokenizer_json_goes_first(tmp_path):

@@ -90,7 +90,7 @@ class _Machine:
         text = self._take(end - self._at).decode("ascii", "replace").replace("\n", ".")
         self._take(1)
         if text not in self._names:
-            self._refuse(f"asks for {shown(text)}, which could run code and is not allowed: {_SAVE}")
+            self._refuse(f"asks for {shown(text)}, which is not allowed: {_SAVE}")
         self.push(Name(text))
 
     def push_persistent(self) -> None:

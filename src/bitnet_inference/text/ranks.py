@@ -33,7 +33,8 @@ _LLAMA31 = (
     "<|python_tag|>",
 )  # fmt: skip
 _TEMPLATE = (
-    "{% if tools %}{{ raise_exception('the chat format of this model has no tools') }}{% endif %}{{ bos_token }}"
+    "{% if tools or messages | selectattr('tool_calls') | list %}"
+    "{{ raise_exception('the chat format of this model has no tools') }}{% endif %}{{ bos_token }}"
     f"{{% for message in messages %}}{{{{ '{_HEADER}' + message['role'] + '{_HEADER_END}\\n\\n'"
     f" + message['content'] | trim + '{_EOT}' }}}}{{% endfor %}}"
     f"{{% if add_generation_prompt %}}{{{{ '{_HEADER}assistant{_HEADER_END}\\n\\n' }}}}{{% endif %}}"
