@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 _MAY_FOLLOW: dict[type, set[str | None]] = {
     Queued: {None},
     Scheduled: {"Queued", "Preempted"},
-    Token: {"Scheduled", "Token"},
+    Token: {"Scheduled", "Token", "Preempted"},  # the last for the head of a search
     Preempted: {"Scheduled", "Token"},
     Finished: {"Queued", "Scheduled", "Token", "Preempted"},
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
     from bitnet_inference.completions import chat_completion, text_completion
+    from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.logprobs import TokenLogprobs
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.engine.request import Usage
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from bitnet_inference.grammar.grammar import Grammar
     from bitnet_inference.llm import LLM
     from bitnet_inference.models import Models, ModelState
+    from bitnet_inference.native import sampling_noise
     from bitnet_inference.offline import BatchResult, generate_file
     from bitnet_inference.stream import Generation, Piece, Stream
     from bitnet_inference.telemetry import Counts
@@ -54,6 +56,7 @@ __all__ = [
     "LLM",
     "BackendError",
     "BatchResult",
+    "BeamParams",
     "BitNetError",
     "Cancelled",
     "Chosen",
@@ -95,10 +98,13 @@ __all__ = [
     "generate_file",
     "log_likelihoods",
     "perplexity",
+    "sampling_noise",
     "text_completion",
 ]
 
 _HOMES = {
+    "BeamParams": "engine.beam",
+    "sampling_noise": "native",
     "LLM": "llm",
     "BatchResult": "offline",
     "Chosen": "choices",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
+from bitnet_inference.engine.beam import BeamParams
+from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import EngineListener, PlanTimes
-from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.params import Processor, SamplingParams, Strategy
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
@@ -26,6 +27,7 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.in_flight import read_all
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
+from bitnet_inference.named import Named
 from bitnet_inference.overflow import Talk, fit
 from bitnet_inference.prompt_numbers import PromptNumbers
 from bitnet_inference.prompts import (
@@ -44,7 +46,9 @@ from bitnet_inference.prompts import (
     is_one_talk,
     one_for_all,
     params_of_each,
+    split_terms,
 )
+from bitnet_inference.ranked import RankedTexts, Search, cancelling
 from bitnet_inference.stream import MAX_UNREAD, Generation, Mailbox, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
     from bitnet_inference.grammar.matcher import Matchers
 
 
-class LLM(PromptNumbers):
+class LLM(PromptNumbers, RankedTexts):
     """A loaded model. All methods may be called from several threads at once; requests share the engine's steps.
 
     `tokenizer` encodes and decodes; `config` is the model's configuration; `max_context` is how many tokens, prompt
@@ -97,6 +101,7 @@ class LLM(PromptNumbers):
         self._bos_ids = frozenset(each for each in (model.config.bos_id, tokenizer.bos_id) if each is not None)
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer, self._filters)
+        self._named = Named()
         self._worker = Worker(engine)
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
         self._noting = threading.Lock()
@@ -187,7 +192,7 @@ class LLM(PromptNumbers):
         Otherwise as `generate`. Raises Unsupported for a model without a chat template.
         """
         one = is_one_talk(messages)
-        terms, others = _split(options)
+        terms, others = split_terms(options)
         encode = partial(self._talk, options=others)
         outputs = self._generate([messages] if one else messages, encode, params, terms, progress, opening=True)
         return outputs[0] if one else outputs
@@ -202,7 +207,7 @@ class LLM(PromptNumbers):
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[TalkOptions]
     ) -> Stream:
         """Answer one conversation, piece by piece."""
-        terms, others = _split(options)
+        terms, others = split_terms(options)
         prompt, chosen = self._talk(messages, others), self._params(params, 1)[0]
         return self._stream(prompt, chosen, terms, opening=True, max_unread=MAX_UNREAD)
 
@@ -222,13 +227,21 @@ class LLM(PromptNumbers):
         **options: Unpack[TalkOptions],
     ) -> list[Stream]:
         """Answer one conversation in several ways, as stream_choices."""
-        terms, others = _split(options)
+        terms, others = split_terms(options)
         prompt = self._talk(messages, others)
         return self._choices(prompt, num_choices, self._params(params, 1)[0], terms, opening=True)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
         """The token ids of a conversation, up to where the answer begins. Special tokens in messages are plain text."""
         return self._chat.encode(messages, **options)
+
+    def register_processor(self, name: str, processor: Processor) -> None:
+        """Let SamplingParams(processors=[name]) mean this one. Raises InvalidParams for a name that is taken."""
+        self._named.add_processor(name, processor)
+
+    def register_strategy(self, name: str, strategy: Strategy) -> None:
+        """Let SamplingParams(strategy=name) mean this one. Raises InvalidParams for a name that is taken."""
+        self._named.add_strategy(name, strategy)
 
     @property
     def is_busy(self) -> bool:
@@ -269,7 +282,8 @@ class LLM(PromptNumbers):
         return Talk(messages, token_ids, lambda kept: self.encode_chat(kept, **options))
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
-        return [self.default_params if each is None else each for each in params_of_each(params, count)]
+        chosen = (self.default_params if each is None else each for each in params_of_each(params, count))
+        return [self._named.resolve(each) for each in chosen]
 
     def _generate(
         self,
@@ -295,11 +309,26 @@ class LLM(PromptNumbers):
     ) -> list[Stream]:
         _check_count("num_choices", num_choices or 0)
         streams: list[Stream] = []
-        with _cancelling(streams):
+        with cancelling(streams):
             for choice in range(num_choices):
                 leader = streams[0].request if streams else None
                 streams.append(self._stream(prompt, params, terms, opening, MAX_UNREAD, choice=choice, leader=leader))
         return streams
+
+    def _search(self, prompt: Sequence[int], params: BeamParams, terms: Terms, opening: bool) -> Search:
+        if not isinstance(params, BeamParams):
+            raise InvalidParams("params must be BeamParams, as in BeamParams(num_beams=4)")
+        boxes = [Mailbox(Detokenizer(self.tokenizer, opening=opening)) for _ in range(params.num_choices)]
+        beams = Beams(prompt, params, boxes, eos_ids=self.eos_ids, terms=terms)
+        screens = [self._filters.start() for _ in boxes]
+        self._submit(beams.head)
+        pairs = zip(boxes, screens, strict=True)
+        return Search(beams, [Stream(box, beams.head, self._cancel, False, screen) for box, screen in pairs])
+
+    def _submit(self, request: Request) -> None:
+        with self._noting:
+            self._requests.add(request)
+        self._worker.submit(request)
 
     def _stream(
         self,
@@ -318,9 +347,7 @@ class LLM(PromptNumbers):
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         screen = self._filters.start()
-        with self._noting:
-            self._requests.add(request)
-        self._worker.submit(request)
+        self._submit(request)
         return Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
 
     @cached_property
@@ -335,12 +362,6 @@ class LLM(PromptNumbers):
         self._worker.cancel(request)
 
 
-def _split(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
-    """The terms among the options of a conversation, and the others."""
-    terms = {name: value for name, value in options.items() if name in TermOptions.__annotations__}
-    return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
-
-
 def _plan_times(model: Model) -> PlanTimes:
     start: Callable[[], PlanTimes] | None = getattr(model, "time_steps", None)  # no part of the contract
     if start is None:
@@ -352,16 +373,6 @@ def _close(worker: Worker, models: Sequence[Model]) -> None:
     worker.stop(drain=False)
     for model in [] if worker.is_forked else models:  # the threads that closing would join are the parent's
         model.close()
-
-
-@contextmanager
-def _cancelling(streams: Sequence[Stream]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:  # Ctrl-C too
-        for stream in streams:
-            stream.cancel()
-        raise
 
 
 def _check_count(name: str, value: object) -> None:

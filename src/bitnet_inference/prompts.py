@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypedDict
 import numpy as np
 
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.text.messages import check_messages
 
@@ -54,6 +55,12 @@ class BatchOptions(TermOptions, total=False):
 
 class BatchTalkOptions(TalkOptions, BatchOptions, total=False):
     """What many conversations may be answered with."""
+
+
+def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
+    """The terms among the options of a conversation, and the others."""
+    terms = {name: value for name, value in options.items() if name in TermOptions.__annotations__}
+    return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
 
 
 def is_lazy(prompts: object) -> bool:

@@ -41,7 +41,7 @@ class Generation:
     "stop" (`stopped_by` tells the stop string or the id of the end token), "length", "cancelled", "timeout" or
     "filtered" (`stopped_by` is the filter's label; text, tokens and logprobs end before what it found).
     `logprobs` has one entry a token, None if not wanted; so has `prompt_logprobs`, but None for a prompt's first token,
-    and where the request ended too early, fewer.
+    and where the request ended too early, fewer. `score` is that of a beam search, see BeamParams; None for others.
     """
 
     text: str
@@ -51,6 +51,7 @@ class Generation:
     logprobs: list[TokenLogprobs] | None
     usage: Usage
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    score: float | None = None
 
 
 class _Letter(NamedTuple):

@@ -19,6 +19,7 @@ import models
 import numpy as np
 import outputs
 import safetensors
+import searches
 import tokenizers
 import torch
 import transformers
@@ -40,6 +41,8 @@ def make(spec: models.Spec, folder: Path) -> tuple[int, float]:
         if closest >= MIN_TIE:
             words.write(spec, folder)
             np.savez_compressed(folder / "golden.npz", **arrays)
+            if spec.name in searches.NAMES:
+                searches.write(folder, spec)
             return attempt, closest
     raise SystemExit(f"{spec.name}: no seed of {MAX_ATTEMPTS} keeps the codes away from ties")
 

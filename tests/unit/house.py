@@ -31,7 +31,9 @@ LAYERS = {
 # Files at the root that are part of a room.
 PARTS = {
     "stream": "llm",
+    "named": "llm",
     "prompts": "llm",
+    "ranked": "llm",
     "model_folder": "llm",
     "drafts": "llm",
     "embedding": "llm",

@@ -8,11 +8,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from conftest import Listener, ScriptedModel, check_events, generate
+from conftest import Listener, ScriptedModel, check_events, generate, run
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from bitnet_inference.engine.beam import BeamParams
+from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Event, Preempted
@@ -26,7 +28,7 @@ from bitnet_inference.engine.window import MIN_CONTEXT, NUM_SINKS
 from bitnet_inference.errors import InvalidParams, OutOfMemory
 from bitnet_inference.model.contract import Batch
 
-VOCAB, LONGEST = 5, 32  # few tokens and short texts, so that beginnings are often equal
+VOCAB, LONGEST = 6, 32  # few tokens and short texts, so that beginnings are often equal
 
 
 class Tally(Counter[str]):
@@ -69,8 +71,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.engine = Engine(self.model, clock=lambda: self.now, drafter=drafter, listener=self.heard.append)
         self.scheduler = self.engine._scheduler
         self.requests: list[Request] = []
+        self.searches: list[Beams] = []
         self.cancelled: set[Request] = set()
-        self.alone: dict[tuple[object, ...], tuple[list[int], str]] = {}
+        self.alone: dict[tuple[object, ...], Any] = {}
         TALLY["machines"] += 1
 
     @rule(
@@ -104,6 +107,24 @@ class AnyOrder(RuleBasedStateMachine):
     def choose(self, prompt: list[int], count: int, length: int, terms: Terms) -> None:
         """Several choices of one prompt."""
         self._submit_choices(prompt, params(0, length), count, terms)
+
+    @rule(prompt=prompts, num_beams=st.integers(2, 3), length=st.sampled_from([1, 4, 9, None]), terms=terms)
+    def look_for_the_best(self, prompt: list[int], num_beams: int, length: int | None, terms: Terms) -> None:
+        """A beam search."""
+        params = BeamParams(num_beams=num_beams, num_choices=2, max_tokens=length, stop_token_ids=(VOCAB - 1,))
+        beams = Beams(prompt, params, [Listener(), Listener()], terms=terms)
+        try:
+            self.engine.submit(beams.head)
+        except OutOfMemory:
+            return
+        self.searches.append(beams)
+
+    @precondition(lambda self: self.searches)
+    @rule(which=st.integers(0, 1000))
+    def cancel_a_search(self, which: int) -> None:
+        beams = self.searches[which % len(self.searches)]
+        self.engine.cancel(beams.head)
+        self.cancelled.add(beams.head)
 
     @precondition(lambda self: self.requests)
     @rule(which=st.integers(0, 1000))
@@ -167,16 +188,19 @@ class AnyOrder(RuleBasedStateMachine):
             return
         for request in self.requests:
             request.sink.is_full = False
-        for _ in range(2 * LONGEST * LONGEST * len(self.requests)):
+        for _ in range(2 * LONGEST * LONGEST * (len(self.requests) + 3 * len(self.searches))):
             if not self.engine.has_work:
                 break
             self._step()
             self.the_books_are_right()
         assert not self.engine.has_work, "somebody starves"
         assert self.engine.num_free_blocks == self.scheduler.pool.num_blocks
-        check_events(self.heard, self.requests)
+        check_events(self.heard, [*self.requests, *(beams.head for beams in self.searches)])
         for request in self.requests:
             self._check(request)
+        for beams in self.searches:
+            self._check_search(beams)
+        TALLY["searches"] += len(self.searches)
         TALLY["preemptions"] += sum(isinstance(event, Preempted) for event in self.heard)
         TALLY["requests"] += len(self.requests)
 
@@ -229,7 +253,9 @@ class AnyOrder(RuleBasedStateMachine):
         """The first of those that run, unless more come before it or decode than a step has room for."""
         running = [request for request in self.scheduler.running if not request.sink.is_full]
         num_decoding = sum(request.num_pending == 1 for request in running)
-        return running[0] if running and num_decoding < self.model.capabilities.max_tokens else None
+        if not running or running[0].beams or num_decoding >= self.model.capabilities.max_tokens:
+            return None  # beams wait for each other
+        return running[0]
 
     def _check(self, request: Request) -> None:
         """The text is the one that the request has alone, as far as it came."""
@@ -250,6 +276,26 @@ class AnyOrder(RuleBasedStateMachine):
             assert isinstance(request.sink.finishes[0].error, MemoryError), request.sink.finishes[0].error
         else:
             assert request in self.cancelled
+
+    def _check_search(self, beams: Beams) -> None:
+        """Both owners have heard of the end once, and of the texts that the search finds alone, or of none."""
+        owners, head = beams._owners, beams.head
+        assert all(request.finish is not None and not request.blocks for request in beams.requests)
+        found = [(owner.token_ids, owner.reason) for owner in owners]
+        TALLY[f"searches ended as {found[0][1]}"] += 1
+        if found[0][1] not in ("stop", "length"):
+            assert [token_ids for token_ids, _ in found] == [[], []]
+            assert all(isinstance(owner.finishes[0].error, MemoryError | None) for owner in owners)
+            assert found[0][1] != "cancelled" or head in self.cancelled
+            return
+        key = ("search", tuple(head.prompt.tolist()), beams._params)
+        if key not in self.alone:
+            alone = Beams(head.prompt, beams._params, [Listener(), Listener()])
+            engine = Engine(ScriptedModel(**self.limits))
+            engine.submit(alone.head)
+            run(engine)
+            self.alone[key] = [(owner.token_ids, owner.reason) for owner in alone._owners]
+        assert found == self.alone[key]
 
     def _alone(self, request: Request) -> tuple[list[int], str]:
         params = request.params

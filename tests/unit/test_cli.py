@@ -59,6 +59,16 @@ def test_filters_are_word_lists_and_say_when_they_end_an_answer(tmp_path):
     assert talk.exit_code == 0 and talk.stdout.strip()
 
 
+def test_run_searches():
+    result = bitnet("run", STORY, "--beams", "3", "-n", "8", "--ignore-eos", "--length-penalty", "0")
+    assert result.exit_code == 0, result.output
+    found = json.loads(bitnet("run", STORY, "--beams", "3", "-n", "8", "--ignore-eos", "--json").stdout)
+    assert result.stdout.strip() == found["text"].strip() and len(found["token_ids"]) == 8 and found["score"] < 0
+    summed = bitnet("run", STORY, "--beams", "3", "-n", "8", "--ignore-eos", "--json", "--length-penalty", "0").stdout
+    assert json.loads(summed)["score"] == pytest.approx(8 * found["score"])
+    assert "answer: 8 tokens" in result.stderr
+
+
 def test_run_as_json():
     result = bitnet("run", STORY, "-n", "5", "--json", "--logprobs", "2", "-t", "0")
     answer = json.loads(result.stdout)
@@ -288,6 +298,13 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--device", "reference", "--profile", os.devnull], 'choose "cpu"'),
         (["run", "x", "--threads", "0"], "threads is 0"),
         (["run", "x", "--cache-dtype", "int3"], "cache_dtype is 'int3'"),
+        (["run", "x", "--beams", "1"], "num_beams is 1"),
+        (["run", "x", "--beams", "2", "--top-k", "0"], "--top-k has no meaning with --beams"),
+        (["run", "x", "--beams", "2", "--choice", "a"], "--choice has no meaning with --beams"),
+        (["run", "x", "--beams", "2", "--drafts", "none"], "--drafts has no meaning with --beams"),
+        (["run", "x", "--beams", "2", "--early-stopping", "yes"], "--early-stopping is 'yes'"),
+        (["run", "x", "--length-penalty", "2"], "--length-penalty is for --beams only"),
+        (["run", "x", "--beams", "2", "--raw", "--system", "s"], "--system needs a chat template"),
         (["run", "x", "--regex", "(a"], "grammar: regex: "),
         (["run", "x", "--regex", "a", "--choice", "b"], "--regex and --choice exclude each other"),
         (["run", "x", "--json-schema", "nowhere"], "nowhere cannot be read"),

@@ -9,6 +9,7 @@ PUBLIC = [
     "LLM",
     "BackendError",
     "BatchResult",
+    "BeamParams",
     "BitNetError",
     "Cancelled",
     "Chosen",
@@ -50,6 +51,7 @@ PUBLIC = [
     "generate_file",
     "log_likelihoods",
     "perplexity",
+    "sampling_noise",
     "text_completion",
 ]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bitnet_inference.cli.beams import BEAMS, beam_params
 from bitnet_inference.cli.form import FORM, grammar_option
 from bitnet_inference.cli.options import (
     DRAFTS,
@@ -25,13 +26,14 @@ from bitnet_inference.cli.profile import profiling
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
+    from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.engine.request import Usage
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Stream
 
 
-@with_options(LOADING, DRAFTS, FILTERING, SAMPLING, FORM)
+@with_options(LOADING, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,
@@ -51,10 +53,14 @@ def run(
     """
     if logprobs is not None and not as_json:
         raise InvalidParams("--logprobs are shown with --json only: add it")
-    text, grammar = _read_prompt(prompt), grammar_option(ctx)
+    text, grammar, search = _read_prompt(prompt), grammar_option(ctx), beam_params(ctx)
     with profiling(profile) as more, load_llm(ctx, **more) as llm:
+        plain = raw or not llm.tokenizer.templates
+        if search is not None:
+            _print_best(_search(llm, text, system, search, plain), as_json)
+            return
         params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
-        stream = _open(llm, text, system, params, raw or not llm.tokenizer.templates)
+        stream = _open(llm, text, system, params, plain)
         if as_json:
             typer.echo(json.dumps(asdict(stream.read()), ensure_ascii=False))
         else:
@@ -81,11 +87,30 @@ def system_messages(system: str | None) -> list[dict[str, str]]:
 
 
 def _open(llm: LLM, text: str, system: str | None, params: SamplingParams, plain: bool) -> Stream:
-    if not plain:
-        return llm.stream_chat([*system_messages(system), {"role": "user", "content": text}], params)
-    if system is not None:
+    _check_system(system, plain)
+    return llm.stream(text, params) if plain else llm.stream_chat(_messages(text, system), params)
+
+
+def _search(llm: LLM, text: str, system: str | None, params: BeamParams, plain: bool) -> Generation:
+    _check_system(system, plain)
+    return (llm.beam_search(text, params) if plain else llm.chat_beam_search(_messages(text, system), params))[0]
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+    return [*system_messages(system), {"role": "user", "content": text}]
+
+
+def _check_system(system: str | None, plain: bool) -> None:
+    if plain and system is not None:
         raise InvalidParams("--system needs a chat template: leave --raw out, or write it into the prompt")
-    return llm.stream(text, params)
+
+
+def _print_best(output: Generation, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(output), ensure_ascii=False))
+    else:
+        typer.echo(output.text, nl=not output.text.endswith("\n"))
+        _print_speed(output)
 
 
 def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation:

@@ -62,7 +62,9 @@ class ModelDrafter:
         """The follower of a request, with its tokens; what was drafted wrong is taken back."""
         follower, known = self._followers.get(request), request.tokens.view
         if follower is None:
+            # Processors and strategies may count their calls: they are asked for the model's own tokens alone.
             params = replace(request.params, logprobs=None, prompt_logprobs=None, prompt_logprobs_from=0)
+            params = replace(params, processors=(), strategy=None)
             follower = Request(known, params, _Nobody(), choice=request.choice)
             follower.num_prompt, follower.end_ids, follower.seed = request.num_prompt, request.end_ids, request.seed
             follower.past = request.past

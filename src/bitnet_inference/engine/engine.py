@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from bitnet_inference.engine.batch import build_batch
+from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.events import EngineListener, Events, PlanTimes
@@ -94,6 +95,8 @@ class Engine:
         self._check(request)
         request.max_context = self.max_context
         self._sampler.prepare(request)
+        if request.beams is not None:
+            request.beams.prepare(self._sampler.vocab_size, self.max_context)
         if request.terms.timeout_s is not None:
             request.deadline = self._clock() + request.terms.timeout_s
         self._scheduler.submit(request)
@@ -118,10 +121,10 @@ class Engine:
 
     def end_all(self, finish: Finish) -> None:
         """End every request at once. All sinks hear of it, even if our own books are wrong."""
-        requests = self._scheduler.all_requests()
-        for request in requests:
-            self._tell(request, finish)
-        for request in requests:
+        for request in self._scheduler.all_requests():
+            if request.finish is None:  # else it was a beam, which has ended with its search
+                self._tell(request, finish)
+        for request in self._scheduler.all_requests():
             self._scheduler.drop(request)
 
     def _check(self, request: Request) -> None:
@@ -173,6 +176,9 @@ class Engine:
     def _go_on(self, scores: Scores) -> None:
         """Give the request its next token, and those behind it as long as they are the ones of its draft."""
         request = scores.request
+        if request.beams is not None:
+            self._branch(request.beams, scores)
+            return
         for index, drafted in enumerate((*scores.draft, None)):
             pick = self._sampler.pick(scores, index)
             request.mark("sampled")
@@ -187,6 +193,27 @@ class Engine:
                 self._end(request, finish)
             if finish is not None or pick.token_id != drafted:
                 return
+
+    def _branch(self, beams: Beams, scores: Scores) -> None:
+        """Let the beam's search have its candidates, and go on if it has those of all."""
+        request, finish = scores.request, None
+        if beams.is_over:
+            return
+        request.mark("sampled")
+        try:
+            beams.take(request, scores.logits[0], self._sampler.rows)
+            if beams.is_complete and (finish := beams.branch(self._scheduler)) is not None:
+                self._conclude(beams)
+                self._end(beams.head, finish)
+        except Exception as error:
+            self._end(request, Finish("error", error=error))
+
+    def _conclude(self, beams: Beams) -> None:
+        """The best text of a search becomes that of its head, which counts for the whole search."""
+        beams.head.tokens.cut(beams.head.num_prompt)
+        for token_id in beams.best[0].token_ids:
+            beams.head.tokens.extend((token_id,))
+            self._events.token(beams.head)
 
     def _accept(self, pick: Pick) -> Finish | None:
         """Give the token to its sink; the end of the request, if this is it."""
@@ -247,6 +274,9 @@ class Engine:
             request.sink.finish(finish, usage)
         except Exception:  # nobody is left to tell
             logging.getLogger(__name__).exception("the sink of a finished request raised")
+        for other in request.beams.requests if request.beams else ():
+            if other.finish is None:
+                self._end(other, finish)
 
 
 def _advance(constraint: Constraint | None, token_id: int) -> bool:

@@ -38,7 +38,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A request got token `index` of its answer; the first one is 0."""
+    """A request got token `index` of its answer; the first one is 0. A beam search gets its best text at its end."""
 
     request: int
     time: float
@@ -113,7 +113,7 @@ class Events:
         self._phase: Phase = "schedule"
         self._seconds: dict[Phase, float] = {}
         self._counts: dict[str, int] = {}  # the fields of Stepped that tell of the batch
-        self._new_tokens: list[int] = []  # whose they are
+        self._new_tokens: list[tuple[int, int]] = []  # whose they are; equal where a draft gave several
 
     def queued(self, request: Request) -> None:
         """See Queued."""
@@ -122,23 +122,23 @@ class Events:
 
     def scheduled(self, request: Request) -> None:
         """See Scheduled."""
-        if self._listener is not None:
+        if self._listener is not None and request.is_counted:
             self._tell(Scheduled(request.number, monotonic(), request.num_computed))
 
     def token(self, request: Request) -> None:
         """See Token; the token is the last that the request knows."""
         if self._listener is not None:
-            self._new_tokens.append(request.number)
+            self._new_tokens.append((request.number, request.num_output if request.beams else 0))
             self._tell(Token(request.number, monotonic(), request.num_output - 1))
 
     def preempted(self, request: Request) -> None:
         """See Preempted."""
-        if self._listener is not None:
+        if self._listener is not None and request.is_counted:
             self._tell(Preempted(request.number, monotonic()))
 
     def finished(self, request: Request, finish: Finish, usage: Usage) -> None:
         """See Finished."""
-        if self._listener is not None:
+        if self._listener is not None and request.is_counted:
             self._tell(Finished(request.number, monotonic(), finish, usage))
 
     def begin_step(self) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 
 Overflow = Literal["error", "truncate_left", "keep_system", "sliding"]
+Processor = Callable[[NDArray[np.int32], NDArray[np.float32]], None]
+Strategy = Callable[[NDArray[np.int32], NDArray[np.float32]], int]
 
 MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
 MAX_TEMPERATURE = 100.0
 _MAX_TOKENS = (1 << 31) - 1
+_IN_PLACE_OF_STRATEGY = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 class _Range(NamedTuple):
@@ -70,8 +76,14 @@ class SamplingParams:
     `grammar`: the form of the text, see Grammar; all tokens that do not fit are banned before everything else. End
     tokens and stop_token_ids are banned until the form is complete. The text ends with "stop" when nothing more fits,
     `min_tokens` or not; `max_tokens` and `stop` may cut it off before. None is off.
+    `processors`: callables (or names that are registered with an LLM) that edit the logits first, in order:
+    `processor(tokens, logits)` gets prompt and output so far, int32 [n], read-only, and the logits, float32 [vocab],
+    into which it writes; -inf bans a token.
+    `strategy`: a callable (or a registered name) that chooses the token in place of temperature, top_k, top_p, min_p
+    and seed, which must be left out: `strategy(tokens, logits)` gets the logits after all edits, and returns an id.
+    Both are called once for each token, in order, in the engine's thread; an error of theirs ends this request alone.
     `logprobs`: log-probabilities of the chosen token and of so many best ones (0 to 20), by the model itself: before
-    grammar, bias, penalties and temperature. None is off.
+    processors, grammar, bias, penalties and temperature. None is off.
     `prompt_logprobs`: the same of the prompt's tokens, each after all before it, from position `prompt_logprobs_from`
     on; these are computed even if the cache has them. None is off.
     `overflow`: what gives way where prompt and answer do not fit into the context. "error": nothing; a longer prompt is
@@ -81,8 +93,8 @@ class SamplingParams:
     the answer goes on; with max_tokens None, until something stops it. Penalties see what is in the context. A prompt
     gives way until there is room for max_tokens, or for a quarter of the context, where that is less.
 
-    Order, as in Transformers: grammar, bias and bans, repetition, frequency and presence penalty, temperature, top-k,
-    top-p (of what top-k left), min-p.
+    Order, as in Transformers: processors, grammar, bias and bans, repetition, frequency and presence penalty; then
+    strategy, or temperature, top-k, top-p (of what top-k left), min-p.
     """
 
     temperature: float = 1.0
@@ -104,6 +116,8 @@ class SamplingParams:
     prompt_logprobs_from: int = 0
     grammar: Grammar | None = None
     overflow: Overflow = "error"
+    processors: Sequence[Processor | str] = ()
+    strategy: Strategy | str | None = None
 
     def __post_init__(self) -> None:
         for wanted in _REALS:
@@ -124,6 +138,9 @@ class SamplingParams:
             raise InvalidParams("prompt_logprobs_from is given without prompt_logprobs: give both, or none")
         if self.overflow not in get_args(Overflow):
             raise InvalidParams(f"overflow is {self.overflow!r:.60}: give one of {', '.join(get_args(Overflow))}")
+        self._set("processors", _processors(self.processors))
+        if self.strategy is not None:
+            self._check_strategy()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParams(f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower min_tokens")
 
@@ -155,9 +172,24 @@ class SamplingParams:
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidParams(f"{name}: token {token_id} does not exist: give ids from 0 to {vocab_size - 1}")
+        for given in (*self.processors, self.strategy):
+            if isinstance(given, str):
+                raise InvalidParams(f"{given!r:.60} is a name: only an LLM knows names, give the callable")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None and count > vocab_size:
                 raise InvalidParams(f"{name} is {count}: the vocabulary has only {vocab_size} tokens")
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether a processor or a strategy has a say."""
+        return bool(self.processors) or self.strategy is not None
+
+    def _check_strategy(self) -> None:
+        if not _is_named_or_called(self.strategy):
+            raise InvalidParams(f"strategy is {self.strategy!r:.60}: give a callable, or a registered name")
+        for field in fields(self):
+            if field.name in _IN_PLACE_OF_STRATEGY and getattr(self, field.name) != field.default:
+                raise InvalidParams(f"a strategy chooses the token itself: leave {field.name} out, or the strategy")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -206,6 +238,16 @@ def _bias(value: object) -> dict[int, float] | None:
         raise InvalidParams(f"logit_bias is {value!r}: give a mapping from token ids (whole numbers) to numbers")
     wanted = _Range("logit_bias", -100.0, 100.0, "0 is off")
     return {int(token_id): _real(wanted, bias) for token_id, bias in value.items()}
+
+
+def _processors(value: object) -> tuple[Processor | str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(map(_is_named_or_called, value)):
+        raise InvalidParams(f"processors is {value!r:.60}: give a list of callables and registered names")
+    return tuple(value)
+
+
+def _is_named_or_called(value: object) -> bool:
+    return callable(value) or (isinstance(value, str) and bool(value))
 
 
 def _is_whole(value: object) -> bool:

@@ -24,8 +24,8 @@ class Prefixes:
     """Finds the beginning of a request in the cache, and publishes what requests have computed, prompt and output.
 
     Full blocks alone are shared, and nobody writes into a full block; of one that is not full, or has the last token of
-    a prompt, a choice of the same prompt gets a copy. What a request must compute itself (see Request.num_reusable) is
-    never taken from the cache.
+    a prompt, a choice of the same prompt or another beam of a search gets a copy. What a request must compute itself
+    (see Request.num_reusable) is never taken from the cache.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
@@ -63,10 +63,11 @@ class Prefixes:
         return Beginning(blocks, contents, len(blocks) * self._block_size)
 
     def _of_leader(self, request: Request) -> Beginning:
-        """All of the prompt but what it must compute itself, from another choice that holds it."""
-        leader, num_tokens = request.leader, min(request.num_prompt - 1, request.num_reusable)
-        if leader is None or leader.past.num_slides or leader.num_computed <= num_tokens:
+        """What it has in common with another choice or beam that holds it, but what it must compute itself."""
+        leader = request.leader
+        if leader is None or leader.past.num_slides:
             return Beginning([], request.contents, 0)
+        num_tokens = min(request.num_shared, leader.num_computed, request.num_reusable)
         num_full, rest = divmod(num_tokens, self._block_size)
         blocks = leader.blocks.view.tolist()
         partial = blocks[num_full] if rest else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.window import Past
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.native import SamplingRule
+
+if TYPE_CHECKING:
+    from bitnet_inference.engine.beams import Beams
 
 Stage = Literal["submitted", "scheduled", "sampled"]
 
@@ -103,6 +106,10 @@ class Request:
     """
 
     _numbers = count(1)
+    beams: Beams | None = None  # the search that it is a part of
+    is_parked = False  # it has no turn until its search gives it a token
+    deadline: float | None = None
+    rule: SamplingRule | None = None
 
     def __init__(
         self,
@@ -136,6 +143,7 @@ class Request:
         self.tokens = Ints(self.prompt)
         self.num_prompt, self.num_dropped = len(self.prompt), num_dropped
         self.past, self.max_context = Past(), 0  # the engine knows the context
+        self.num_shared = self.num_prompt  # so many first tokens are the leader's too
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         assert reader is None or params.prompt_logprobs is None, "a prompt has one reader"
         self._reader = reader if params.prompt_logprobs is None else self._scorer(params.prompt_logprobs)
@@ -148,9 +156,8 @@ class Request:
         self.num_computed = 0
         self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
         self.contents: list[Parent] = [self.terms.cache_salt]  # and the numbers of its published blocks
-        self.rank = (-self.terms.priority, 0)  # the lower one comes first; the scheduler counts arrivals
-        self.deadline: float | None = None
-        self.rule: SamplingRule | None = None
+        # The lower one comes first; the scheduler counts arrivals, and a search its beams.
+        self.rank: tuple[int, ...] = (-self.terms.priority, 0)
         self.finish: Finish | None = None
         self._times: dict[str, float] = {}
 
@@ -196,14 +203,19 @@ class Request:
     def waits_for_leader(self) -> bool:
         """Whether its prompt is soon computed by another choice."""
         leader = self.leader
-        if leader is None or leader.finish is not None or leader.sink.is_full or leader.past.num_slides:
+        if leader is None or leader.finish is not None or leader.sink.is_full or leader.past.num_slides or self.beams:
             return False
         return leader.num_computed < self.num_prompt
 
     @property
     def can_run(self) -> bool:
         """Whether it waits for nothing but its turn."""
-        return not self.sink.is_full and not self.waits_for_leader
+        return not self.sink.is_full and not self.waits_for_leader and not self.is_parked
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether an owner has submitted it: of the beams of a search, the head."""
+        return self.beams is None or self.beams.head is self
 
     @property
     def num_output(self) -> int:
@@ -237,6 +249,15 @@ class Request:
         assert self._reader is not None, "rows for nobody"
         self._reader.read(first, rows)
 
+    def follow(self, leader: Request, num_shared: int, token_id: int) -> None:
+        """Go on as a beam with so many first tokens of another one, or of its own, and a new one."""
+        self.is_parked = False
+        self.leader = None
+        if leader is not self:
+            self.leader, self.num_shared = leader, num_shared
+            self.tokens = Ints(leader.tokens.view[:num_shared])
+        self.tokens.extend((token_id,))
+
     def forget(self) -> None:
         """Start over: nothing of this request is in the cache any more."""
         self.blocks.clear()
@@ -256,9 +277,10 @@ class Request:
         end = monotonic()
         submitted, scheduled, sampled = (self._times.get(name, end) for name in ("submitted", "scheduled", "sampled"))
         times = (scheduled - submitted, sampled - scheduled, end - sampled)
+        num_output = self.num_output if self.beams is None or self.beams.best else 0  # while a search is under way
         return Usage(
             len(self.prompt),
-            self.num_output,
+            num_output,
             *times,
             num_cached_tokens=self.num_cached or 0,
             num_dropped_tokens=self.num_dropped,

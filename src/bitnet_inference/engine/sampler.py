@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.steering import chosen, no_token_left, processed
 from bitnet_inference.errors import EngineError
 from bitnet_inference.model.contract import Output
 from bitnet_inference.native import RowSampler, SamplingRule
@@ -58,7 +59,7 @@ class Sampler:
     def __init__(self, vocab_size: int, quick_top: int = 1) -> None:
         """`quick_top`: see Capabilities."""
         self.vocab_size, self._quick_top = vocab_size, quick_top
-        self._rows = RowSampler(vocab_size)
+        self.rows = RowSampler(vocab_size)
 
     def prepare(self, request: Request) -> None:
         """Translate the request's parameters once; raises InvalidParams for what the vocabulary does not have."""
@@ -92,9 +93,9 @@ class Sampler:
     def pick(self, scores: Scores, index: int) -> Pick:
         """The next token of the request, whose last known token has that row of the scores."""
         if scores.ids is None:
-            return self._pick_sampled(scores.request, scores.logits[index])
+            return self._pick_and_score(scores.request, scores.logits[index])
         request, ids, logits = scores.request, scores.ids[index], scores.logits[index]
-        token_id = self._rows.sample_few(ids, logits, request.rule, request.seed, request.choice, request.position)
+        token_id = self.rows.sample_few(ids, logits, request.rule, request.seed, request.choice, request.position)
         return Pick(request, token_id) if token_id >= 0 else _broken(request)
 
     def _num_needed(self, request: Request) -> int:
@@ -102,27 +103,47 @@ class Sampler:
         params = request.params
         if params.logprobs is not None or params.edits_logits or request.bans_ends or request.constraint is not None:
             return 0
+        if request.beams is not None or params.is_steered:
+            return 0
         if params.is_greedy:
             return 1
         return params.top_k if params.top_k <= min(self._quick_top, self.vocab_size) else 0
+
+    def _pick_and_score(self, request: Request, logits: NDArray[np.float32]) -> Pick:
+        pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits)
+        if pick.error is not None:
+            return pick
+        return pick._replace(logprobs=self._score(request, logits, pick.token_id))
+
+    def _pick_steered(self, request: Request, logits: NDArray[np.float32]) -> Pick:
+        """What processors and a strategy make of the row, which stays as it is."""
+        _, best = self.rows.score(logits, 0, 1)
+        if not best:
+            return _broken(request)
+        try:
+            row = processed(request, logits)
+            if request.params.strategy is None:
+                return self._pick_sampled(request, row)
+            return Pick(request, chosen(request, row))
+        except Exception as error:
+            return Pick(request, -1, error=error)
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         tokens = request.tokens.view
         assert request.constraint is None or request.mask is not None, "a constrained token without its mask"
         given = (tokens, request.num_prompt, request.bans_ends)
         key = (request.seed, request.choice, request.position)
-        token_id = self._rows.sample(logits, request.rule, *given, *key, request.mask)
+        token_id = self.rows.sample(logits, request.rule, *given, *key, request.mask)
         if token_id == -1:
             return _broken(request)
         if token_id == -2:
-            why = "the grammar, min_tokens and logit_bias leave no token to choose from"
-            return _failed(request, why, "lower min_tokens, or ban fewer tokens")
-        return Pick(request, token_id, self._score(request, logits, token_id))
+            return Pick(request, -1, error=no_token_left(request))
+        return Pick(request, token_id)
 
     def _score(self, request: Request, logits: NDArray[np.float32], token_id: int) -> TokenLogprobs | None:
         if request.params.logprobs is None:
             return None
-        logprob, best = self._rows.score(logits, token_id, request.params.logprobs)
+        logprob, best = self.rows.score(logits, token_id, request.params.logprobs)
         return TokenLogprobs(logprob, tuple(best))
 
 
@@ -156,10 +177,11 @@ def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
         yield group
 
 
-def _broken(request: Request) -> Pick:
+def broken_row(request: Request) -> EngineError:
+    """What is said of a row of logits that no token can be chosen from."""
     cure = "its weights are broken, or not what its config.json says: download the model again"
-    return _failed(request, "the model's logits hold NaN or infinity", cure)
+    return EngineError(f"the model's logits hold NaN or infinity at position {request.position}: {cure}")
 
 
-def _failed(request: Request, why: str, cure: str) -> Pick:
-    return Pick(request, -1, error=EngineError(f"{why} at position {request.position}: {cure}"))
+def _broken(request: Request) -> Pick:
+    return Pick(request, -1, error=broken_row(request))

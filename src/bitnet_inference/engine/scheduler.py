@@ -43,9 +43,10 @@ class Scheduler:
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
     does not hold up running streams. Running requests come before waiting ones, and by rank: priority, then arrival. A
     request is admitted when there are blocks for all its known tokens, those that the cache has already among them,
-    and none overtakes it, unless it waits for a choice of the same prompt. When a running request
-    needs a block and none is free, the running one of the lowest rank gives its blocks back and computes its tokens
-    anew later; so the one of the highest rank always gets on, and within a priority none starves.
+    and none overtakes it, unless it waits for a choice of the same prompt. Beams that wait for others of their search
+    give way to these, and to whoever ranks before them. When a running request needs a block and none is free, the
+    running one of the lowest rank gives its blocks back and computes its tokens anew later; so the one of the highest
+    rank always gets on, and within a priority none starves.
 
     Who is not read waits: a request whose sink is full gives place and blocks back. It keeps its rank, and finds again
     in the cache what of its tokens has not had to make room.
@@ -146,6 +147,18 @@ class Scheduler:
         request.blocks.extend(self.pool.allocate(max(0, min(wanted, self.pool.num_free))))
         return min(num_tokens, len(request.blocks) * self.block_size - len(request.tokens))
 
+    def join(self, request: Request) -> None:
+        """Let a request wait that has its rank already."""
+        insort(self.waiting, request, key=_RANK)
+
+    def send_back(self, request: Request) -> None:
+        """Have a request wait again, without its blocks; it may be waiting already."""
+        self._release(request)
+        if request in self.running:
+            self.running.remove(request)
+            insort(self.waiting, request, key=_RANK)
+            self._events.preempted(request)
+
     def take_copies(self) -> list[tuple[int, int]]:
         """Which blocks are to be copied, (from, to) in order, before the step that was scheduled last."""
         copies, self._copies = self._copies, []
@@ -159,13 +172,6 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-
-    def send_back(self, request: Request) -> None:
-        """Have a running request wait again, without its blocks, with the rank that it has."""
-        self._release(request)
-        self.running.remove(request)
-        insort(self.waiting, request, key=_RANK)
-        self._events.preempted(request)
 
     def all_requests(self) -> list[Request]:
         """Every request that has not ended."""
@@ -218,9 +224,9 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Share]:
         shares: list[Share] = []
-        while budget > 0 and len(self.running) < self.max_sequences:
+        while budget > 0:
             request = next((each for each in self.waiting if each.can_run), None)
-            if request is None or not self._give_blocks(request):
+            if request is None or not self._find_place(request):
                 break
             self.waiting.remove(request)
             insort(self.running, request, key=_RANK)
@@ -229,6 +235,19 @@ class Scheduler:
             shares.append(Share(request, min(request.num_pending, budget)))
             budget -= shares[-1].num_tokens
         return shares
+
+    def _find_place(self, request: Request) -> bool:
+        """A place among the running and blocks, if need be those of beams that wait; whether there are."""
+        while len(self.running) >= self.max_sequences or not self._give_blocks(request):
+            yielding = [
+                each
+                for each in self.running
+                if each.is_parked and (each.rank > request.rank or each.beams is request.beams)
+            ]
+            if not yielding:
+                return False
+            self.send_back(yielding[-1])
+        return True
 
     def _give_blocks(self, request: Request) -> bool:
         """Blocks for all known tokens, if there are enough; what the cache has already is shared or copied."""

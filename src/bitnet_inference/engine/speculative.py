@@ -169,6 +169,8 @@ class Speculation:
 
     def _most(self, request: Request) -> int:
         """The longest draft that can be kept whole: behind it the request gets one token more."""
+        if request.beams is not None:
+            return 0
         room = self._max_context - len(request.tokens)
         if request.params.max_tokens is not None:
             room = min(room, request.params.max_tokens - request.num_output)
