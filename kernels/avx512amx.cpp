@@ -1,26 +1,35 @@
 // AMX: a tile of 16 tokens by 64 columns times a tile of 64 columns by 16 rows in one instruction, with exact int32
 // sums.
-#include <immintrin.h>
-
 #include <cstring>
 
-#include "kernels.h"
+#include "t5_decode.h"
 
 namespace {
 
 using namespace bitnet;
 
+// Tiles 4 and 5 are weights, the others have a row for each of up to 16 tokens.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+struct AllShapes {
+    TileShapes of[kMatrixTile + 1];
+    AllShapes() {
+        for (uint8_t tokens = 1; tokens <= kMatrixTile; tokens++)
+            for (int tile = 0; tile < 8; tile++)
+                if (tile != 4 && tile != 5) of[tokens].rows[tile] = tokens;
+    }
+};
+
 // In memory for good: gcc 12 believes that loading them reads 8 bytes.
-const TileShapes shapes;
+const AllShapes shapes;
 
 constexpr int kTileSteps = 4, kTileColumns = kTileSteps * kStepColumns;
 constexpr int kTileBytes = kTileSteps * 4 * kStepBytes;  // of 32 rows, a byte a weight
+constexpr int kFifthTiles = 4;                           // so many tiles of T5 have one of fifth fields
 
 BITNET_INLINE void zero_sums() {
     _tile_zero(0);
@@ -29,61 +38,141 @@ BITNET_INLINE void zero_sums() {
     _tile_zero(3);
 }
 
+BITNET_INLINE void prefetch_step(const uint8_t* w) {
+    __builtin_prefetch(w + 3072, 0, 2);
+    __builtin_prefetch(w + 3072 + 64, 0, 2);
+}
+
+// A field of 16 rows as a byte each: one instruction, a product of bit matrices, picks both bits.
+template <int P>
+BITNET_INLINE void store_field(uint8_t* bytes, __m512i x) {
+    constexpr uint64_t rows = uint64_t(1) << (56 + 2 * P) | uint64_t(1) << (48 + 2 * P + 1);
+    _mm512_storeu_si512(bytes, _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(int64_t(rows)), 0));
+}
+
+// Those of a step of U2.
+BITNET_INLINE void store_fields(uint8_t* bytes, __m512i x, __m512i y) {
+    store_field<0>(bytes, x);
+    store_field<0>(bytes + 64, y);
+    store_field<1>(bytes + kStepBytes, x);
+    store_field<1>(bytes + kStepBytes + 64, y);
+    store_field<2>(bytes + 2 * kStepBytes, x);
+    store_field<2>(bytes + 2 * kStepBytes + 64, y);
+    store_field<3>(bytes + 3 * kStepBytes, x);
+    store_field<3>(bytes + 3 * kStepBytes + 64, y);
+}
+
 // A tile of U2 steps as bytes: 4 columns of 32 rows in 128 bytes, which is how AMX wants its second factor. Columns
 // that only fill up the last tile become 0, so what the activations hold there does not matter.
 BITNET_INLINE void expand_tile(const uint8_t* w, int steps, uint8_t* bytes) {
-    const __m512i mask = _mm512_set1_epi8(3);
-    for (int s = 0; s < kTileSteps; s++, w += kStepBytes) {
+    for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
         if (s >= steps) {
             std::memset(bytes, 0, size_t(kTileSteps - s) * 4 * kStepBytes);
             return;
         }
-        __builtin_prefetch(w + 3072, 0, 2);
-        __builtin_prefetch(w + 3072 + 64, 0, 2);
-        const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++, bytes += kStepBytes) {
-            _mm512_storeu_si512(bytes, _mm512_and_si512(_mm512_srli_epi16(x, 2 * p), mask));
-            _mm512_storeu_si512(bytes + 64, _mm512_and_si512(_mm512_srli_epi16(y, 2 * p), mask));
-        }
+        prefetch_step(w);
+        store_fields(bytes, _mm512_loadu_si512(w), _mm512_loadu_si512(w + 64));
     }
+}
+
+// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields, or without.
+template <bool WithFifths>
+BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, uint8_t* bytes, uint8_t* fifths) {
+    for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
+        prefetch_step(w);
+        const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
+        store_fields(bytes, decoder.first_four(x), decoder.first_four(y));
+        if constexpr (!WithFifths) continue;
+        store_field<3>(fifths + s * kStepBytes, decoder.fifth_on_top(x));
+        store_field<3>(fifths + s * kStepBytes + 64, decoder.fifth_on_top(y));
+    }
+}
+
+// The tiles of a group; T5 has tiles of fifth fields behind the others.
+template <bool IsT5>
+class Expansion {
+  public:
+    Expansion(const MatrixTask& t, const uint8_t* weights)
+        : weights_(weights), steps_(t.steps), tiles((t.steps + kTileSteps - 1) / kTileSteps) {}
+    // One of the first `tiles`, in ascending order. For T5, `fifths` collects its fifth fields and its neighbours'.
+    BITNET_INLINE void tile(int tile, uint8_t* bytes, uint8_t* fifths) const {
+        if (!IsT5) return any_tile(tile, bytes);
+        const int quarter = tile % kFifthTiles;
+        if (quarter == 0 && tiles - tile < kFifthTiles) std::memset(fifths, 0, kTileBytes);
+        expand_block<true>(decoder_, at(tile), bytes, fifths + quarter * (kTileBytes / kFifthTiles));
+    }
+    // Any tile, by itself.
+    BITNET_INLINE void any_tile(int tile, uint8_t* bytes) const {
+        if (!IsT5) return expand_tile(at(tile), steps_ - tile * kTileSteps, bytes);
+        if (tile < tiles) return expand_block<false>(decoder_, at(tile), bytes, nullptr);
+        constexpr int kSteps = kFifthTiles * kTileSteps;
+        const int begin = (tile - tiles) * kSteps, count = steps_ - begin < kSteps ? steps_ - begin : kSteps;
+        for (int i = 0; i < 2 * count; i++, bytes += 64)
+            store_field<3>(bytes, decoder_.fifth_on_top(_mm512_loadu_si512(weights_ + begin * kStepBytes + 64 * i)));
+        std::memset(bytes, 0, size_t(kSteps - count) * kStepBytes);
+    }
+    // Whether the fifth fields are complete with this tile.
+    BITNET_INLINE bool ends_fifths(int tile) const {
+        return IsT5 && (tile % kFifthTiles == kFifthTiles - 1 || tile + 1 == tiles);
+    }
+
+  private:
+    const uint8_t* at(int tile) const { return weights_ + tile * kTileSteps * kStepBytes; }
+    const uint8_t* weights_;
+    int steps_;
+    T5Decoder decoder_;
+
+  public:
+    const int tiles;
+};
+
+// A tile of group `Of` times A tiles of tokens; the second of two groups finds those of the first in their registers.
+template <int Of, int A>
+BITNET_INLINE void multiply(const uint8_t* bytes, const int8_t* codes, int64_t stride) {
+    asm volatile("" : : : "memory");  // which gcc 12 forgets to say of the loads of tiles
+    _tile_loadd(4, bytes, kStepBytes);
+    _tile_loadd(5, bytes + 64, kStepBytes);
+    if constexpr (Of == 1) {
+        _tile_dpbsud(2, 6, 4);
+        _tile_dpbsud(3, 6, 5);
+    } else {
+        _tile_loadd(6, codes, stride);
+        _tile_dpbsud(0, 6, 4);
+        _tile_dpbsud(1, 6, 5);
+    }
+    if constexpr (A == 2) {
+        _tile_loadd(7, codes + kMatrixTile * stride, stride);
+        _tile_dpbsud(2, 7, 4);
+        _tile_dpbsud(3, 7, 5);
+    }
+    asm volatile("" : : : "memory");
 }
 
 // G groups of rows times A tiles of 16 tokens, of which one is 1: each tile is expanded while the one before it is
 // multiplied. Two groups share the loads of the activations, which come from the second cache.
-template <int G, int A>
+template <bool IsT5, int G, int A>
 void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
-    alignas(64) uint8_t ring[2][G][kTileBytes];
-    const int tiles = (t.steps + kTileSteps - 1) / kTileSteps;
-    const auto expand = [&](int tile) {
-        for (int g = 0; g < G; g++)
-            expand_tile(weights + g * t.steps * kStepBytes + tile * kTileSteps * kStepBytes,
-                        t.steps - tile * kTileSteps, ring[tile % 2][g]);
+    alignas(64) uint8_t ring[G][2][kTileBytes], fifths[IsT5 ? G : 1][2][kTileBytes];
+    const Expansion<IsT5> groups[2] = {{t, weights}, {t, weights + (G - 1) * t.steps * kStepBytes}};
+    const int tiles = groups[0].tiles;
+    const auto expand = [&](int tile, int g) {
+        groups[g].tile(tile, ring[g][tile % 2], fifths[IsT5 ? g : 0][tile / kFifthTiles % 2]);
     };
-    const int8_t* a = t.codes;
     zero_sums();
-    expand(0);
+    expand(0, 0);
+    if constexpr (G == 2) expand(0, 1);
+    const int8_t *a = t.codes, *last = t.codes + tiles * kTileColumns;
     for (int tile = 0; tile < tiles; tile++, a += kTileColumns) {
-        if (tile + 1 < tiles) expand(tile + 1);
-        asm volatile("" : : : "memory");  // which gcc 12 forgets to say of the loads of tiles
-        const uint8_t* b = ring[tile % 2][0];
-        _tile_loadd(4, b, kStepBytes);
-        _tile_loadd(5, b + 64, kStepBytes);
-        _tile_loadd(6, a, t.code_stride);
-        _tile_dpbsud(0, 6, 4);
-        _tile_dpbsud(1, 6, 5);
-        if constexpr (A == 2) {
-            _tile_loadd(7, a + kMatrixTile * t.code_stride, t.code_stride);
-            _tile_dpbsud(2, 7, 4);
-            _tile_dpbsud(3, 7, 5);
-        }
+        if (tile + 1 < tiles) expand(tile + 1, 0);
+        multiply<0, A>(ring[0][tile % 2], a, t.code_stride);
         if constexpr (G == 2) {
-            _tile_loadd(4, b + kTileBytes, kStepBytes);
-            _tile_loadd(5, b + kTileBytes + 64, kStepBytes);
-            _tile_dpbsud(2, 6, 4);
-            _tile_dpbsud(3, 6, 5);
+            if (tile + 1 < tiles) expand(tile + 1, 1);
+            multiply<1, A>(ring[1][tile % 2], a, t.code_stride);
         }
-        asm volatile("" : : : "memory");
+        if (!groups[0].ends_fifths(tile)) continue;
+        multiply<0, A>(fifths[0][tile / kFifthTiles % 2], last, t.code_stride);
+        if constexpr (G == 2) multiply<1, A>(fifths[G - 1][tile / kFifthTiles % 2], last, t.code_stride);
+        last += kTileColumns;
     }
     _tile_stored(0, acc, kGroupRows * 4);
     _tile_stored(1, acc + 16, kGroupRows * 4);
@@ -95,15 +184,15 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
 
 // One group times any number of tokens: some tiles are expanded once, and multiplied with all tokens, whose sums come
 // and go.
+template <bool IsT5>
 void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
     constexpr int kChunk = 8;
     alignas(64) uint8_t expanded[kChunk * kTileBytes];
-    const int tiles = (t.steps + kTileSteps - 1) / kTileSteps;
+    const Expansion<IsT5> group(t, weights);
+    const int tiles = group.tiles + (IsT5 ? (group.tiles + kFifthTiles - 1) / kFifthTiles : 0);
     for (int begin = 0; begin < tiles; begin += kChunk) {
         const int end = begin + kChunk < tiles ? begin + kChunk : tiles;
-        for (int tile = begin; tile < end; tile++)
-            expand_tile(weights + tile * kTileSteps * kStepBytes, t.steps - tile * kTileSteps,
-                        expanded + (tile - begin) * kTileBytes);
+        for (int tile = begin; tile < end; tile++) group.any_tile(tile, expanded + (tile - begin) * kTileBytes);
         asm volatile("" : : : "memory");
         for (int first = 0; first < t.tokens; first += 2 * kMatrixTile) {
             const bool two = t.tokens - first > kMatrixTile;
@@ -118,6 +207,7 @@ void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
             }
             const int8_t* a = t.codes + first * t.code_stride + begin * kTileColumns;
             const uint8_t* b = expanded;
+#pragma GCC unroll 1  // a tenth faster than what gcc 12 unrolls
             for (int tile = begin; tile < end; tile++, a += kTileColumns, b += kTileBytes) {
                 _tile_loadd(4, b, kStepBytes);
                 _tile_loadd(5, b + 64, kStepBytes);
@@ -138,22 +228,24 @@ void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
     }
 }
 
-void matrix_product(const MatrixTask& t) {
-    _tile_loadconfig(&shapes);
-    if (t.groups == 2 && t.tokens <= kMatrixTile) {
-        block<2, 1>(t, t.weights, t.acc);
-    } else {
-        for (int g = 0; g < t.groups; g++) {
-            const uint8_t* weights = t.weights + g * t.steps * kStepBytes;
-            int32_t* acc = t.acc + g * t.acc_tokens * kGroupRows;
-            if (t.tokens <= kMatrixTile)
-                block<1, 1>(t, weights, acc);
-            else if (t.tokens <= 2 * kMatrixTile)
-                block<1, 2>(t, weights, acc);
-            else
-                many_tokens(t, weights, acc);
-        }
+template <bool IsT5>
+void product(const MatrixTask& t) {
+    if (t.groups == 2 && t.tokens <= kMatrixTile) return block<IsT5, 2, 1>(t, t.weights, t.acc);
+    for (int g = 0; g < t.groups; g++) {
+        const uint8_t* weights = t.weights + g * t.steps * kStepBytes;
+        int32_t* acc = t.acc + g * t.acc_tokens * kGroupRows;
+        if (t.tokens <= kMatrixTile)
+            block<IsT5, 1, 1>(t, weights, acc);
+        else if (t.tokens <= 2 * kMatrixTile)
+            block<IsT5, 1, 2>(t, weights, acc);
+        else
+            many_tokens<IsT5>(t, weights, acc);
     }
+}
+
+void matrix_product(const MatrixTask& t) {
+    _tile_loadconfig(&shapes.of[t.tokens < kMatrixTile ? t.tokens : kMatrixTile]);
+    t.is_t5 ? product<true>(t) : product<false>(t);
     _tile_release();
 }
 
@@ -220,7 +312,7 @@ void head_block(const HeadMatrixTask& t) {
 
 void head_matrix(const HeadMatrixTask& t) {
     const bool two = t.vectors > kMatrixTile;
-    _tile_loadconfig(&shapes);
+    _tile_loadconfig(&shapes.of[kMatrixTile]);
     if (t.tiles == 2)
         two ? head_block<2, 2>(t) : head_block<2, 1>(t);
     else

@@ -1,88 +1,108 @@
-// AVX-512 with VBMI decodes T5: two `vpermi2b` and a blend give a byte of U2 from a byte of T5, `vpermb` its fifth
-// weight.
-#include <immintrin.h>
-
-#include <cstring>
-
-#include "kernels.h"
-#include "t5.h"
+// AVX-512 with VBMI: products with T5, decoded in registers.
+#include "t5_decode.h"
 
 namespace {
 
 using namespace bitnet;
 
-struct Tables {
-    __m512i first[4], fifth;
-    Tables() {
-        for (int i = 0; i < 4; i++) first[i] = _mm512_loadu_si512(kT5.first + 64 * i);
-        fifth = _mm512_loadu_si512(kT5.fifth);
-    }
-};
-
-BITNET_INLINE __m512i first_four(const Tables& tables, __m512i x) {
-    const __m512i low = _mm512_permutex2var_epi8(tables.first[0], x, tables.first[1]);
-    const __m512i high = _mm512_permutex2var_epi8(tables.first[2], x, tables.first[3]);
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(x), low, high);
+BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const int8_t* activations) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const int32_t*)activations));
 }
 
-BITNET_INLINE __m512i fifth(const Tables& tables, __m512i x) { return _mm512_permutexvar_epi8(x, tables.fifth); }
+// T tokens with H halves (16 rows each) in a pass. Fields are masked in place, as in avx512.cpp; the last two are both
+// 64 times too large and share a sum: 128 * 127 * columns * 2 / 5 < 2^31 (kMaxColumns).
+template <int T, int H>
+void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
+    constexpr int kChunk = H == 2 ? 1 << 20 : 64;
+    const T5Decoder decoder;
+    const int steps = 4 * num_blocks;
+    const int8_t* last = a + 16 * steps * T;
+    __m512i masks[4];
+    for (int p = 0; p < 4; p++) masks[p] = _mm512_set1_epi8(char(3 << 2 * p));
+    for (int begin = 0; begin < steps; begin += kChunk) {
+        const int end = steps - begin < kChunk ? steps : begin + kChunk;
+        for (int first = 0; first < 2; first += H) {
+            __m512i sums[H][4][T];
+#pragma GCC unroll 2
+            for (int h = 0; h < H; h++)
+#pragma GCC unroll 4
+                for (int p = 0; p < 4; p++)
+#pragma GCC unroll 8
+                    for (int t = 0; t < T; t++) sums[h][p][t] = _mm512_setzero_si512();
+            const uint8_t* ws = w + begin * kStepBytes + 64 * first;
+            [[maybe_unused]] const uint8_t* next = w + end * kStepBytes + first * (kChunk / 2 * kStepBytes);
+            const int8_t* as = a + begin * 16 * T;
+            const int8_t* ls = last + begin * 4 * T;
+            for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T, ls += 4 * T) {
+                if constexpr (H == 2) {
+                    __builtin_prefetch(ws + 3072, 0, 2);
+                    __builtin_prefetch(ws + 3072 + 64, 0, 2);
+                } else {
+                    __builtin_prefetch(next + (s - begin) * 64, 0, 3);
+                }
+#pragma GCC unroll 2
+                for (int h = 0; h < H; h++) {
+                    const __m512i x = _mm512_loadu_si512(ws + 64 * h);
+                    const __m512i u = decoder.first_four(x), top = decoder.fifth_on_top(x);
+#pragma GCC unroll 5
+                    for (int p = 0; p < 5; p++) {
+                        const __m512i field = _mm512_and_si512(p < 4 ? u : top, masks[p < 4 ? p : 3]);
+                        const int8_t* four = p < 4 ? as + 4 * p * T : ls;
+#pragma GCC unroll 8
+                        for (int t = 0; t < T; t++) add_products(sums[h][p < 4 ? p : 3][t], field, four + 4 * t);
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int h = 0; h < H; h++)
+#pragma GCC unroll 8
+                for (int t = 0; t < T; t++) {
+                    int32_t* out = acc + t * kGroupRows + 16 * (first + h);
+                    __m512i sum = begin ? _mm512_loadu_si512(out) : _mm512_setzero_si512();
+                    sum = _mm512_add_epi32(sum, sums[h][0][t]);
+                    sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][1][t], 2));
+                    sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][2][t], 4));
+                    sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][3][t], 6));
+                    _mm512_storeu_si512(out, sum);
+                }
+        }
+    }
+}
 
+void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
+    switch (tokens) {
+        case 1:
+            return tile<1, 2>(w, a, num_blocks, acc);
+        case 2:
+            return tile<2, 2>(w, a, num_blocks, acc);
+        case 3:
+            return tile<3, 2>(w, a, num_blocks, acc);
+        case 4:
+            return tile<4, 1>(w, a, num_blocks, acc);
+        case 5:
+            return tile<5, 1>(w, a, num_blocks, acc);
+        default:
+            return tile<6, 1>(w, a, num_blocks, acc);
+    }
+}
+
+// Whole blocks into as many steps of U2, those of the fifth fields last.
 void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {
-    const Tables tables;
-    for (int b = 0; b < num_blocks; b++, blocks += kBlockBytes, steps += kBlockSteps * kStepBytes)
+    const T5Decoder decoder;
+    const __m512i top = _mm512_set1_epi8(char(192));
+    uint8_t* last = steps + 4 * num_blocks * kStepBytes;
+    for (int b = 0; b < num_blocks; b++, last += kStepBytes)
         for (int half = 0; half < kStepBytes; half += 64) {
-            __m512i last = _mm512_setzero_si512();
+            __m512i fifth = _mm512_setzero_si512();
 #pragma GCC unroll 4
             for (int s = 0; s < 4; s++) {
-                const __m512i x = _mm512_loadu_si512(blocks + s * kStepBytes + half);
-                _mm512_storeu_si512(steps + s * kStepBytes + half, first_four(tables, x));
-                last = _mm512_or_si512(last, _mm512_slli_epi16(fifth(tables, x), 2 * s));
+                const __m512i x = _mm512_loadu_si512(blocks + (4 * b + s) * kStepBytes + half);
+                _mm512_storeu_si512(steps + (4 * b + s) * kStepBytes + half, decoder.first_four(x));
+                const __m512i on_top = _mm512_and_si512(decoder.fifth_on_top(x), top);
+                fifth = _mm512_or_si512(_mm512_srli_epi16(fifth, 2), on_top);
             }
-            _mm512_storeu_si512(steps + 4 * kStepBytes + half, last);
+            _mm512_storeu_si512(last + half, fifth);
         }
-}
-
-BITNET_INLINE __m512i broadcast(const int8_t* codes) {
-    int32_t four;
-    std::memcpy(&four, codes, 4);
-    return _mm512_set1_epi32(four);
-}
-
-BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const __m512i& activations) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(activations));
-}
-
-// As tile<1, 4> of avx512.cpp: fields masked in place, a sum for each, shifted once at the end.
-void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
-    const Tables tables;
-    __m512i sums[5][2], masks[4];
-    for (int p = 0; p < 5; p++) sums[p][0] = sums[p][1] = _mm512_setzero_si512();
-    for (int p = 0; p < 4; p++) masks[p] = _mm512_set1_epi8(char(3 << 2 * p));
-    for (int b = 0; b < num_blocks; b++, a += kBlockColumns)
-#pragma GCC unroll 4
-        for (int s = 0; s < 4; s++, w += kStepBytes) {
-            __builtin_prefetch(w + 3072, 0, 2);
-            __builtin_prefetch(w + 3072 + 64, 0, 2);
-            const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
-            const __m512i u = first_four(tables, x), v = first_four(tables, y);
-#pragma GCC unroll 4
-            for (int p = 0; p < 4; p++) {
-                const __m512i four = broadcast(a + 16 * s + 4 * p);
-                add_products(sums[p][0], _mm512_and_si512(u, masks[p]), four);
-                add_products(sums[p][1], _mm512_and_si512(v, masks[p]), four);
-            }
-            const __m512i four = broadcast(a + 64 + 4 * s);
-            add_products(sums[4][0], fifth(tables, x), four);
-            add_products(sums[4][1], fifth(tables, y), four);
-        }
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-        __m512i sum = _mm512_add_epi32(sums[4][h], sums[0][h]);
-        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[1][h], 2));
-        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[2][h], 4));
-        sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[3][h], 6));
-        _mm512_storeu_si512(acc + 16 * h, sum);
-    }
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Seconds = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowsTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
-using CodesTuple = std::tuple<int64_t, int64_t, bool>;
+using CodesTuple = std::tuple<int64_t, int64_t>;
 
 void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
@@ -57,7 +57,7 @@ Rows rows_of(const RowsTuple& t) {
     return {Base(base), offset, stride, column, width};
 }
 
-Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t), std::get<2>(t)}; }
+Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t)}; }
 
 // A dense matrix that views an array; float16 and bfloat16 come as uint16.
 struct Dense {

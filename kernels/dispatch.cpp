@@ -43,12 +43,12 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni") && has_avx2();
 }
 bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi"); }
-// Linux lets a process use the tiles once it has asked.
+// With GFNI, as all that have it. Linux lets a process use the tiles once it has asked.
 bool has_amx() {
 #ifdef __linux__
     unsigned a, b, c, d;
     constexpr long request_permission = 0x1023, tile_data = 18;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 24) && (d & 1u << 25) &&
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 8) && (d & 1u << 24) && (d & 1u << 25) &&
            syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
     return false;
@@ -82,7 +82,7 @@ struct Available {
     void offer_avx512() {
         avx512 = *avx512_kernels();
         if (has_avx512vbmi()) add_avx512vbmi(avx512);
-        if (has_amx()) {
+        if (has_avx512vbmi() && has_amx()) {
             avx512amx = avx512;
             add_avx512amx(avx512amx);
             offer(&avx512amx);

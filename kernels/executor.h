@@ -24,7 +24,6 @@ struct Rows {
 // Int8 codes of T tokens of `padded` columns, packed in tiles of tokens, with a scale and a sum a token, in the arena.
 struct Codes {
     int64_t offset, padded;
-    bool block_order;  // padded to, and in the order of, T5 blocks
     int64_t floats() const { return padded / 4 + 2; }
 };
 

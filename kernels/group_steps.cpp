@@ -69,7 +69,7 @@ struct GroupProductStep final : Step {
         const int8_t* codes = c.codes(x) + t * x.padded;
         for (int s = 0, i = 0; s < int(weight->steps()); s += group_steps(*weight), i++) {
             const int steps = std::min(group_steps(*weight), int(weight->steps()) - s);
-            c.kernels.matrix_product({weight->group_data(g) + s * kStepBytes, 1, steps, codes + s * kStepColumns,
+            c.kernels.matrix_product({weight->group_data(g) + s * kStepBytes, false, 1, steps, codes + s * kStepColumns,
                                       x.padded, tokens, acc, int(kBlock)});
             c.kernels.group_add(acc, tokens, weight->group_scales(g) + i * kGroupRows, sums.at(c, t) + i, sums.stride,
                                 totals);

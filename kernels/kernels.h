@@ -19,11 +19,12 @@ enum class Activation : int { none = 0, relu2 = 1, silu = 2 };
 constexpr int kGroupRows = 32;
 constexpr int kStepColumns = 16;
 constexpr int kStepBytes = 128;
-// T5 layout: five weights a byte, groups of 32 rows as in U2, blocks of 80 columns in four steps of 20. A block expands
-// to five U2 steps: the first four fields of each step, then the fifth fields of all four together.
+// T5 layout: groups of 32 rows and steps of 128 bytes as in U2, five fields a byte, in blocks of four steps and 80
+// columns. The fifth fields are the columns behind those of all other fields: B blocks are 5 B steps of U2.
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;
+constexpr int kMaxBlockTokens = 6;  // of block_tile
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
 constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64;
@@ -51,15 +52,16 @@ struct RowTask {
     int8_t* codes;     // int8 result: 4 codes at codes + 4 * lane_stride * (k / 4), or null
     int lane_stride;   // tokens in the tile
     int padded_width;  // codes up to here are written, zero beyond width
-    bool block_order;  // the order in which T5 blocks expand, not the order of the columns
     float* inverse_scale;
     int32_t* code_sum;
 };
 
-// One or two groups of 32 rows and any number of tokens, whose codes stand one token after the other. Codes are read
-// for tokens up to the next multiple of 16, and 48 bytes beyond the last; acc is written for as many.
+// One or two groups of 32 rows and any number of tokens, whose codes stand one token after the other, at best on
+// boundaries of 64 bytes. Codes are read for tokens up to the next multiple of 16, and 48 bytes beyond the last; acc is
+// written for as many.
 struct MatrixTask {
-    const uint8_t* weights;  // U2 steps, one group behind the other
+    const uint8_t* weights;  // steps of 128 bytes, one group behind the other
+    bool is_t5;
     int groups, steps;
     const int8_t* codes;
     int64_t code_stride;
@@ -177,10 +179,10 @@ struct Kernels {
     void (*head_scores)(const HeadScores& task, float* scores);
     // Both ends of the interval that holds each exact logit; whether one of them may reach `least`.
     bool (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float least, float* upper, float* lower);
-    // T5 blocks of one group into U2 steps, and their product with one token; null where the plain way is as good.
+    // T5 blocks of one group into U2 steps, and ternary_tile for up to 6 tokens; null where the plain way is as good.
     void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
-    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int32_t* acc);
-    // acc[token][32] for many tokens at once; null where ternary_tile is the way.
+    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
+    // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
     void (*head_matrix)(const HeadMatrixTask& task);  // null where there is no matrix_product
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.

@@ -156,7 +156,7 @@ Result check_program(const Kernels& kernels, Random random) {
     const Rows x = rows(0, hidden, 0, hidden), q = rows(320, 256, 0, 128), k = rows(320, 256, 128, 64);
     const Rows v = rows(320, 256, 192, 64), angles = rows(576, dim, 0, dim), attended = rows(608, 128, 0, 128);
     const Rows gate = rows(736, 1280, 0, 640), other = rows(736, 1280, 640, 640), gated = rows(2016, 640, 0, 640);
-    const Codes first{2656, hidden, false}, second{2656, hidden, format == Format::t5};
+    const Codes first{2656, hidden}, second{2656, hidden};
     Program program(2656 + 96);
     program.embed(&embedding, x);
     program.rows_to_codes({x, nullptr, Activation::none, norm.data(), 1e-5f}, first);

@@ -53,8 +53,8 @@ void time_rows(const Kernels& kernels) {
     const int64_t codes = kInner * 2, end = codes + kInner / 4 + 16;
     const Rows up = rows(kInner, kInner);
     Program normed(end), gated(end), rope(kHidden + 2 * kKeys + kDim);
-    normed.rows_to_codes({rows(0, kHidden), nullptr, Activation::none, norm.data(), 1e-5f}, {codes, kHidden, false});
-    gated.rows_to_codes({rows(0, kInner), &up, Activation::relu2, norm.data(), 1e-5f}, {codes, kInner, false});
+    normed.rows_to_codes({rows(0, kHidden), nullptr, Activation::none, norm.data(), 1e-5f}, {codes, kHidden});
+    gated.rows_to_codes({rows(0, kInner), &up, Activation::relu2, norm.data(), 1e-5f}, {codes, kInner});
     rope.rope_write(&cache, 0, rows(0, kHidden), rows(kHidden, kKeys), rows(kHidden + kKeys, kKeys),
                     rows(kHidden + 2 * kKeys, kDim));
     const std::pair<const char*, const Program*> steps[] = {{"norm and quantise 2,560", &normed},

@@ -23,7 +23,7 @@ TernaryWeight grouped_weight(Random& random, int64_t rows, int64_t columns, int6
 void product(Program& program, const TernaryWeight& weight, bool residual) {
     const int64_t columns = weight.columns(), rows = weight.rows();
     const Rows x{Base::input, 0, columns, 0, columns}, added{Base::input, 0, columns, 0, rows};
-    const Codes codes{0, (columns + 15) / 16 * 16, false};
+    const Codes codes{0, (columns + 15) / 16 * 16};
     program.rows_to_codes({x, nullptr, Activation::none, nullptr, 0.0f}, codes);
     program.ternary(&weight, codes, {Base::output, 0, rows, 0, rows}, residual ? &added : nullptr);
 }

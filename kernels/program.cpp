@@ -71,7 +71,6 @@ struct RowStep final : Step {
                 task.codes = c.codes(codes) + begin * codes.padded + 4 * (t - begin);
                 task.lane_stride = int(tiles.begin(tile + 1) - begin);
                 task.padded_width = int(codes.padded);
-                task.block_order = codes.block_order;
                 task.inverse_scale = c.scales(codes) + t;
                 task.code_sum = c.sums(codes) + t;
             } else {
@@ -98,36 +97,36 @@ struct TernaryStep final : Step {
         if (c.num_tokens > kMaxTileTokens) return kGroupsAtOnce;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    // Expanded T5, and for a matrix product the sums of all tokens.
-    int64_t expanded_bytes() const { return is_t5() ? weight->steps() * kStepBytes : 0; }
+    // Expanded T5, or for a matrix product the sums of all tokens.
     int64_t scratch_floats(int64_t num_tokens) const override {
-        return expanded_bytes() / 4 + kGroupsAtOnce * matrix_tokens(num_tokens) * kGroupRows;
+        const int64_t expanded = is_t5() ? weight->steps() * kStepBytes / 4 : 0;
+        return std::max(expanded, kGroupsAtOnce * matrix_tokens(num_tokens) * kGroupRows);
     }
     static int64_t matrix_tokens(int64_t num_tokens) {
         return (num_tokens + kMatrixTile - 1) / kMatrixTile * kMatrixTile;
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        const bool direct = is_t5() && c.num_tokens == 1 && c.kernels.block_tile;
-        auto* expanded = c.scratch[size_t(thread)].data();
-        const bool matrix = c.tile_tokens == 1 && c.num_tokens > 1;
-        for (int64_t g = first, count; g < last; g += count) {
-            count = matrix && !is_t5() ? std::min(kGroupsAtOnce, last - g) : 1;
+        uint8_t* scratch = c.scratch[size_t(thread)].data();
+        if (c.tile_tokens == 1 && c.num_tokens > 1) {
+            for (int64_t g = first; g < last; g += kGroupsAtOnce)
+                multiply(c, g, std::min(kGroupsAtOnce, last - g), reinterpret_cast<int32_t*>(scratch));
+            return;
+        }
+        const bool direct = is_t5() && c.num_tokens <= kMaxBlockTokens && c.kernels.block_tile;
+        const auto expand = c.kernels.expand_blocks ? c.kernels.expand_blocks : expand_blocks;
+        for (int64_t g = first; g < last; g++) {
             const uint8_t* data = weight->group_data(g);
             if (is_t5() && !direct) {
-                const auto expand = c.kernels.expand_blocks ? c.kernels.expand_blocks : expand_blocks;
-                expand(data, int(weight->steps() / kBlockSteps), expanded);
-                data = expanded;
+                expand(data, int(weight->steps() / kBlockSteps), scratch);
+                data = scratch;
             }
-            if (matrix)
-                multiply(c, g, count, data, reinterpret_cast<int32_t*>(expanded + expanded_bytes()));
-            else
-                tiles(c, weight->groups()[size_t(g)], data, direct);
+            tiles(c, weight->groups()[size_t(g)], data, direct);
         }
     }
-    void multiply(const Context& c, int64_t first, int64_t count, const uint8_t* data, int32_t* acc) const {
-        const int tokens = int(matrix_tokens(c.num_tokens));
-        c.kernels.matrix_product(
-            {data, int(count), int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens), acc, tokens});
+    void multiply(const Context& c, int64_t first, int64_t count, int32_t* acc) const {
+        const int tokens = int(matrix_tokens(c.num_tokens)), steps = int(weight->group_bytes() / kStepBytes);
+        c.kernels.matrix_product({weight->group_data(first), is_t5(), int(count), steps, c.codes(x), x.padded,
+                                  int(c.num_tokens), acc, tokens});
         for (int64_t g = first; g < first + count; g++, acc += tokens * kGroupRows)
             store(c, weight->groups()[size_t(g)], acc, 0, int(c.num_tokens));
     }
@@ -139,7 +138,7 @@ struct TernaryStep final : Step {
             const int tokens = int(tiles.begin(tile + 1) - t);
             const int8_t* codes = c.codes(x) + t * x.padded;
             if (direct)
-                c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), acc);
+                c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), tokens, acc);
             else
                 c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
             store(c, group, acc, t, tokens);
@@ -290,8 +289,8 @@ void Program::check_written(const Rows& rows, int64_t width) {
 }
 
 void Program::check(const Codes& codes, int64_t columns) {
-    const int64_t whole = codes.block_order ? kBlockColumns : kStepColumns;
-    require(codes.padded == (columns + whole - 1) / whole * whole, "codes are padded to whole steps or blocks");
+    require(codes.padded >= columns && codes.padded <= kMaxWidth && codes.padded % kStepColumns == 0,
+            "codes are padded to whole steps");
     max_padded_ = std::max(max_padded_, codes.padded);
     require(codes.offset >= 0 && codes.offset % 16 == 0 && codes.offset <= arena_floats_ - codes.floats(),
             "codes lie outside the arena");
@@ -341,8 +340,7 @@ void Program::rows_to_codes(RowsStep step, Codes out) {
 }
 
 void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
-    check(x, weight->columns());
-    require(x.block_order == (weight->format() == Format::t5), "codes stand in another order than the weights");
+    check(x, weight->padded_columns());
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
     require(weight->is_packed(), "a part of the ternary weight was never packed");

@@ -1,5 +1,5 @@
-// T5: the weights t0 .. t4 (0, 1, 2) of a byte are (q % 4) << 6 | 21 t4 + q / 4 with q = t0 + 3 t1 + 9 t2 + 27 t3,
-// which splits into two look-ups of 6 and 7 bits.
+// T5: five weights t0 .. t4 (0, 1, 2) in a byte. With q = t0 + 3 t1 + 9 t2 + 27 t3 it is t4 << 6 | q where q < 64, and
+// 3 << 6 | 3 (q - 64) + t4 for the other 17: t4 stands in place in most bytes, and 6 bits look all the rest up.
 #pragma once
 #include <cstdint>
 
@@ -7,13 +7,16 @@ namespace bitnet {
 
 struct T5Tables {
     uint8_t first[256] = {};  // t0 | t1 << 2 | t2 << 4 | t3 << 6, by the whole byte
-    uint8_t fifth[64] = {};   // t4, by the low 6 bits
+    uint8_t fifth[256] = {};  // t4 << 6
+    uint8_t pack[256] = {};   // the byte, by q + 81 t4; 243 of them
     constexpr T5Tables() {
         for (int byte = 0; byte < 256; byte++) {
-            const int q = (byte & 63) % 21 * 4 + (byte >> 6);
+            const int low = byte & 63, q = byte < 192 ? low : (64 + low / 3) % 81;
             first[byte] = uint8_t(q % 3 | q / 3 % 3 << 2 | q / 9 % 3 << 4 | q / 27 % 3 << 6);
-            fifth[byte & 63] = uint8_t((byte & 63) / 21);
+            fifth[byte] = uint8_t((byte < 192 ? byte >> 6 : low % 3) << 6);
         }
+        for (int q = 0; q < 81; q++)
+            for (int t4 = 0; t4 < 3; t4++) pack[q + 81 * t4] = uint8_t(q < 64 ? t4 << 6 | q : 192 + 3 * (q - 64) + t4);
     }
 };
 

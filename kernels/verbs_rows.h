@@ -76,17 +76,10 @@ BITNET_INLINE void each_16(int width, F f) {
     if (k < width) f(k, width - k);
 }
 
-// Puts four codes each where products read them: lane_stride apart, and perhaps as T5 blocks of 80 expand, which is the
-// first four fields of each step and then the fifth fields.
+// Puts four codes each where products read them, lane_stride apart.
 inline void place_codes(const RowTask& t, const int8_t* codes) {
-    const int64_t apart = 4 * int64_t(t.lane_stride);
     int8_t* to = t.codes;
-    if (!t.block_order)
-        for (int k = 0; k < t.padded_width; k += 4, to += apart) std::memcpy(to, codes + k, 4);
-    else
-        for (int k = 0; k < t.padded_width; k += kBlockColumns, to += 20 * apart)
-            for (int i = 0; i < 20; i++)
-                std::memcpy(to + apart * (i % 5 < 4 ? i / 5 * 4 + i % 5 : 16 + i / 5), codes + k + 4 * i, 4);
+    for (int k = 0; k < t.padded_width; k += 4, to += 4 * int64_t(t.lane_stride)) std::memcpy(to, codes + k, 4);
 }
 
 // What decides the scale of a row: its largest magnitude, and 0, or not a number where one element is not finite.
@@ -102,7 +95,7 @@ BITNET_INLINE void store_codes(const RowTask& t, const float* y, const Extent& e
     float top = reduce_max(extent.largest);
     if (top < 1e-5f) top = 1e-5f;
     const float scale = (1.0f / top) * 127.0f;  // two roundings, as torch evaluates 127 / top
-    const bool placed = t.lane_stride == 1 && !t.block_order;
+    const bool placed = t.lane_stride == 1;
     int8_t* codes = placed ? t.codes : (int8_t*)t.scratch;  // bytes where floats of y have been read
     Lanes sums = set1(0.0f);                                // exact: whole, and far below 2^24
     each_16(t.width, [&](int k, int n) {

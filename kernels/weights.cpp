@@ -48,7 +48,6 @@ namespace {
 
 constexpr int64_t kMaxRows = 1 << 30;
 constexpr uint64_t kLowBits = 0x0303030303030303;
-constexpr uint32_t kLowBits32 = 0x03030303;
 
 // The codes 0..2 of a row, one a byte, whatever the source layout; `out` has room for whole steps of 8.
 uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_codes, uint8_t* out) {
@@ -76,11 +75,12 @@ uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_co
                                 " holds no ternary code");
 }
 
-// Four codes a field: their bytes of U2, or of T5 with the fifth field. No sum carries into the next byte.
+// Four codes a field: their bytes of U2, or of T5 with the fifth fields. No sum carries into the next byte.
 uint32_t u2_bytes(const uint32_t* field) { return field[0] | field[1] << 2 | field[2] << 4 | field[3] << 6; }
-uint32_t t5_bytes(const uint32_t* field) {
-    const uint32_t q = field[0] + 3 * field[1] + 9 * field[2] + 27 * field[3];
-    return (q & kLowBits32) << 6 | (21 * field[4] + (q >> 2 & 0x1f1f1f1f));
+uint32_t t5_bytes(const uint32_t* field, uint32_t fifth) {
+    const uint32_t q = field[0] + 3 * field[1] + 9 * field[2] + 27 * field[3] + 81 * fifth;
+    return kT5.pack[q & 255] | uint32_t(kT5.pack[q >> 8 & 255]) << 8 | uint32_t(kT5.pack[q >> 16 & 255]) << 16 |
+           uint32_t(kT5.pack[q >> 24]) << 24;
 }
 
 }  // namespace
@@ -119,11 +119,12 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
 
 void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* codes) {
     uint8_t* out = memory_.data() + group * group_bytes_ + 4 * row_in_group;
-    const int fields = format_ == Format::t5 ? 5 : 4;
-    for (int64_t s = 0; s < group_bytes_; s += kStepBytes, codes += 4 * fields, out += kStepBytes) {
-        uint32_t field[5];
-        std::memcpy(field, codes, size_t(4 * fields));
-        const uint32_t bytes = format_ == Format::t5 ? t5_bytes(field) : u2_bytes(field);
+    const uint8_t* fifths = codes + group_bytes_ / kStepBytes * kStepColumns;  // of T5
+    for (int64_t s = 0; s < group_bytes_; s += kStepBytes, codes += 16, fifths += 4, out += kStepBytes) {
+        uint32_t field[4], fifth = 0, bytes;
+        std::memcpy(field, codes, 16);
+        if (format_ == Format::t5) std::memcpy(&fifth, fifths, 4);
+        bytes = format_ == Format::t5 ? t5_bytes(field, fifth) : u2_bytes(field);
         std::memcpy(out, &bytes, 4);
     }
 }
@@ -173,13 +174,13 @@ bool TernaryWeight::is_packed() const {
 }
 
 void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {
-    for (int b = 0; b < num_blocks; b++, blocks += kBlockBytes, steps += kBlockSteps * kStepBytes) {
-        std::memset(steps + 4 * kStepBytes, 0, kStepBytes);
+    uint8_t* fifths = steps + num_blocks * kBlockBytes;
+    std::memset(fifths, 0, size_t(num_blocks) * kStepBytes);
+    for (int b = 0; b < num_blocks; b++, blocks += kBlockBytes, steps += kBlockBytes, fifths += kStepBytes)
         for (int i = 0; i < kBlockBytes; i++) {
             steps[i] = kT5.first[blocks[i]];
-            steps[4 * kStepBytes + i % kStepBytes] |= uint8_t(kT5.fifth[blocks[i] & 63] << 2 * (i / kStepBytes));
+            fifths[i % kStepBytes] |= uint8_t(kT5.fifth[blocks[i]] >> (6 - 2 * (i / kStepBytes)));
         }
-    }
 }
 
 namespace {

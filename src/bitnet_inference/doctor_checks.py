@@ -25,8 +25,7 @@ def ternary_product(isa: str) -> bytes:
             weight = native.TernaryWeight(columns, [rows], weight_format, group_size)
             scale = _normal(random, rows, -(-columns // group_size)) if group_size else 0.7
             weight.pack(0, random.integers(-1, 2, (rows, columns), np.int8).view(np.uint8), "codes", scale)
-            whole = 80 if weight_format == "t5" else 16
-            codes = 0, -(-columns // whole) * whole, weight_format == "t5"
+            codes = 0, -(-columns // 80) * 80
             program = native.Program(codes[1] // 4 + 32)
             program.rows_to_codes(_whole(INPUT, columns), None, 0, None, 0.0, codes)
             program.ternary(weight, codes, _whole(OUTPUT, rows), None)

@@ -85,17 +85,20 @@ def unpack_u2(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.i
 def pack_t5(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     """Codes int8 [out, in] to t5 uint8 [ceil(out / 32), ceil(in / 80) * 4, 128]: five values a byte.
 
-    Rows and bytes stand as in u2, with steps of 20 columns: byte 64 * h + 4 * r + j of step k holds the columns
-    20 * k + 4 * p + j, p = 0..4, as fields t0..t4 of value + 1: (q % 4) << 6 | 21 * t4 + q // 4 with
-    q = t0 + 3 * t1 + 9 * t2 + 27 * t3. Raises ValueError for values other than -1, 0, 1.
+    Rows, bytes and the fields t0..t3 of value + 1 stand as in u2. The fields t4 are the columns behind all of those:
+    byte 64 * h + 4 * r + j of step k, of K steps, has column 16 * K + 4 * k + j. With q = t0 + 3 * t1 + 9 * t2 +
+    27 * t3 a byte is t4 << 6 | q where q < 64, and 192 + 3 * (q - 64) + t4 otherwise. Raises ValueError for values
+    other than -1, 0, 1.
     """
     fields = _fields(codes)
     num_groups, num_steps = -(-codes.shape[0] // GROUP_ROWS), -(-codes.shape[1] // BLOCK_COLUMNS) * 4
     padded = np.ones((num_groups * GROUP_ROWS, num_steps * 20), np.uint8)
     padded[: codes.shape[0], : codes.shape[1]] = fields
-    t = padded.reshape(num_groups, GROUP_ROWS, num_steps, 5, 4).transpose(3, 0, 2, 1, 4)
+    rows = padded.reshape(num_groups, GROUP_ROWS, num_steps * 20)
+    t = rows[..., : num_steps * 16].reshape(num_groups, GROUP_ROWS, num_steps, 4, 4).transpose(3, 0, 2, 1, 4)
+    t4 = rows[..., num_steps * 16 :].reshape(num_groups, GROUP_ROWS, num_steps, 4).transpose(0, 2, 1, 3)
     q = t[0] + 3 * t[1] + 9 * t[2] + 27 * t[3]
-    packed: NDArray[np.uint8] = (q % 4 << 6 | 21 * t[4] + q // 4).astype(np.uint8)
+    packed: NDArray[np.uint8] = np.where(q < 64, t4 << 6 | q, 192 + 3 * (q.astype(np.int32) - 64) + t4).astype(np.uint8)
     return packed.reshape(num_groups, num_steps, STEP_BYTES)
 
 

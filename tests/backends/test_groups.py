@@ -41,7 +41,7 @@ def packed(codes: NDArray[np.int8], scales: Floats, group_size: int, layout: str
 def product(weight: native.TernaryWeight, isa: str, x: Floats, threads: int = 1, residual: bool = False) -> Floats:
     """x holds the activations, and behind them the residual: [tokens, columns + rows]."""
     columns, rows, stride = weight.columns, weight.rows, x.shape[1]
-    codes = (0, -(-columns // 16) * 16, False)
+    codes = (0, -(-columns // 16) * 16)
     program = native.Program(codes[1] // 4 + 16)
     program.rows_to_codes((INPUT, 0, stride, 0, columns), None, 0, None, 0.0, codes)
     behind = (INPUT, 0, stride, columns, rows) if residual else None

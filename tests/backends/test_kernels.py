@@ -34,10 +34,9 @@ def packed(
 
 
 def product(weight: native.TernaryWeight, isa: str, x: Floats, threads: int = 1) -> Floats:
-    whole = 80 if weight.format == "t5" else 16
-    padded = -(-weight.columns // whole) * whole
+    padded = -(-weight.columns // 80) * 80
     program = native.Program(padded // 4 + 32)
-    codes = (0, padded, weight.format == "t5")
+    codes = (0, padded)
     program.rows_to_codes(external(INPUT, weight.columns), None, 0, None, 0.0, codes)
     program.ternary(weight, codes, external(OUTPUT, weight.rows), None)
     return run(program, isa, x, weight.rows, threads)
@@ -271,7 +270,7 @@ def test_shapes_are_checked_at_the_border() -> None:
         weight.pack(0, np.zeros((8, 31), np.uint8), "codes", 1.0)
     program = native.Program(16)
     with pytest.raises(ValueError, match="outside the arena"):
-        program.ternary(weight, (16, 32, False), external(OUTPUT, 8), None)
+        program.ternary(weight, (16, 32), external(OUTPUT, 8), None)
     with pytest.raises(ValueError, match="another width"):
         program.dense(
             native.DenseWeight(np.zeros((4, 5), np.float32), "float32"), external(INPUT, 6), external(OUTPUT, 4), None

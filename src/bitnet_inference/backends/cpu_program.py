@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native
 from bitnet_inference.formats.checkpoint import ModelConfig
-from bitnet_inference.model.buffers import num_floats, plan_buffers
+from bitnet_inference.model.buffers import num_floats, padded_codes, plan_buffers
 from bitnet_inference.model.plan import Plan, Step, StepTime, Value
 from bitnet_inference.model.rope import inverse_frequencies
 
@@ -69,7 +69,6 @@ class _Compiler:
     ) -> None:
         self.plan, self.config, self.weights, self.vector, self.cache = plan, config, weights, vector, cache
         self.layout = plan_buffers(plan)
-        self.block_order = any(isinstance(w, native.TernaryWeight) and w.format == "t5" for w in weights.values())
         self.program: Any = native.Program(self.layout.num_floats)
 
     def emit(self, step: Step) -> None:
@@ -95,10 +94,9 @@ class _Compiler:
             base, offset, stride = ARENA, self.layout.offsets[root.id], num_floats(root)
         return base, offset, stride, value.column, value.width
 
-    def _codes(self, value: Value | None) -> tuple[int, int, bool]:
+    def _codes(self, value: Value | None) -> tuple[int, int]:
         assert value is not None and value.kind == "int8"
-        whole = 80 if self.block_order else 16
-        return self.layout.offsets[value.id], (value.width + whole - 1) // whole * whole, self.block_order
+        return self.layout.offsets[value.id], padded_codes(value.width)
 
     def _rows_step(self, step: Step) -> None:
         gated, normed = "gate" in step.parts, "norm" in step.parts

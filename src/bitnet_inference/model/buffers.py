@@ -18,9 +18,14 @@ class Layout:
     num_floats: int
 
 
+def padded_codes(width: int) -> int:
+    """Bytes of a token's codes: whole steps of every ternary format, 80 at most, and then whole lines of 64."""
+    return ((width + 79) // 80 * 80 + 63) // 64 * 64
+
+
 def num_floats(value: Value) -> int:
-    """The room that a value takes, in floats a token: codes are padded to 80 at most, and have a scale and a sum."""
-    floats = (value.width + 79) // 80 * 20 + 2 if value.kind == "int8" else value.width
+    """The room that a value takes, in floats a token: codes have a scale and a sum."""
+    floats = padded_codes(value.width) // 4 + 2 if value.kind == "int8" else value.width
     return (floats + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
