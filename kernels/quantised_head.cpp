@@ -61,7 +61,7 @@ HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t co
     : count_(count), in_matrix_(in_matrix) {
     const int64_t whole = in_matrix_ ? kMatrixColumns : kStepColumns;
     padded_ = (columns + whole - 1) / whole * whole;
-    codes_.resize(size_t(2 * (in_matrix_ ? kInputsInMatrix : count) * padded_));
+    lines_.resize(size_t((2 * (in_matrix_ ? kInputsInMatrix : count) * padded_ + 63) / 64));
     executor.each(count, 16 * columns, 1, [&](int64_t first, int64_t last, int) {
         for (int64_t i = first; i < last; i++) quantise(x + i * columns, int(i), columns);
     });
@@ -86,7 +86,7 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     const int first = first_of(tile), vector = 2 * (index - first);
     // Four codes of h, those of l behind them, and from there to the next four.
     const int64_t to_low = in_matrix_ ? padded_ : 4, apart = in_matrix_ ? 4 : 8 * count_of(tile);
-    int8_t* high = codes_.data() + first * 2 * padded_ + vector * to_low;
+    int8_t* high = reinterpret_cast<int8_t*>(lines_.data()) + first * 2 * padded_ + vector * to_low;
     double error = 0, highs = 0, lows = 0;
     for (int64_t k = 0; k < columns; k += 4, high += apart) {
         for (int64_t j = k; j < std::min(k + 4, columns); j++) {

@@ -34,7 +34,9 @@ class HeadInputs {
     int first_of(int tile) const { return count_ * tile / num_tiles(); }
     int count_of(int tile) const { return first_of(tile + 1) - first_of(tile); }
     // [columns / 4][2 * count_of][4], or for a matrix product [2 * count][padded_columns]: h and l of each input.
-    const int8_t* codes(int tile) const { return codes_.data() + first_of(tile) * 2 * padded_; }
+    const int8_t* codes(int tile) const {
+        return reinterpret_cast<const int8_t*>(lines_.data()) + first_of(tile) * 2 * padded_;
+    }
     int64_t padded_columns() const { return padded_; }
 
   private:
@@ -44,7 +46,10 @@ class HeadInputs {
     bool in_matrix_;
     int64_t padded_;
     Input inputs_[kInputsInMatrix];
-    std::vector<int8_t> codes_;
+    struct alignas(64) Line {  // tiles of a matrix product load several times slower off these boundaries
+        int8_t codes[64] = {};
+    };
+    std::vector<Line> lines_;
 };
 
 class QuantisedHead {

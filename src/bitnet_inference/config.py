@@ -15,7 +15,7 @@ from bitnet_inference.errors import InvalidParams, Unavailable
 
 DEVICES = ("auto", "cpu", "reference")
 CACHE_DTYPES = ("bfloat16", "float32", "int8")
-TERNARY_FORMATS = ("u2", "t5")
+TERNARY_FORMATS = ("auto", "u2", "t5")
 HEADS = ("exact", "unscreened", "int8", "int6")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
@@ -29,8 +29,8 @@ class EngineConfig:
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
-    `ternary_format`: of ternary weights in memory, "u2" (2 bits) or "t5" (1.6 bits, more to decode: slower than u2
-    where memory is fast, and with several tokens at a time). Results are the same. Groups with scales are always u2.
+    `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 with
+    AMX, where it is faster for any number of tokens. Results are the same. Groups with scales are always u2.
     `head`: "exact"; "unscreened" is the same without the screen, which lets large heads find their best tokens from a
     fraction of their bytes and takes half their memory; "int8" and "int6" round a dense head, and change the logits.
     `max_batch_tokens`: at most so many tokens are computed in one step.
@@ -40,7 +40,7 @@ class EngineConfig:
     threads: int | None = None
     isa: str = "auto"
     cache_dtype: str = "bfloat16"
-    ternary_format: str = "u2"
+    ternary_format: str = "auto"
     head: str = "exact"
     max_batch_tokens: int = 512
 
@@ -72,7 +72,10 @@ class EngineConfig:
         if isa not in found:
             raise Unavailable(isa, f"this machine has {', '.join(found)}", "unset BITNET_ISA or choose one of these")
         device = "cpu" if self.device == "auto" else self.device
-        return replace(self, device=device, isa=isa, threads=self.threads or num_cores())
+        faster = "t5" if isa == "avx512amx" else "u2"
+        ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
+        threads = self.threads or num_cores()
+        return replace(self, device=device, isa=isa, threads=threads, ternary_format=ternary_format)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
