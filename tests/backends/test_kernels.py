@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
 from bitnet_inference.backends import reference
+from bitnet_inference.config import EngineConfig
 
 ISAS = native.isas()
 Floats = NDArray[np.float32]
@@ -49,7 +50,7 @@ def test_ternary_sums_are_exact(isa: str, layout: str, ternary_format: str, rows
     rng = np.random.default_rng(rows * columns)
     codes = rng.integers(-1, 2, (rows, columns), np.int8)
     weight = packed(codes, 1.0, layout, ternary_format)
-    for tokens in (*range(1, 14), 29):
+    for tokens in (*range(1, 14), 29, 70):
         x = rng.integers(-127, 128, (tokens, columns)).astype(np.float32)
         x[:, 0] = 127  # the scale is 1 but for rounding: the codes are the integers themselves
         sums = x.astype(np.int64) @ codes.T.astype(np.int64)
@@ -64,6 +65,13 @@ def test_the_largest_sums_do_not_overflow(isa: str, ternary_format: str) -> None
     for tokens in (1, 2, 3, 8):
         y = product(weight, isa, np.full((tokens, columns), -127, np.float32))
         assert np.allclose(y, -127 * columns, rtol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_weights_take_less_memory_where_that_is_faster(isa: str) -> None:
+    assert EngineConfig(isa=isa).resolve().ternary_format == ("t5" if isa == "avx512amx" else "u2")
+    for forced in ("u2", "t5"):
+        assert EngineConfig(isa=isa, ternary_format=forced).resolve().ternary_format == forced
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -90,7 +98,7 @@ def test_stacked_matrices_keep_their_scales_and_rows() -> None:
 
 @pytest.mark.parametrize("layout", ["codes", "quarters"])
 def test_packing_gives_the_bytes_of_the_specification(layout: str) -> None:
-    codes = np.random.default_rng(3).integers(-1, 2, (70, 50), np.int8)
+    codes = np.random.default_rng(3).integers(-1, 2, (70, 330), np.int8)
     assert packed(codes, 1.0, layout).packed().tobytes() == ternary.pack_u2(codes).tobytes()
     assert packed(codes, 1.0, layout, "t5").packed().tobytes() == ternary.pack_t5(codes).tobytes()
 
