@@ -14,8 +14,8 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import checked_prompt
 from bitnet_inference.engine.terms import Terms
-from bitnet_inference.errors import InvalidParams
-from bitnet_inference.gather import read_prompts
+from bitnet_inference.errors import EngineError, InvalidParams
+from bitnet_inference.in_flight import read_all
 from bitnet_inference.prompts import Progress, Prompt, ScoreOptions, TermOptions, is_one_prompt, scoring_params
 from bitnet_inference.stream import Generation, Stream
 
@@ -110,9 +110,18 @@ class PromptNumbers(ABC):
         progress: Progress | None = None,
         terms: Terms | None = None,
     ) -> list[Generation]:
-        """Compute prompts for what is to be known of them."""
+        """Compute prompts for what is to be known of them; raises EngineError for one that is not done in its time."""
 
         def open_stream(index: int) -> Stream:
             return self._stream(prompts[index], params[index], terms, reader=readers[index])
 
-        return read_prompts(open_stream, len(prompts), progress)
+        def report(done: int, _: int | None) -> None:
+            if progress is not None:
+                progress(done, len(prompts))
+
+        outputs = read_all(range(len(prompts)), open_stream, len(prompts), report)
+        for index, output in enumerate(outputs):
+            if output.finish_reason != "length":
+                why = f"prompt {index} was not computed within its timeout_s ({output.finish_reason})"
+                raise EngineError(f"{why}: allow it more, or lower the load")
+        return outputs

@@ -37,7 +37,6 @@ PARTS = {
     "model_folder": "llm",
     "drafts": "llm",
     "embedding": "llm",
-    "gather": "llm",
     "prompt_numbers": "llm",
     "choices": "evaluate",
     "harness": "evaluate",

@@ -22,6 +22,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 STORY = "Tell me a story about a brave fox called Mia"
 
 
+ENDLESS = ("--ignore-eos", "--overflow", "sliding", "-n", "100000000")
 QUICK = functools.partial(bench.Workload, prompts=(8,), batches=(2,), num_decoded=2, num_samples=1, min_sample_s=0)
 
 
@@ -87,9 +88,7 @@ def test_run_writes_a_profile_and_says_where_the_time_went(tmp_path):
     assert lines[-1] == f"[trace: {file}; open it at https://ui.perfetto.dev]"
     rows = [line.split() for line in lines[2:-1]]
     assert {("ternary", "forward"), ("dense", "sample")} <= {(row[0], row[3]) for row in rows}
-    assert sum(float(row[2].rstrip("%")) for row in rows) == pytest.approx(100, abs=2), (
-        "but for what is too little to show"
-    )
+    assert 90 < sum(float(row[2].rstrip("%")) for row in rows) < 101, "all but what is too little to show"
     names = [record["name"] for record in json.loads(file.read_text())["traceEvents"]]
     assert names.count("step") == 5 and {"prompt", "output", "ternary", "cache blocks"} <= set(names)
 
@@ -378,7 +377,7 @@ def test_the_real_command():
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_ends_with_130_and_no_traceback():
-    endless = command("run", STORY, "--ignore-eos", "-n", "900")
+    endless = command("run", STORY, *ENDLESS)
     with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
@@ -389,7 +388,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback():
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_in_a_chat_stops_the_answer_only():
     with subprocess.Popen(
-        command("chat", "--ignore-eos", "-n", "900"),
+        command("chat", *ENDLESS),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
