@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from bitnet_inference.errors import InvalidParams
 
@@ -21,10 +24,18 @@ def refuse_unwritable(file: Path) -> None:
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file that nobody sees half written; what was there before is replaced. Raises InvalidParams."""
+    with whole_file(file) as out:
+        out.write(text.encode())
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[BinaryIO]:
+    """The same in pieces: the file is there when the block ends, and as it was before where the block raises."""
     target = file.resolve()
     partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") if _is_replaced(file) else target
     try:
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("wb") as out:
+            yield out
         if partial != target:
             partial.replace(target)
     except OSError as error:

@@ -12,15 +12,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.formats.floats import to_float32
+from bitnet_inference.formats.floats import to_bfloat16, to_float32
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 
 F32, F16, BF16 = 0, 1, 30
-Q2_0, I2_S = 42, 36
+TQ1_0, TQ2_0, Q2_0, I2_S = 34, 35, 42, 36
 _I2_TAIL = 32  # bytes behind the codes: one float32, the rest is nothing
+_CHUNK_BYTES = 1 << 17  # stays in the cache
+_LOW_HALVES, _LOW_PAIRS = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x3333333333333333)
 
 
 class Block(NamedTuple):
@@ -76,8 +78,70 @@ def i2_s(raw: Bytes, shape: tuple[int, ...], arm: bool = False) -> tuple[Codes, 
     part = 16 if arm else 32
     fields = _two_bits(raw[:num_codes].reshape(-1, part), (6, 4, 2, 0))
     fields[fields == 3] = 1
-    scale = raw[num_codes : num_codes + 4].copy().view("<f4")[0]
-    return (fields.view(np.int8) - np.int8(1)).reshape(shape), float(scale)
+    return (fields.view(np.int8) - np.int8(1)).reshape(shape), i2_s_scale(raw)
+
+
+def i2_s_scale(raw: Bytes) -> float:
+    """The scale behind the codes of I2_S."""
+    return float(raw[-_I2_TAIL:][:4].copy().view("<f4")[0])
+
+
+def quarters(type_id: int, rows: Bytes, num_columns: int) -> Bytes:
+    """The codes of TQ2_0 or I2_S as quarters (ternary.py): uint8 [out / 4, in]. Codes of 3 stay what they are.
+
+    `rows` uint8 [out, bytes a row]: `out` is a multiple of 4, and rows are whole blocks, without I2_S's scale.
+    """
+    taken = rows.reshape(4, len(rows) // 4, -1, BLOCKS[type_id].num_bytes)
+    taken = taken[..., :64] if type_id == TQ2_0 else taken
+    found = np.empty((taken.shape[1], num_columns), np.uint8)
+    step = max(1, _CHUNK_BYTES // num_columns)
+    for begin in range(0, len(found), step):
+        into = found[begin : begin + step].reshape(-1, 4, 32).view(np.uint64)
+        _transpose(taken[:, begin : begin + step], into if type_id == TQ2_0 else into[:, ::-1])
+    return found
+
+
+def _transpose(packed: Bytes, into: NDArray[np.uint64]) -> None:
+    """Four rows of bytes, four columns a byte, to four columns of bytes, four rows a byte; eight bytes at a time."""
+    four, two = np.uint64(4), np.uint64(2)
+    rows = np.ascontiguousarray(packed).view(np.uint64).reshape(4, -1, 4)
+    low, high = rows[:2], rows[2:]
+    swapped = ((low >> four) ^ high) & _LOW_HALVES
+    low, high = low ^ (swapped << four), high ^ swapped
+    for column, (even, odd) in ((0, low), (2, high)):
+        swapped = ((even >> two) ^ odd) & _LOW_PAIRS
+        into[:, column], into[:, column + 1] = even ^ (swapped << two), odd ^ swapped
+
+
+def encode_ternary(type_id: int, codes: Codes, scale: float) -> Bytes:
+    """Codes int8 [out, in] and their scale in TQ2_0 (rows of whole blocks) or in I2_S (whole blocks in all).
+
+    TQ2_0 rounds the scale to float16.
+    """
+    fields = (codes.reshape(-1, 4, 32) + np.int8(1)).view(np.uint8)
+    order = (0, 1, 2, 3) if type_id == TQ2_0 else (3, 2, 1, 0)
+    packed = np.zeros((len(fields), 32), np.uint8)
+    for place, field in enumerate(order):
+        packed |= fields[:, field] << np.uint8(2 * place)
+    if type_id == I2_S:
+        tail = np.zeros(_I2_TAIL // 4, "<f4")
+        tail[0] = scale
+        return np.concatenate([packed.reshape(-1), tail.view(np.uint8)])
+    blocks = np.empty((len(packed) // 2, BLOCKS[TQ2_0].num_bytes), np.uint8)
+    blocks[:, :64] = packed.reshape(-1, 64)
+    blocks[:, 64:] = np.array([scale], "<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def encode_floats(type_id: int, values: Floats) -> Bytes:
+    """Values in F32, F16 or BF16, rounded to the nearest. Raises OverflowError for what float16 does not reach."""
+    if type_id == BF16:
+        return np.ascontiguousarray(to_bfloat16(np.ascontiguousarray(values)), "<u2").reshape(-1).view(np.uint8)
+    with np.errstate(over="ignore"):
+        encoded = np.ascontiguousarray(values, "<f4" if type_id == F32 else "<f2")
+    if not np.array_equal(np.isinf(encoded), np.isinf(values)):
+        raise OverflowError(f"{np.abs(values).max():g} does not fit float16")
+    return encoded.reshape(-1).view(np.uint8)
 
 
 def _f16(blocks: Bytes, where: slice) -> Floats:
@@ -186,8 +250,8 @@ def _q2_0_codes(b: Bytes) -> Codes:
 
 
 TERNARY = {
-    34: TernaryBlock(_tq1_0_codes, slice(52, 54)),
-    35: TernaryBlock(_tq2_0_codes, slice(64, 66)),
+    TQ1_0: TernaryBlock(_tq1_0_codes, slice(52, 54)),
+    TQ2_0: TernaryBlock(_tq2_0_codes, slice(64, 66)),
     Q2_0: TernaryBlock(_q2_0_codes, slice(0, 2)),
 }
 
@@ -209,8 +273,8 @@ BLOCKS = {
     12: Block("Q4_K", 256, 144, _q4_k),
     13: Block("Q5_K", 256, 176, _q5_k),
     14: Block("Q6_K", 256, 210, _q6_k),
-    34: Block("TQ1_0", 256, 54, _ternary_values(34)),
-    35: Block("TQ2_0", 256, 66, _ternary_values(35)),
+    TQ1_0: Block("TQ1_0", 256, 54, _ternary_values(TQ1_0)),
+    TQ2_0: Block("TQ2_0", 256, 66, _ternary_values(TQ2_0)),
     I2_S: Block("I2_S", 128, 32, lambda b: np.zeros((len(b), 128), np.float32)),  # decode() has its scale
     Q2_0: Block("Q2_0", 64, 18, _ternary_values(Q2_0)),
 }

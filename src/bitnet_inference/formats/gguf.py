@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import native
+from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
 from bitnet_inference.formats.gguf_file import GgufTensor, read_gguf
+from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
 from bitnet_inference.formats.json_files import shown
 
 _NAMES = {
@@ -26,9 +27,9 @@ _NAMES = {
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
     "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
 }  # fmt: skip
-_ROPE_FACTORS = "rope_freqs.weight"
 _FLOATS = {ggml.F32: ("<f4", "float32"), ggml.F16: ("<f2", "float16"), ggml.BF16: ("<u2", "bfloat16")}
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
+_TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q2_0 holds heads of any weights too
 _AGAIN = "download the file again"
 _MAX_LINES = 100
 
@@ -36,7 +37,7 @@ _MAX_LINES = 100
 class GgufCheckpoint:
     """A GGUF file. Opening reads its header only; tensors are mapped when asked for.
 
-    `metadata` is what the file says besides its tensors, the tokenizer's vocabulary too.
+    `metadata` is what the file says besides its tensors, the tokenizer's vocabulary too; `records` the same as bytes.
     """
 
     def __init__(self, path: Path, *, arm: bool = False) -> None:
@@ -46,7 +47,7 @@ class GgufCheckpoint:
         """
         self.path, self._arm = path, arm
         file = read_gguf(path)
-        self.metadata, self.num_bytes = file.metadata, file.num_bytes
+        self.metadata, self.records, self.num_bytes = file.metadata, file.records, file.num_bytes
         self._version, self._tensors = file.version, file.tensors
         if self.metadata.get("split.count", 1) not in (0, 1):
             raise Unsupported(f"{path}: one of several files of a model: join them with llama-gguf-split --merge")
@@ -71,14 +72,14 @@ class GgufCheckpoint:
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
-        tensor = self._tensors.get(_own_name(name))
-        if tensor is None or name.rpartition(".")[2] not in PROJECTIONS:
-            return False
+        tensor, part = self._tensors.get(tensor_name(name)), name.rpartition(".")[2]
+        if tensor is None or part not in PROJECTIONS:
+            return tensor is not None and part == "head" and tensor.type_id in _TERNARY_HEADS
         return tensor.type_id in _TERNARY_TYPES or self._kind.name == "bitnet"
 
     def group_size(self, name: str) -> int:
         """How many columns share a scale, 0 for one scale a matrix; reads the scales."""
-        tensor = self._tensors[_own_name(name)]
+        tensor = self._tensors[tensor_name(name)]
         if not self.is_ternary(name) or tensor.type_id not in ggml.TERNARY or self._one_scale(name) is not None:
             return 0
         return min(ggml.BLOCKS[tensor.type_id].num_values, 128)
@@ -89,16 +90,15 @@ class GgufCheckpoint:
         if not self.is_ternary(name):
             return self._dense(name, tensor)
         if tensor.type_id == ggml.I2_S:
-            codes, scale = ggml.i2_s(tensor.raw(), tensor.shape, self._arm)
-        elif tensor.type_id in ggml.TERNARY:
+            return self._from_i2_s(name, tensor)
+        if tensor.type_id in ggml.TERNARY:
             return self._from_blocks(name, tensor)
-        else:
-            codes, scale = _as_ternary(name, tensor)
-        return self._ternary(name, codes, scale)
+        codes, scale = _as_ternary(name, tensor)
+        return self._ternary(name, self._in_halves(name, codes), scale)
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a matrix that was read."""
-        self._tensors[_own_name(name)].release()
+        self._tensors[tensor_name(name)].release()
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
@@ -112,7 +112,7 @@ class GgufCheckpoint:
         """The tensor under a canonical name, found sound; raises the first of its problems."""
         for problem in self._problems_of(name):
             raise problem
-        return self._tensors[_own_name(name)]
+        return self._tensors[tensor_name(name)]
 
     def _values(self, tensor: GgufTensor) -> NDArray[np.float32]:
         return ggml.decode(tensor.type_id, tensor.raw(), tensor.shape)
@@ -124,42 +124,54 @@ class GgufCheckpoint:
         data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
         return Dense(self._in_halves(name, data), dtype)  # type: ignore[arg-type]
 
+    def _from_i2_s(self, name: str, tensor: GgufTensor) -> Ternary:
+        raw, columns = tensor.raw(), tensor.shape[1]
+        if columns % ggml.BLOCKS[ggml.I2_S].num_values == 0 and not self._arm:
+            rows = raw[: math.prod(tensor.shape) // 4].reshape(tensor.shape[0], -1)
+            if (quarters := _quarters(tensor, self._in_halves(name, rows))) is not None:
+                return self._ternary(name, quarters, ggml.i2_s_scale(raw))
+        codes, scale = ggml.i2_s(raw, tensor.shape, self._arm)
+        return self._ternary(name, self._in_halves(name, codes), scale)
+
     def _from_blocks(self, name: str, tensor: GgufTensor) -> Ternary:
-        codes = ggml.block_codes(tensor.type_id, tensor.raw(), tensor.shape)
-        scales = ggml.block_scales(tensor.type_id, tensor.raw(), tensor.shape)
+        rows = self._in_halves(name, tensor.raw().reshape(tensor.shape[0], -1))
+        scales, one = ggml.block_scales(tensor.type_id, rows, tensor.shape), self._one_scale(name)
         if not np.isfinite(scales).all():
-            raise FormatError(self.path, _own_name(name), f"a scale is NaN or infinite: {_AGAIN}")
-        by_block = codes.reshape(*scales.shape, -1)
-        by_block[scales == 0] = 0
+            raise FormatError(self.path, tensor_name(name), f"a scale is NaN or infinite: {_AGAIN}")
+        if one is not None and tensor.type_id == ggml.TQ2_0 and scales.all():
+            if (quarters := _quarters(tensor, rows)) is not None:
+                return self._ternary(name, quarters, one)
+        codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
+        codes.reshape(*scales.shape, -1)[scales == 0] = 0
         if codes.max(initial=0) > 1:
-            raise Unsupported(f"{self.path}: {_own_name(name)}: holds weights of +2, so it is not ternary")
-        one = self._one_scale(name)
+            raise Unsupported(f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary")
         if one is not None:
             return self._ternary(name, codes, one)
         group_size = self.group_size(name)
         repeats = ggml.BLOCKS[tensor.type_id].num_values // group_size
         groups = np.repeat(scales, repeats, axis=1) * np.float32(self._factor(name))
-        shape = (tensor.shape[0], tensor.shape[1])
-        return Ternary(self._in_halves(name, codes), "codes", shape, self._in_halves(name, groups), group_size)
+        return Ternary(codes, "codes", (tensor.shape[0], tensor.shape[1]), groups, group_size)
 
     def _find_one_scale(self, name: str) -> float | None:
         """The scale that all blocks have but for those that are 0; None where there are several."""
-        tensor = self._tensors[_own_name(name)]
+        tensor = self._tensors[tensor_name(name)]
         scales = ggml.block_scales(tensor.type_id, tensor.raw(), tensor.shape)
         used = scales[scales != 0]
         if not len(used):
             return 1.0
         return float(used[0]) if (used == used[0]).all() else None
 
-    def _ternary(self, name: str, codes: NDArray[np.int8], scale: float) -> Ternary:
+    def _ternary(self, name: str, packed: NDArray[Any], scale: float) -> Ternary:
+        """Codes int8, or quarters uint8."""
         scale = float(np.float32(scale) * np.float32(self._factor(name)))
         if not 0 < scale < math.inf:
-            raise FormatError(self.path, _own_name(name), f"{scale} is no scale, which is finite and above 0: {_AGAIN}")
-        return Ternary(self._in_halves(name, codes), "codes", (codes.shape[0], codes.shape[1]), scale)
+            raise FormatError(self.path, tensor_name(name), f"{scale} is no scale, which is finite and above 0: {_AGAIN}")
+        num_rows, num_columns = self._shapes[name]
+        return Ternary(packed, "codes" if packed.dtype == np.int8 else "quarters", (num_rows, num_columns), scale)
 
     def _factor(self, name: str) -> float:
         """What a tensor of its own multiplies the product by: old files of "bitnet" have one a projection."""
-        tensor = self._tensors.get(_own_name(name, "scale"))
+        tensor = self._tensors.get(tensor_name(name, "scale"))
         return 1.0 if tensor is None else float(self._values(tensor).reshape(-1)[0])
 
     def _in_halves(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
@@ -170,25 +182,25 @@ class GgufCheckpoint:
         return np.ascontiguousarray(heads.transpose(0, 2, 1, 3).reshape(rows.shape))
 
     def _rope_factors(self) -> tuple[float, ...]:
-        tensor = self._tensors.get(_ROPE_FACTORS)
+        tensor = self._tensors.get(ROPE_FACTORS)
         if tensor is None:
             return ()
         if tensor.type_id != ggml.F32 or len(tensor.shape) != 1:
-            raise FormatError(self.path, _ROPE_FACTORS, f"should be a vector of F32: {_AGAIN}")
+            raise FormatError(self.path, ROPE_FACTORS, f"should be a vector of F32: {_AGAIN}")
         return tuple(map(float, self._values(tensor)))
 
     def _problems(self) -> Iterator[FormatError]:
         for name in self._shapes:
             yield from self._problems_of(name)
-        known = {_own_name(name, kind) for name in self._shapes for kind in ("weight", "scale")}
-        extra = [name for name in self._tensors if name not in {*known, _ROPE_FACTORS, "output.weight"}]
+        known = {tensor_name(name, kind) for name in self._shapes for kind in ("weight", "scale")}
+        extra = [name for name in self._tensors if name not in {*known, ROPE_FACTORS, "output.weight"}]
         if extra:
             why = f"the architecture has no place for {len(extra)} tensors, such as {shown(extra[0])}"
             yield FormatError(self.path, "", f"{why}: this kind of model is not supported")
 
     def _problems_of(self, name: str) -> Iterator[FormatError]:
-        own, shape = _own_name(name), self._shapes[name]
-        tensor, factor = self._tensors.get(own), self._tensors.get(_own_name(name, "scale"))
+        own, shape = tensor_name(name), self._shapes[name]
+        tensor, factor = self._tensors.get(own), self._tensors.get(tensor_name(name, "scale"))
         if tensor is None:
             yield FormatError(self.path, own, f"the tensor is missing: {_AGAIN}")
         elif tensor.shape != shape:
@@ -197,7 +209,7 @@ class GgufCheckpoint:
         elif len(shape) == 1 and not np.isfinite(self._values(tensor)).all():
             yield FormatError(self.path, own, f"a norm weight is NaN or infinite: {_AGAIN}")
         if factor is not None and (factor.shape != (1,) or factor.type_id != ggml.F32):
-            yield FormatError(self.path, _own_name(name, "scale"), f"should be one F32: {_AGAIN}")
+            yield FormatError(self.path, tensor_name(name, "scale"), f"should be one F32: {_AGAIN}")
 
     def _notes(self) -> Iterator[str]:
         counts: dict[str, int] = {}
@@ -209,14 +221,22 @@ class GgufCheckpoint:
             yield 'the architecture "bitnet" with the vocabulary of Llama 3: relu2 is used, as in Microsoft\'s models'
         if not self._kind.own_head and "output.weight" in self._tensors:
             yield "the head is tied to the embeddings: output.weight is ignored"
-        used = [self._tensors.get(_own_name(name)) for name in self._shapes if self.is_ternary(name)]
+        used = [self._tensors.get(tensor_name(name)) for name in self._shapes if self.is_ternary(name)]
         if any(tensor is not None and tensor.type_id not in _TERNARY_TYPES for tensor in used):
             yield "projections in types for any weights are used as ternary ones: codes and scale as their values show"
         if any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
             yield "I2_S in blocks of " + ("64 (ARM)" if self._arm else "128")
 
 
-def _own_name(name: str, kind: str = "weight") -> str:
+def _quarters(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """The quick way for TQ2_0 and I2_S; None where it does not go, or where a code is 3, which is looked at closely."""
+    if len(rows) % 4:
+        return None
+    quarters = ggml.quarters(tensor.type_id, rows, tensor.shape[1])
+    return None if ternary.has_invalid(quarters) else quarters
+
+
+def tensor_name(name: str, kind: str = "weight") -> str:
     """The tensor of a file that holds a canonical name."""
     if not name.startswith("layers."):
         return f"{_NAMES[name]}.{kind}"
@@ -230,7 +250,7 @@ def _as_ternary(name: str, tensor: GgufTensor) -> tuple[NDArray[np.int8], float]
     magnitudes = np.abs(weights)
     largest = float(magnitudes.max(initial=0))
     if not math.isfinite(largest):
-        raise FormatError(tensor.path, _own_name(name), f"a weight is NaN or infinite: {_AGAIN}")
+        raise FormatError(tensor.path, tensor_name(name), f"a weight is NaN or infinite: {_AGAIN}")
     # Quantising +-m and 0 moves values by an eighth at most (Q4_0).
     is_used = magnitudes > np.float32(largest / 2)
     between = (magnitudes > np.float32(0.2 * largest)) & (magnitudes < np.float32(0.8 * largest))

@@ -29,7 +29,7 @@ class Architecture:
     own_head: bool
 
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "bitnet": Architecture("bitnet", "silu", sub_norms=True, permuted=False, own_head=False),
     "bitnet-25": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
     "bitnet-b1.58": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
@@ -42,10 +42,10 @@ def read_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise FormatError(path, "general.architecture", f"{shown(name)} is no name: download the file again")
-    if name not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise Unsupported(f"{path}: the architecture {shown(name)} is not supported: use one of {known}")
-    return _ARCHITECTURES[name]
+    return ARCHITECTURES[name]
 
 
 def is_misnamed(metadata: Mapping[str, Any], vocab_size: int) -> bool:
@@ -114,7 +114,7 @@ def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeS
         if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
             raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
         theta = fields.positive("rope.freq_base", 10000.0)
-        known = (scaling for scaling in _LLAMA3 if _is_close(factors, _llama3_factors(scaling, theta, head_dim)))
+        known = (scaling for scaling in _LLAMA3 if _is_close(factors, llama3_factors(scaling, theta, head_dim)))
         return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors))
     if kind == "none":
         return None
@@ -127,7 +127,7 @@ def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeS
 _LLAMA3 = tuple(RopeScaling(kind="llama3", factor=factor) for factor in (8.0, 32.0))
 
 
-def _llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
+def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
     """What the rule of Llama 3.1 divides the frequencies by (FORMATS 4.2)."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     factors = []

@@ -28,11 +28,11 @@ _MAX_KEYS, _MAX_TENSORS, _MAX_DIMS = 1 << 16, 1 << 16, 4
 _MAX_NAME, _MAX_TEXT = 1 << 16, 1 << 24  # bytes
 _MAX_STRINGS, _MAX_STRING_BYTES = 1 << 21, 1 << 26  # of all arrays; the largest vocabulary known has a third
 _MAX_ALIGNMENT = 1 << 20
-_DEFAULT_ALIGNMENT = 32
-_SCALARS = {
+DEFAULT_ALIGNMENT = 32
+SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
-_STRING, _ARRAY = 8, 9
+STRING, ARRAY = 8, 9
 _AGAIN = "download the file again"
 
 
@@ -60,11 +60,15 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """An opened file: the metadata by key (numbers, strings, lists of strings, arrays), the tensors by name."""
+    """An opened file: the metadata by key (numbers, strings, lists of strings, arrays), the tensors by name.
+
+    `records` has the metadata as bytes: key, type and value.
+    """
 
     path: Path
     version: int
     metadata: dict[str, Any]
+    records: dict[str, memoryview]
     tensors: dict[str, GgufTensor]
     num_bytes: int
 
@@ -83,12 +87,12 @@ def read_gguf(path: Path) -> GgufFile:
     version = _version(path, data)
     num_tensors = cursor.count("number of tensors", _MAX_TENSORS)
     num_keys = cursor.count("number of keys", _MAX_KEYS)
-    metadata = _metadata(cursor, num_keys)
+    metadata, records = _metadata(cursor, num_keys)
     alignment = _alignment(path, metadata)
     infos = [_info(cursor, index) for index in range(num_tensors)]
     start = -(-cursor.position // alignment) * alignment
     tensors = _tensors(path, infos, start, alignment, data)
-    return GgufFile(path, version, metadata, tensors, size)
+    return GgufFile(path, version, metadata, records, tensors, size)
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,16 @@ class _Cursor:
         except UnicodeDecodeError:
             raise FormatError(self.path, where, f"a string is not UTF-8: {_AGAIN}") from None
 
+    def since(self, start: int) -> memoryview:
+        return memoryview(self._data)[start : self.position]
+
     def array(self, where: str) -> list[str] | NDArray[Any]:
         kind, length = int(self.number("<I", where)), int(self.number("<Q", where))
-        if kind == _STRING:
+        if kind == STRING:
             return self._strings(where, length)
-        if kind not in _SCALARS:
+        if kind not in SCALARS:
             raise FormatError(self.path, where, f"an array of type {kind} is not known: {_AGAIN}")
-        dtype = np.dtype(_SCALARS[kind].replace("B", "u1").replace("b", "i1").translate(_NUMPY))
+        dtype = np.dtype(SCALARS[kind].replace("B", "u1").replace("b", "i1").translate(_NUMPY))
         at = self._take(length * dtype.itemsize, where)
         return np.frombuffer(self._data, dtype, length, at) if length else np.zeros(0, dtype)
 
@@ -172,29 +179,32 @@ def _version(path: Path, data: mmap.mmap) -> int:
     raise Unsupported(f"{path}: GGUF version {version}: versions 2 and 3 are read: convert the model again")
 
 
-def _metadata(cursor: _Cursor, num_keys: int) -> dict[str, Any]:
+def _metadata(cursor: _Cursor, num_keys: int) -> tuple[dict[str, Any], dict[str, memoryview]]:
     metadata: dict[str, Any] = {}
+    records = {}
     for index in range(num_keys):
+        start = cursor.position
         key = cursor.text(f"key {index}", _MAX_NAME)
         if key in metadata:
             raise FormatError(cursor.path, shown(key), f"the key stands there twice: {_AGAIN}")
         metadata[key] = _value(cursor, shown(key))
-    return metadata
+        records[key] = cursor.since(start)
+    return metadata, records
 
 
 def _value(cursor: _Cursor, where: str) -> Any:
     kind = int(cursor.number("<I", where))
-    if kind == _STRING:
+    if kind == STRING:
         return cursor.text(where, _MAX_TEXT)
-    if kind == _ARRAY:
+    if kind == ARRAY:
         return cursor.array(where)
-    if kind not in _SCALARS:
+    if kind not in SCALARS:
         raise FormatError(cursor.path, where, f"a value of type {kind} is not known: {_AGAIN}")
-    return cursor.number(_SCALARS[kind], where)
+    return cursor.number(SCALARS[kind], where)
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
-    value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or not 8 <= value <= _MAX_ALIGNMENT or value & (value - 1):
         raise FormatError(path, "general.alignment", f"{shown(value)} is no power of two from 8: {_AGAIN}")
     return value

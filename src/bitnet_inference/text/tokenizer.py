@@ -114,6 +114,11 @@ class Tokenizer:
         """All tokens, as the vocabulary spells them, and their ids."""
         return self._rust.get_vocab(with_added_tokens=True)
 
+    @property
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """The ids that the model wants before and behind a text."""
+        return list(self._prefix), list(self._suffix)
+
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json, with all special tokens marked as such."""
         return self._at_the_door(lambda: self._rust.to_str())

@@ -10,25 +10,26 @@ from typing import Any
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles
 
-_PREFIX = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # of token_type
+PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of token_type
 _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
-_GPT2 = rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+GPT2 = rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
     rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
 _QWEN2 = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-_THREE_DIGITS = "[0-9][0-9][0-9]"
+THREE_DIGITS = "[0-9][0-9][0-9]"
 # What cuts a text into words, one pattern after the other, by the name of the pre-tokenizer.
-_PATTERNS = {
+PATTERNS = {
     "llama-bpe": (LLAMA3_PATTERN,),
+    "smaug-bpe": (LLAMA3_PATTERN,),  # the same without ignore_merges
     "qwen2": (_QWEN2,),
-    "gpt-2": (_GPT2,),
-    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", _THREE_DIGITS),
+    "gpt-2": (GPT2,),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, THREE_DIGITS),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
 }
 _ALIASES = {
     "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon-h1": "llama-bpe",
@@ -83,12 +84,17 @@ def byte_level_bpe(
 def notes(metadata: Mapping[str, Any]) -> list[str]:
     """What is understood otherwise than it stands there: a line each, for `bitnet inspect`."""
     lines = []
-    if _PREFIX + "pre" not in metadata and metadata.get(_PREFIX + "model") == "gpt2":
-        count = len(metadata.get(_PREFIX + "tokens", ()))
+    if PREFIX + "pre" not in metadata and metadata.get(PREFIX + "model") == "gpt2":
+        count = len(metadata.get(PREFIX + "tokens", ()))
         lines.append(f"the pre-tokenizer is not named: {_default_pre(count)} is used")
     if _WRONG_TEMPLATE in str(metadata.get("tokenizer.chat_template", "")):
         lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
     return lines
+
+
+def filler(token_id: int) -> str:
+    """What stands in the list of tokens for an id that no token has."""
+    return f"[PAD{token_id}]"
 
 
 def _default_pre(num_tokens: int) -> str:
@@ -110,12 +116,13 @@ class _Vocab:
             raise self._wrong("token_type", f"has {len(self._types)} entries for {len(self.tokens)} tokens")
         self.ids: dict[str, int] = {}
         for token_id, token in enumerate(self.tokens):
-            self.ids.setdefault(token, token_id)
+            if self._types[token_id] != UNUSED or token != filler(token_id):
+                self.ids.setdefault(token, token_id)
         pre = self._text("pre", _default_pre(len(self.tokens)))
         self.pre = _ALIASES.get(pre, pre)
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._metadata.get(_PREFIX + key, default)
+        value = self._metadata.get(PREFIX + key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "is neither true nor false")
         return value
@@ -123,7 +130,7 @@ class _Vocab:
     def named_ids(self) -> Iterator[tuple[str, int]]:
         """The roles that tokens have: "bos" and its like."""
         for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            token_id = self._metadata.get(f"{_PREFIX}{key}_token_id")
+            token_id = self._metadata.get(f"{PREFIX}{key}_token_id")
             if type(token_id) is int and 0 <= token_id < len(self.tokens):
                 yield role, token_id
 
@@ -131,20 +138,20 @@ class _Vocab:
         """The tokens that a text is searched for before it is cut into words; control tokens are special."""
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         return [
-            {"id": token_id, "content": token, "special": kind == _CONTROL, **plain}
+            {"id": token_id, "content": token, "special": kind == CONTROL, **plain}
             for token_id, (token, kind) in enumerate(zip(self.tokens, self._types, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED) and self.ids[token] == token_id and token
+            if kind in (CONTROL, USER_DEFINED) and self.ids[token] == token_id and token
         ]
 
     def bpe(self) -> dict[str, Any]:
         """Byte-level BPE: what differs from model to model is how a text is cut into words first."""
-        if self.pre not in _PATTERNS:
-            known = ", ".join([*_PATTERNS, *_ALIASES])
+        if self.pre not in PATTERNS:
+            known = ", ".join([*PATTERNS, *_ALIASES])
             raise Unsupported(f'{self._path}: the pre-tokenizer "{self.pre:.40}" is not supported: only {known}')
-        merges = [merge.split(" ", 1) for merge in self._strings("merges")]
+        merges = [merge.split(" ", 1) for merge in self._strings("merges", at_least=0)]
         if any(len(merge) != 2 for merge in merges):
             raise self._wrong("merges", "has an entry that is no pair")
-        return byte_level_bpe(self._without_last_controls(), merges, _PATTERNS[self.pre], self.pre == "llama-bpe")
+        return byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre == "llama-bpe")
 
     def sentencepiece(self) -> dict[str, Any]:
         """SentencePiece's BPE: a merge for every way to cut a token into two, the best score first."""
@@ -165,13 +172,13 @@ class _Vocab:
             "pre_tokenizer": None,
             "post_processor": None,
             "decoder": {"type": "Sequence", "decoders": [text, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-            "model": {**model, "fuse_unk": True, "byte_fallback": _BYTE in self._types},
+            "model": {**model, "fuse_unk": True, "byte_fallback": BYTE in self._types},
         }
 
     def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
         found: list[tuple[float, str, str]] = []
         for token, token_id in self.ids.items():
-            if self._types[token_id] in (_CONTROL, _BYTE) or len(token) > _MAX_PIECE:
+            if self._types[token_id] in (CONTROL, USER_DEFINED, BYTE) or len(token) > _MAX_PIECE:
                 continue
             pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
             known = [pair for pair in pairs if pair[0] in self.ids and pair[1] in self.ids]
@@ -183,26 +190,26 @@ class _Vocab:
     def _without_last_controls(self) -> dict[str, int]:
         """The vocabulary without the control tokens at its end: so no text that spells one becomes it."""
         end = len(self.tokens)
-        while end and self._types[end - 1] == _CONTROL:
+        while end and (self._types[end - 1] == CONTROL or self.tokens[end - 1] not in self.ids):
             end -= 1
-        if any(self.ids[token] != token_id for token_id, token in enumerate(self.tokens[end:], end)):
+        if any(self.ids.get(token, token_id) != token_id for token_id, token in enumerate(self.tokens[end:], end)):
             end = len(self.tokens)
         return {token: token_id for token, token_id in self.ids.items() if token_id < end}
 
     def _text(self, key: str, default: str) -> str:
-        value = self._metadata.get(_PREFIX + key, default)
+        value = self._metadata.get(PREFIX + key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "is no string")
         return value
 
-    def _strings(self, key: str) -> list[str]:
-        value = self._metadata.get(_PREFIX + key)
-        if not isinstance(value, list) or not value:
+    def _strings(self, key: str, at_least: int = 1) -> list[str]:
+        value = self._metadata.get(PREFIX + key)
+        if not isinstance(value, list) or len(value) < at_least:
             raise self._wrong(key, "is missing, or no list of strings")
         return value
 
     def _numbers(self, key: str, default: list[int] | None) -> list[Any]:
-        value = self._metadata.get(_PREFIX + key)
+        value = self._metadata.get(PREFIX + key)
         if value is None and default is not None:
             return default
         if value is None or not hasattr(value, "tolist"):
@@ -211,7 +218,7 @@ class _Vocab:
         return numbers
 
     def _wrong(self, key: str, why: str) -> FormatError:
-        return FormatError(self._path, _PREFIX + key, f"{why}: download the file again")
+        return FormatError(self._path, PREFIX + key, f"{why}: download the file again")
 
 
 def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Other files from a checkpoint: GGUF, with the metadata and the tokenizer in it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.gguf import GgufCheckpoint
+from bitnet_inference.formats.gguf_config import ARCHITECTURES
+from bitnet_inference.formats.gguf_metadata import architecture_of, describe
+from bitnet_inference.formats.gguf_writer import record, write_gguf
+from bitnet_inference.gguf_tensors import GgufTensors, Kind, Progress, Written
+from bitnet_inference.model.loader import require_sound
+from bitnet_inference.model_folder import find_model, load_tokenizer
+from bitnet_inference.output_files import refuse_unwritable, whole_file
+from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_FILE_TYPES = {"i2_s": 40, "tq2_0": 37, "f16": 1}
+_TARGETS = (".gguf",)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A file that was written: its tensors, and what was not possible or has no place in it, a line each."""
+
+    path: Path
+    num_bytes: int
+    tensors: tuple[Written, ...]
+    notes: tuple[str, ...]
+
+
+def convert(
+    source: str | Path, target: str | Path, kind: Kind = "i2_s", progress: Progress | None = None
+) -> Conversion:
+    """Write the model of a folder or file, or "default", as a GGUF file with its tokenizer.
+
+    `kind` is what ternary matrices become: "i2_s" keeps them to the bit, "tq2_0" rounds their scales to float16, and
+    "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes` say so. The target appears
+    when it is whole. Raises NotFound, FormatError, Unsupported and InvalidParams.
+    """
+    path, target = find_model(source), Path(target)
+    _check_target(path, target, kind)
+    checkpoint = open_checkpoint(path)
+    require_sound(checkpoint)
+    metadata, notes = _metadata(checkpoint)
+    metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
+    metadata.pop("general.alignment", None)
+    name = architecture_of(path, checkpoint.config)
+    permuted = ARCHITECTURES[name].permuted
+    tensors = GgufTensors(checkpoint, kind, permuted, progress or (lambda done, total: None))
+    with whole_file(target) as out:
+        write_gguf(out, metadata.values(), tensors.shapes, tensors.encode)
+    return Conversion(target, target.stat().st_size, tuple(tensors.written), (*tensors.notes(), *notes))
+
+
+def _check_target(source: Path, target: Path, kind: str) -> None:
+    if kind not in KINDS:
+        raise InvalidParams(f"the type {kind!r} is not known: choose one of {', '.join(KINDS)}")
+    if target.suffix not in _TARGETS:
+        raise InvalidParams(f"{target}: what to write shows in the name: end it in {' or '.join(_TARGETS)}")
+    refuse_unwritable(target)
+    if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
+        raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")
+
+
+def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], list[str]]:
+    """The records by key, those of a GGUF file as they are; and what has no place among them."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return dict(checkpoint.records), []
+    config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)
+    values = describe(checkpoint.path, config)
+    values |= metadata_of(tokenizer, config.vocab_size)
+    more, left = end_ids((*config.eos_ids, *tokenizer.eos_ids), Tokenizer.from_metadata(checkpoint.path, values))
+    notes = [f"the end tokens {', '.join(map(str, left))} have no place in the file"] if left else []
+    advice = sorted(key for key in tokenizer.generation if not key.endswith("_token_id") and key[0] != "_")
+    notes += [f"generation_config.json has no place in the file: {', '.join(advice)}"] if advice else []
+    return {key: record(key, value) for key, value in (values | more).items()}, notes

@@ -1,0 +1,189 @@
+"""A tokenizer as the metadata of a GGUF file: the way back from vocab.py, and checked by going there again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitnet_inference.errors import BitNetError, InvalidParams, Unsupported
+from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.vocab import (
+    BYTE,
+    CONTROL,
+    GPT2,
+    LLAMA3_PATTERN,
+    NORMAL,
+    PATTERNS,
+    PREFIX,
+    THREE_DIGITS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    filler,
+)
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_OWN = "it has no place in a GGUF file that would say what it does"
+_NAMES = {(patterns, name == "llama-bpe"): name for name, patterns in PATTERNS.items()} | {
+    (("Punctuation", GPT2, "Digits", THREE_DIGITS), False): "falcon"
+}
+# Texts on which both tokenizers must agree: what patterns cut differently, scripts, digits, spaces, and odd bytes.
+_PROBES = (
+    "Hello, world!", "don't WE'LL I'm 'Sam' it'\u017f", "1 12 123 1234 12345678 3.14 1,000 \u0663\u0664 \u00bd", "  two   spaces  ",
+    "\n\n a\r\n\tb \n  \n", "x=y+1; f(a,b) -> {c: [d]} // $e #f @g `h` ~i ^j |k <l>", "na\u00efve caf\u00e9 e\u0301 \u00df \u0130", "\u72d0\u72f8\u3068\u72d0 \ud55c\uad6d\uc5b4",
+    "\U0001f98a\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2603\ufe0f", "\u0417\u0434\u0440\u0430\u0432\u0441\u0442\u0432\u0443\u0439 \u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0939\u093f\u0928\u094d\u0926\u0940", "snake_case CamelCase ALLCAPS http://a.b/c?d=e",
+    "...!!! --- ___ \u2026 \u2014 \u201cq\u201d", "a\u00a0b\u2003c\u3000d\u200be", "\x00\x01\x7f\ufeff\ufffd", "\u2581 \u2581a <0x41>", "", " ", "\n", "a", " a",
+)  # fmt: skip
+
+
+def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
+    """The metadata of a tokenizer, for a model of that many tokens.
+
+    Raises Unsupported for tokenizers that a GGUF file cannot describe, naming what was found.
+    """
+    if tokenizer.vocab_size > num_tokens:
+        why = f"the tokenizer has {tokenizer.vocab_size} tokens, the model {num_tokens}: they do not belong together"
+        raise Unsupported(f"{tokenizer.path}: {why}")
+    spec = json.loads(tokenizer.to_json())
+    model = spec["model"]
+    if model["type"] != "BPE":
+        raise _refusal(tokenizer, f"a tokenizer of the type {model['type']}")
+    kind = _byte_level(tokenizer, spec) if tokenizer.decoding.byte_level else {"model": "llama"}
+    ids = {token_id: token for token, token_id in tokenizer.vocabulary().items()}
+    tokens = [ids.get(token_id, filler(token_id)) for token_id in range(num_tokens)]
+    types = _types(tokenizer, spec, ids, num_tokens)
+    merges = model["merges"]
+    values: dict[str, Any] = kind | {"tokens": tokens, "token_type": np.array(types, "<i4")}
+    if kind["model"] == "llama":
+        values |= {"scores": _scores(tokens, merges), "add_space_prefix": _adds_space(tokenizer)}
+    else:
+        values["merges"] = list(map(" ".join, merges))
+    values |= _affixes(tokenizer) | dict(_roles(tokenizer))
+    metadata = {PREFIX + key: value for key, value in values.items()} | dict(_templates(tokenizer))
+    _check(tokenizer, metadata, merges)
+    return metadata
+
+
+def end_ids(eos_ids: Iterable[int], found: Tokenizer) -> tuple[dict[str, Any], list[int]]:
+    """Keys for those of the end tokens that the metadata's tokenizer does not know to end a text, and what is left."""
+    left = [token_id for token_id in eos_ids if token_id not in found.eos_ids]
+    keys = [key for key in ("eos", "eot", "eom") if key != "eos" or "eos_token" not in found.named]
+    return {f"{PREFIX}{key}_token_id": each for key, each in zip(keys, left, strict=False)}, left[len(keys) :]
+
+
+def _byte_level(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, Any]:
+    cuts = tuple(_cuts(tokenizer, spec["pre_tokenizer"]))
+    ignores_merges = bool(spec["model"]["ignore_merges"])
+    if (cuts, ignores_merges) not in _NAMES:
+        how = f"{', '.join(cuts)}{', ignore_merges' * ignores_merges}"
+        raise _refusal(tokenizer, f"a pre-tokenizer other than {', '.join(PATTERNS)} ({how:.300})")
+    return {"model": "gpt2", "pre": _NAMES[cuts, ignores_merges]}
+
+
+def _cuts(tokenizer: Tokenizer, step: dict[str, Any] | None) -> Iterator[str]:
+    """What cuts a text into words: patterns, and the names of steps that have none."""
+    kind = step["type"] if step else "none"
+    if step and kind == "Sequence":
+        for each in step["pretokenizers"]:
+            yield from _cuts(tokenizer, each)
+    elif step and kind == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+        yield str(step["pattern"].get("Regex", step["pattern"]))
+    elif step and kind == "ByteLevel" and not step["add_prefix_space"]:
+        yield from [GPT2] if step.get("use_regex", True) else []
+    elif step and (kind, step.get("behavior"), step.get("individual_digits")) in (
+        ("Punctuation", "Contiguous", None),
+        ("Digits", None, False),
+    ):
+        yield kind
+    else:
+        raise _refusal(tokenizer, f"the pre-tokenizer {json.dumps(step):.200}")
+
+
+def _types(tokenizer: Tokenizer, spec: dict[str, Any], ids: dict[int, str], num_tokens: int) -> list[int]:
+    added = {token["id"]: token for token in spec["added_tokens"]}
+    for token in added.values():
+        if token["lstrip"] or token["rstrip"] or token["single_word"]:
+            raise _refusal(tokenizer, f"the token {token['content']!r}, which takes in spaces or stands alone only")
+    unknown = None if tokenizer.decoding.byte_level else spec["model"]["unk_token"]
+
+    def kind(token_id: int) -> int:
+        token = ids.get(token_id)
+        if token is None or token == unknown:
+            return UNUSED if token is None else UNKNOWN
+        if token_id in tokenizer.special_ids or token_id in added:
+            return CONTROL if token_id in tokenizer.special_ids else USER_DEFINED
+        is_byte = tokenizer.decoding.byte_fallback and _BYTE_TOKEN.fullmatch(token)
+        return BYTE if is_byte else NORMAL
+
+    return list(map(kind, range(num_tokens)))
+
+
+def _scores(tokens: list[str], merges: list[list[str]]) -> np.ndarray[Any, Any]:
+    """SentencePiece's scores: the earlier a token is merged the first time, the better."""
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    return np.array([-ranks.get(token, 0) for token in tokens], "<f4")
+
+
+def _adds_space(tokenizer: Tokenizer) -> bool:
+    """Whether a space goes in front of a text: what the tokenizer does with an "a" shows it."""
+    ids = tokenizer.encode("a", add_special_tokens=False)
+    return bool(ids) and (tokenizer.id_to_token(ids[0]) or "").startswith("\u2581")
+
+
+def _roles(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = tokenizer.token_to_id(tokenizer.named.get(f"{role}_token", ""))
+        if token_id is not None:
+            yield f"{key}_token_id", token_id
+
+
+def _affixes(tokenizer: Tokenizer) -> dict[str, Any]:
+    before, behind = tokenizer.affixes
+    ends = [tokenizer.token_to_id(tokenizer.named.get("eos_token", ""))]
+    if len(before) > 1 or (before and tokenizer.bos_id not in (None, *before)) or behind not in ([], ends):
+        raise _refusal(tokenizer, f"other tokens around a text than BOS and EOS ({before} and {behind})")
+    begin = {"bos_token_id": before[0]} if before else {}
+    return {"add_bos_token": bool(before), "add_eos_token": bool(behind), **begin}
+
+
+def _templates(tokenizer: Tokenizer) -> Iterator[tuple[str, Any]]:
+    key = "tokenizer.chat_template"
+    named = [name for name in tokenizer.templates if name != "default"]
+    if named:
+        yield f"{key}s", named
+    for name, source in tokenizer.templates.items():
+        yield key if name == "default" else f"{key}.{name}", source
+
+
+def _check(tokenizer: Tokenizer, metadata: dict[str, Any], merges: list[list[str]]) -> None:
+    """Raises Unsupported where the tokenizer that the metadata describe is not this one."""
+    try:
+        found = Tokenizer.from_metadata(tokenizer.path, metadata)
+    except BitNetError as error:
+        raise _refusal(tokenizer, f"what reads back as an error ({error})") from None
+    if found.vocabulary() != tokenizer.vocabulary() or found.special != tokenizer.special:
+        raise _refusal(tokenizer, "a vocabulary that reads back as another one")
+    if json.loads(found.to_json())["model"]["merges"] != merges:
+        raise _refusal(tokenizer, "merges in an order that SentencePiece's scores do not give")
+    for text in (*_PROBES, "".join(tokenizer.special), " ".join(tokenizer.special)):
+        if any(_ids(found, text, special) != _ids(tokenizer, text, special) for special in (False, True)):
+            raise _refusal(tokenizer, f"rules by which {text[:40]!r} has other tokens in a GGUF file")
+
+
+def _ids(tokenizer: Tokenizer, text: str, special: bool) -> tuple[list[int], str] | None:
+    try:
+        ids = tokenizer.encode(text, parse_special=special)
+    except InvalidParams:
+        return None
+    return ids, tokenizer.decode(ids)
+
+
+def _refusal(tokenizer: Tokenizer, what: str) -> Unsupported:
+    return Unsupported(f"{tokenizer.path}: the tokenizer has {what}: {_OWN}")
