@@ -49,11 +49,9 @@ def our_engine(name: str, folder: Path, config: EngineConfig, workload: Workload
 def llama_cpp_engine(folder: Path, gguf: Path, threads: int, workload: Workload) -> Peer:
     """llama.cpp, on a GGUF file, which is written if it is not there."""
     if not gguf.exists():
-        from gguf_file import write_gguf
+        from gguf_file import write_file
 
-        unfinished = gguf.with_name(f"{gguf.name}.part")
-        write_gguf(open_checkpoint(folder), unfinished)
-        os.replace(unfinished, gguf)
+        write_file(open_checkpoint(folder), gguf)
     return Peer("llama.cpp", partial(_llama_cpp, gguf, threads, workload))
 
 

@@ -27,6 +27,7 @@ def _tokenizer(vocab_size: int, specials: dict[int, str]) -> dict[str, Any]:
     ids = (token for token in range(vocab_size) if token not in specials)
     letters = _alphabet()
     vocab = {letters[i] if i < NUM_BYTES else _word(i): token for i, token in enumerate(ids)}
+    vocab |= {text: token for token, text in specials.items()}  # or the library gives them other ids
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     bos = next(iter(specials.values()))
     template = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
     from bitnet_inference.completions import chat_completion, text_completion
+    from bitnet_inference.conversion import Conversion, convert
     from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.logprobs import TokenLogprobs
     from bitnet_inference.engine.params import SamplingParams
@@ -60,6 +61,7 @@ __all__ = [
     "BitNetError",
     "Cancelled",
     "Chosen",
+    "Conversion",
     "Counts",
     "EngineError",
     "Filter",
@@ -95,6 +97,7 @@ __all__ = [
     "__version__",
     "chat_completion",
     "choose",
+    "convert",
     "generate_file",
     "log_likelihoods",
     "perplexity",
@@ -108,6 +111,7 @@ _HOMES = {
     "LLM": "llm",
     "BatchResult": "offline",
     "Chosen": "choices",
+    "Conversion": "conversion",
     "Counts": "telemetry",
     "Filter": "text.filter",
     "Generation": "stream",
@@ -127,6 +131,7 @@ _HOMES = {
     "WordFilter": "text.word_filter",
     "chat_completion": "completions",
     "choose": "choices",
+    "convert": "conversion",
     "generate_file": "offline",
     "log_likelihoods": "choices",
     "perplexity": "evaluate",

@@ -48,7 +48,8 @@ class GgufTensors:
         Raises InvalidParams where ternary matrices are wanted and there are none.
         """
         config, names = checkpoint.config, dict(expected_shapes(checkpoint.config))
-        self._checkpoint, self._type, self._permuted, self._progress = checkpoint, _TERNARY.get(kind), permuted, progress
+        self._checkpoint, self._permuted, self._progress = checkpoint, permuted, progress
+        self._type = _TERNARY.get(kind)  # None where everything becomes F16
         self._names = {tensor_name(name): name for name in names}
         self.shapes = {tensor_name(name): shape for name, shape in names.items()}
         factors = rope_factors(config)
@@ -125,6 +126,8 @@ class GgufTensors:
             put(encoded)
             largest = max(largest, float(np.abs(piece).max()))
             worst = max(worst, float(np.abs(ggml.decode(type_id, encoded, piece.shape) - piece).max()))
+        if worst > largest / 2:
+            raise OverflowError(f"{largest:g}, its largest value, is too small for float16")
         return worst / largest if worst else 0.0
 
     def _in_pairs(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
@@ -159,4 +162,4 @@ def _values(matrix: Ternary, codes: NDArray[np.int8], rows: slice) -> NDArray[np
     scales = matrix.scale
     if isinstance(scales, np.ndarray):
         scales = np.repeat(scales[rows], matrix.group_size, axis=1)[:, : matrix.shape[1]]
-    return codes[rows] * np.asarray(scales, np.float32)
+    return codes[rows].astype(np.float32) * np.asarray(scales, np.float32)

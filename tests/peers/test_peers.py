@@ -32,9 +32,9 @@ def checkpoint(monkeypatch, tmp_path):
 
 
 def test_the_gguf_has_the_same_weights(checkpoint, tmp_path):
-    from gguf_file import write_gguf
+    from gguf_file import write_file
 
-    write_gguf(checkpoint, tmp_path / "tiny.gguf")
+    write_file(checkpoint, tmp_path / "tiny.gguf")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "tiny.gguf").tensors}
     for name, ours in (("blk.1.ffn_down.weight", "layers.1.down"), ("blk.3.attn_q.weight", "layers.3.q")):
         matrix = checkpoint.matrix(ours)
@@ -47,10 +47,10 @@ def test_the_gguf_has_the_same_weights(checkpoint, tmp_path):
 
 
 def test_llama_cpp_runs_it(checkpoint, tmp_path):
-    from gguf_file import write_gguf
+    from gguf_file import write_file
     from llama_cpp_peer import LlamaCpp
 
-    write_gguf(checkpoint, tmp_path / "tiny.gguf")
+    write_file(checkpoint, tmp_path / "tiny.gguf")
     peer = LlamaCpp(tmp_path / "tiny.gguf", threads=1, max_context=64, max_batch=4, num_batch_steps=2)
     peer.prompt(40)
     peer.decode(40, 3, 1)

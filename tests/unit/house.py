@@ -22,8 +22,8 @@ LAYERS = {
     "model": 2,
     "backends": 3, "engine": 3,
     "llm": 4,
-    "bench": 5, "completions": 5, "doctor": 5, "evaluate": 5, "models": 5, "offline": 5, "replicas": 5, "summary": 5,
-    "telemetry": 5,
+    "bench": 5, "completions": 5, "conversion": 5, "doctor": 5, "evaluate": 5, "models": 5, "offline": 5, "replicas": 5,
+    "summary": 5, "telemetry": 5,
     "server": 6,
     "cli": 7,
     "__init__": 8, "__main__": 8,
@@ -47,6 +47,7 @@ PARTS = {
     "doctor_checks": "doctor",
     "tools": "completions",
     "trace": "telemetry",
+    "gguf_tensors": "conversion",
     "prompt_file": "offline",
     "answer_file": "offline",
 }

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from bitnet_inference.cli.answer import run
 from bitnet_inference.cli.batch import batch
 from bitnet_inference.cli.conversation import chat
+from bitnet_inference.cli.convert import convert
 from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
 from bitnet_inference.errors import BitNetError
@@ -85,6 +86,6 @@ def bitnet(
     """
 
 
-for command in (run, chat, batch, inspect, bench, doctor):
+for command in (run, chat, batch, inspect, convert, bench, doctor):
     app.command()(command)
 app.command("eval")(evaluate)

@@ -138,9 +138,8 @@ class GgufCheckpoint:
         scales, one = ggml.block_scales(tensor.type_id, rows, tensor.shape), self._one_scale(name)
         if not np.isfinite(scales).all():
             raise FormatError(self.path, tensor_name(name), f"a scale is NaN or infinite: {_AGAIN}")
-        if one is not None and tensor.type_id == ggml.TQ2_0 and scales.all():
-            if (quarters := _quarters(tensor, rows)) is not None:
-                return self._ternary(name, quarters, one)
+        if one is not None and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
+            return self._ternary(name, quarters, one)
         codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
         codes.reshape(*scales.shape, -1)[scales == 0] = 0
         if codes.max(initial=0) > 1:
@@ -165,7 +164,9 @@ class GgufCheckpoint:
         """Codes int8, or quarters uint8."""
         scale = float(np.float32(scale) * np.float32(self._factor(name)))
         if not 0 < scale < math.inf:
-            raise FormatError(self.path, tensor_name(name), f"{scale} is no scale, which is finite and above 0: {_AGAIN}")
+            raise FormatError(
+                self.path, tensor_name(name), f"{scale} is no scale, which is finite and above 0: {_AGAIN}"
+            )
         num_rows, num_columns = self._shapes[name]
         return Ternary(packed, "codes" if packed.dtype == np.int8 else "quarters", (num_rows, num_columns), scale)
 
@@ -230,7 +231,7 @@ class GgufCheckpoint:
 
 def _quarters(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     """The quick way for TQ2_0 and I2_S; None where it does not go, or where a code is 3, which is looked at closely."""
-    if len(rows) % 4:
+    if len(rows) % 4 or tensor.type_id not in (ggml.TQ2_0, ggml.I2_S):
         return None
     quarters = ggml.quarters(tensor.type_id, rows, tensor.shape[1])
     return None if ternary.has_invalid(quarters) else quarters

@@ -34,8 +34,7 @@ def write_gguf(
         out.write(np.ascontiguousarray(piece).data)
 
     out.write(struct.pack("<4sIqq", MAGIC, _VERSION, len(shapes), len(records)))
-    for each in records:
-        out.write(each)
+    out.writelines(records)
     infos_at, infos = out.tell(), b""
     out.write(b"".join(_info(name, shape, 0, 0) for name, shape in shapes.items()))
     _pad(out)

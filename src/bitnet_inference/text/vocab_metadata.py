@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from bitnet_inference.text.vocab import (
     BYTE,
     CONTROL,
     GPT2,
-    LLAMA3_PATTERN,
     NORMAL,
     PATTERNS,
     PREFIX,
@@ -34,10 +32,14 @@ _NAMES = {(patterns, name == "llama-bpe"): name for name, patterns in PATTERNS.i
 }
 # Texts on which both tokenizers must agree: what patterns cut differently, scripts, digits, spaces, and odd bytes.
 _PROBES = (
-    "Hello, world!", "don't WE'LL I'm 'Sam' it'\u017f", "1 12 123 1234 12345678 3.14 1,000 \u0663\u0664 \u00bd", "  two   spaces  ",
-    "\n\n a\r\n\tb \n  \n", "x=y+1; f(a,b) -> {c: [d]} // $e #f @g `h` ~i ^j |k <l>", "na\u00efve caf\u00e9 e\u0301 \u00df \u0130", "\u72d0\u72f8\u3068\u72d0 \ud55c\uad6d\uc5b4",
-    "\U0001f98a\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2603\ufe0f", "\u0417\u0434\u0440\u0430\u0432\u0441\u0442\u0432\u0443\u0439 \u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0939\u093f\u0928\u094d\u0926\u0940", "snake_case CamelCase ALLCAPS http://a.b/c?d=e",
-    "...!!! --- ___ \u2026 \u2014 \u201cq\u201d", "a\u00a0b\u2003c\u3000d\u200be", "\x00\x01\x7f\ufeff\ufffd", "\u2581 \u2581a <0x41>", "", " ", "\n", "a", " a",
+    "Hello, world! don't WE'LL I'm 'Sam' it'\u017f snake_case CamelCase ALLCAPS http://a.b/c?d=e",
+    "1 12 123 1234 12345678 3.14 1,000 \u0663\u0664 \u00bd",
+    "  two   spaces  \n\n a\r\n\tb \n  \n",
+    "x=y+1; f(a,b) -> {c: [d]} // $e #f @g `h` ~i ^j |k <l> ...!!! --- ___ \u2026 \u2014 \u201cq\u201d",
+    "na\u00efve caf\u00e9 e\u0301 \u00df \u0130 \u0414\u0430 \u0645\u0631\u062d \u05e9\u05dc \u0939\u093f\u0928\u094d",
+    "\u72d0\u72f8\u3068\ud55c\uad6d\uc5b4 \U0001f98a\U0001f468\u200d\U0001f469 \u2603\ufe0f",
+    "a\u00a0b\u2003c\u3000d\u200be \x00\x01\x7f\ufeff\ufffd \u2581 \u2581a <0x41>",
+    "", " ", "\n", "a", " a",
 )  # fmt: skip
 
 
