@@ -359,6 +359,20 @@ def test_unknown_options_are_refused():
     assert result.exit_code == 2 and "--temperature" in result.output
 
 
+def test_convert_writes_a_file_that_runs_and_says_how_exact_it_is(tmp_path):
+    file = tmp_path / "story.gguf"
+    result = bitnet("convert", "default", str(file), "--type", "tq2_0")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"TQ2_0 +42 +4718592 +1.2 +exact\n", result.stdout) and str(file) in result.stdout
+    assert result.stderr.startswith("note: generation_config.json has no place in the file: do_sample")
+    ours, theirs = (bitnet("run", "-m", model, STORY, "-n", "20", "-t", "0") for model in ("default", str(file)))
+    assert ours.stdout == theirs.stdout and theirs.exit_code == 0
+    rounded = bitnet("convert", str(file), str(tmp_path / "half.gguf"), "--type", "f16")
+    assert re.search(r"F16 .* off by up to 4e-06% of the largest\n", rounded.stdout) and not rounded.stderr
+    refused = bitnet("convert", "default", str(tmp_path / "story.onnx"))
+    assert (refused.exit_code, refused.stdout) == (2, "") and "end it in .gguf" in refused.stderr
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\nfrom bitnet_inference import cli\n"

@@ -8,6 +8,7 @@ import pytest
 from gguf_samples import i2_s_bytes
 
 from bitnet_inference.formats import ggml_blocks
+from bitnet_inference.ternary import pack_quarters
 
 RNG = np.random.default_rng(0)
 HAND_MADE = ("I2_S", "Q2_0")
@@ -64,3 +65,34 @@ def test_i2_s_by_hand(arm):
 def test_i2_s_takes_a_third_code_for_nothing():
     raw = np.concatenate([np.full(32, 0b11_10_01_00, np.uint8), np.ones(1, np.float32).view(np.uint8)])
     assert ggml_blocks.i2_s(raw, (1, 128))[0].reshape(4, 32)[:, 0].tolist() == [0, 1, 0, -1]
+
+
+@pytest.mark.parametrize("name, num_rows, num_columns", [("TQ2_0", 8, 512), ("I2_S", 8, 384), ("TQ2_0", 300, 1024)])
+def test_encoded_codes_are_read_back_and_are_quarters_too(name, num_rows, num_columns):
+    kind = ggml_blocks.TQ2_0 if name == "TQ2_0" else ggml_blocks.I2_S
+    codes = RNG.integers(-1, 2, (num_rows, num_columns), dtype=np.int8)
+    raw = ggml_blocks.encode_ternary(kind, codes, 0.75)
+    assert raw.nbytes == ggml_blocks.num_bytes(kind, codes.shape)
+    assert np.array_equal(ggml_blocks.decode(kind, raw, codes.shape), codes * np.float32(0.75))
+    if name == "TQ2_0":
+        assert np.array_equal(gguf.dequantize(raw, gguf.GGMLQuantizationType.TQ2_0), codes.reshape(-1) * 0.75)
+    else:
+        assert np.array_equal(raw, i2_s_bytes(codes, 0.75)) and ggml_blocks.i2_s_scale(raw) == 0.75
+    rows = raw[: len(raw) - 32 if name == "I2_S" else None].reshape(num_rows, -1)
+    assert np.array_equal(ggml_blocks.quarters(kind, rows, num_columns), pack_quarters(codes))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_floats_are_rounded_as_the_library_rounds(name):
+    kind = gguf.GGMLQuantizationType[name]
+    values = RNG.normal(size=(5, 64)).astype(np.float32)
+    encoded = ggml_blocks.encode_floats(int(kind), values[:, ::2])
+    assert np.array_equal(
+        gguf.dequantize(encoded, kind), gguf.dequantize(gguf.quantize(values[:, ::2], kind), kind).reshape(-1)
+    )
+
+
+def test_float16_has_an_end():
+    assert ggml_blocks.encode_floats(ggml_blocks.F16, np.array([65504.0, np.inf], np.float32)).nbytes == 4
+    with pytest.raises(OverflowError, match="70000 does not fit"):
+        ggml_blocks.encode_floats(ggml_blocks.F16, np.array([70000.0], np.float32))

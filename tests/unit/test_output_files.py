@@ -7,7 +7,7 @@ import os
 import pytest
 
 from bitnet_inference.errors import InvalidParams
-from bitnet_inference.output_files import refuse_unwritable, write_whole
+from bitnet_inference.output_files import refuse_unwritable, whole_file, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
@@ -60,3 +60,16 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     refuse_unwritable(tmp_path / "file")
     refuse_unwritable(tmp_path / "new")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_in_pieces_is_there_at_the_end_or_as_it_was(tmp_path):
+    file = tmp_path / "a.bin"
+    with whole_file(file) as out:
+        out.write(b"abc")
+        assert not file.exists()
+        out.seek(1)
+        out.write(b"x")
+    with pytest.raises(KeyError), whole_file(file) as out:
+        out.write(b"half")
+        raise KeyError
+    assert file.read_bytes() == b"axc" and os.listdir(tmp_path) == ["a.bin"]

@@ -25,6 +25,7 @@ from bitnet_inference.text.vocab import (
     filler,
 )
 
+_LINES = 64  # of a probe
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _OWN = "it has no place in a GGUF file that would say what it does"
 _NAMES = {(patterns, name == "llama-bpe"): name for name, patterns in PATTERNS.items()} | {
@@ -174,9 +175,15 @@ def _check(tokenizer: Tokenizer, metadata: dict[str, Any], merges: list[list[str
         raise _refusal(tokenizer, "a vocabulary that reads back as another one")
     if json.loads(found.to_json())["model"]["merges"] != merges:
         raise _refusal(tokenizer, "merges in an order that SentencePiece's scores do not give")
-    for text in (*_PROBES, "".join(tokenizer.special), " ".join(tokenizer.special)):
+    for text in (*_PROBES, "".join(tokenizer.special), " ".join(tokenizer.special), *_own_words(tokenizer)):
         if any(_ids(found, text, special) != _ids(tokenizer, text, special) for special in (False, True)):
             raise _refusal(tokenizer, f"rules by which {text[:40]!r} has other tokens in a GGUF file")
+
+
+def _own_words(tokenizer: Tokenizer) -> Iterator[str]:
+    """What the tokens spell, in lines: texts of the kind that the vocabulary was made for."""
+    words = [tokenizer.decode([token_id]) for token_id in sorted(tokenizer.vocabulary().values())]
+    yield from ("\n".join(words[start : start + _LINES]) for start in range(0, len(words), _LINES))
 
 
 def _ids(tokenizer: Tokenizer, text: str, special: bool) -> tuple[list[int], str] | None:

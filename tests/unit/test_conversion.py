@@ -1,0 +1,273 @@
+"""GGUF files that we write: read back by us and by the `gguf` library; what falls back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf_samples import I2_S, codes_of, i2_s_bytes, own_name, write_default
+from tiny_folders import BITLINEAR, folder
+
+from bitnet_inference import LLM, Conversion, SamplingParams, convert
+from bitnet_inference.errors import FormatError, InvalidParams, ModelError, Unsupported
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Dense, ModelConfig, RopeScaling, Ternary, expected_shapes
+from bitnet_inference.formats.floats import to_float32
+from bitnet_inference.formats.gguf_metadata import architecture_of, describe, rope_factors
+from bitnet_inference.formats.gguf_writer import record
+from bitnet_inference.model.rope import inverse_frequencies
+from bitnet_inference.model_folder import find_model, load_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TALK = [{"role": "user", "content": "Tell me a story about a fox"}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+TERNARY_GOLDEN = ("bitnet-packed", "bitnet-masters", "bitnet-unpacked", "llama-bitlinear", "llama-autobitlinear",
+                  "llama-masters-f32", "llama-partial", "llama-ternary-head")  # fmt: skip
+DENSE_GOLDEN = ("llama3-bf16", "llama-f16", "llama-f32")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, Conversion]:
+    path = tmp_path_factory.mktemp("converted")
+    return {kind: convert("default", path / f"{kind}.gguf", kind) for kind in ("i2_s", "tq2_0", "f16")}
+
+
+def is_equal(one, other) -> bool:
+    """Whether two checkpoints hold the same matrices and norms, to the bit."""
+    for name, shape in expected_shapes(other.config):
+        if len(shape) == 1:
+            same = np.array_equal(one.vector(name), other.vector(name))
+        else:
+            a, b = one.matrix(name), other.matrix(name)
+            same = type(a) is type(b)
+            if same and isinstance(a, Ternary):
+                same = a.scale == b.scale and np.array_equal(codes_of(a), codes_of(b))
+            elif same:
+                same = a.dtype == b.dtype and np.array_equal(a.data, b.data.view(a.data.dtype))
+        if not same:
+            return False
+    return True
+
+
+def logits(path):
+    with LLM.load(path) as llm:
+        return llm.logits(llm.tokenizer.encode("The fox and the bear"))
+
+
+@pytest.mark.parametrize("kind", ["i2_s", "tq2_0", "f16"])
+def test_the_default_model_is_the_same_again(written, kind):
+    path, source = written[kind].path, open_checkpoint(find_model("default"))
+    found = open_checkpoint(path)
+    assert found.check() == [] and (kind == "f16" or is_equal(found, source))
+    assert {name for name in dict(expected_shapes(source.config)) if source.is_ternary(name)} == {
+        name for name in dict(expected_shapes(source.config)) if found.is_ternary(name)
+    }
+    assert found.config.norm_eps == pytest.approx(source.config.norm_eps)
+    same = {"norm_eps": source.config.norm_eps, "eos_ids": source.config.eos_ids}
+    assert replace(found.config, **same) == source.config
+    with LLM.load("default") as llm, LLM.load(path) as again:
+        assert again.chat(TALK, GREEDY).token_ids == llm.chat(TALK, GREEDY).token_ids
+        assert set(again.eos_ids) == set(llm.eos_ids)
+
+
+@pytest.mark.parametrize("kind", ["tq2_0", "f16"])
+def test_the_library_reads_the_same(written, kind):
+    reader, source = gguf.GGUFReader(written[kind].path), open_checkpoint(find_model("default"))
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for name, shape in expected_shapes(source.config):
+        tensor = tensors.pop(own_name(name))
+        assert tuple(tensor.shape[::-1]) == shape
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if len(shape) == 1:
+            assert tensor.tensor_type.name == "F32" and np.array_equal(values, source.vector(name))
+        elif isinstance(matrix := source.matrix(name), Ternary):
+            assert tensor.tensor_type.name == kind.upper()
+            assert np.array_equal(values, codes_of(matrix) * np.float32(matrix.scale))
+        else:
+            expected = to_float32(matrix.data.view(np.uint16), "bfloat16")
+            assert tensor.tensor_type.name == ("BF16" if kind == "tq2_0" else "F16")
+            assert np.array_equal(values, expected if kind == "tq2_0" else expected.astype(np.float16))
+    assert not tensors
+    field = reader.fields
+    assert field["general.architecture"].contents() == "bitnet-b1.58"
+    assert field["general.file_type"].contents() == {"tq2_0": 37, "f16": 1}[kind]
+    assert field["bitnet-b1.58.embedding_length"].types == [gguf.GGUFValueType.UINT32]
+    assert len(field["tokenizer.ggml.tokens"].contents()) == source.config.vocab_size
+    assert field["tokenizer.ggml.add_bos_token"].contents() is True
+
+
+def test_i2_s_is_written_as_by_hand(written):
+    source = open_checkpoint(find_model("default"))
+    tensor = open_checkpoint(written["i2_s"].path)._tensors["blk.1.ffn_down.weight"]
+    matrix = source.matrix("layers.1.down")
+    assert tensor.type_id == I2_S
+    assert np.array_equal(tensor.raw(), i2_s_bytes(codes_of(matrix), matrix.scale))
+
+
+@pytest.mark.parametrize("name", TERNARY_GOLDEN)
+def test_i2_s_keeps_every_family_to_the_bit(tmp_path, name):
+    """q and k of Llama change places in the file, and come back; a ternary head stays one."""
+    result = convert(GOLDEN / name, tmp_path / "model.gguf", "i2_s")
+    found, source = open_checkpoint(result.path), open_checkpoint(GOLDEN / name)
+    assert is_equal(found, source) and all(each.error == 0 for each in result.tensors)
+    assert np.array_equal(logits(result.path), logits(GOLDEN / name))
+    assert any("temperature" in note for note in result.notes)
+    ours, theirs = load_tokenizer(found), load_tokenizer(source)
+    assert set(theirs.eos_ids) <= {*ours.eos_ids, *found.config.eos_ids}
+    assert (ours.bos_id, ours.templates, ours.affixes) == (theirs.bos_id, theirs.templates, theirs.affixes)
+
+
+@pytest.mark.parametrize("name", DENSE_GOLDEN)
+def test_dense_models_become_float16(tmp_path, name):
+    source = open_checkpoint(GOLDEN / name)
+    with pytest.raises(InvalidParams, match="no ternary matrix: convert it to the type f16"):
+        convert(GOLDEN / name, tmp_path / "model.gguf", "tq2_0")
+    result = convert(GOLDEN / name, tmp_path / "model.gguf", "f16")
+    found = open_checkpoint(result.path)
+    assert found.matrix("layers.1.k").dtype == "float16"
+    assert np.allclose(inverse_frequencies(found.config), inverse_frequencies(source.config), rtol=1e-6)
+    ours, theirs = logits(result.path), logits(GOLDEN / name)
+    assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)) < 0.005
+    worst = max(each.error for each in result.tensors)
+    assert (worst == 0) == (name == "llama-f16") and worst < 1e-3
+
+
+def test_what_tq2_0_has_no_room_for_falls_back(tmp_path):
+    """Rows of 64 are no blocks of 256. Beside dense projections, the rest is of their type, or could not be loaded."""
+    result = convert(GOLDEN / "llama-bitlinear", tmp_path / "model.gguf", "tq2_0")
+    assert {each.type for each in result.tensors} == {"BF16", "F16", "F32"}
+    assert "multiples of 256 columns, so 14 became F16: blk.0.attn_q.weight" in result.notes[0]
+    assert "and 11 more" in result.notes[0] and "dense ones" in result.notes[1]
+    source, matrix = open_checkpoint(GOLDEN / "llama-bitlinear"), open_checkpoint(result.path).matrix("layers.1.q")
+    ternary = source.matrix("layers.1.q")
+    assert isinstance(matrix, Dense)
+    assert np.array_equal(matrix.data, (codes_of(ternary) * np.float32(ternary.scale)).astype(np.float16))
+    result = convert(GOLDEN / "llama-partial", tmp_path / "partial.gguf", "tq2_0")
+    assert "so 10 became BF16" in result.notes[0] and np.isfinite(logits(result.path)).all()
+
+
+def test_scales_that_float16_does_not_have(tmp_path):
+    source = open_checkpoint(find_model("default"))
+    codes = codes_of(source.matrix("layers.0.q"))
+    change = {
+        "layers.0.q": Ternary(codes, "codes", codes.shape, 1 / 3),
+        "layers.1.q": Ternary(codes, "codes", codes.shape, 70000.0),
+    }
+    write_default(tmp_path / "a.gguf", "I2_S", change={"layers.0.q": change["layers.0.q"]})
+    result = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "tq2_0")
+    errors = {each.name: each.error for each in result.tensors if each.error}
+    off = abs(float(np.float16(1 / 3)) - 1 / 3) * 3
+    assert errors == {"blk.0.attn_q.weight": pytest.approx(off, rel=1e-3)} and not result.notes
+    write_default(tmp_path / "a.gguf", "I2_S", change={"layers.1.q": change["layers.1.q"]})
+    with pytest.raises(Unsupported, match=r"blk.1.attn_q.weight: 70000 does not fit float16"):
+        convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "f16")
+    assert open_checkpoint(result.path).check() == [] and sorted(os.listdir(tmp_path)) == ["a.gguf", "b.gguf"]
+
+
+def test_groups_of_columns_with_scales_of_their_own(tmp_path):
+    codes = codes_of(open_checkpoint(find_model("default")).matrix("layers.0.down"))
+    values = codes * np.repeat(np.array([[0.5, 0.25, 2.0]], np.float32), 256, axis=1)
+    write_default(tmp_path / "a.gguf", "TQ2_0", change={"layers.0.down": Dense(values, "float32")})
+    result = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "i2_s")
+    assert "groups of 128 columns, so 1 became F16: blk.0.ffn_down.weight" in result.notes[0]
+    raw = open_checkpoint(result.path)._tensors["blk.0.ffn_down.weight"].raw()
+    assert np.array_equal(raw.view(np.float16).reshape(values.shape), values)
+
+
+def test_the_metadata_of_a_gguf_file_stays_as_it_is(tmp_path):
+    write_default(tmp_path / "a.gguf", "TQ2_0", arch="bitnet-25", **{"general.author": "Mia", "x.y": "ä"})
+    result = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "i2_s")
+    before, after = (dict(open_checkpoint(tmp_path / name).records) for name in ("a.gguf", "b.gguf"))
+    assert after.pop("general.file_type") == record("general.file_type", 40)
+    before.pop("general.file_type", None)
+    assert list(before) == list(after) and all(before[key] == after[key] for key in before)
+    assert is_equal(open_checkpoint(result.path), open_checkpoint(tmp_path / "a.gguf")) and not result.notes
+
+
+def config(**more) -> ModelConfig:
+    return replace(open_checkpoint(GOLDEN / "llama-bitlinear").config, **more)
+
+
+def test_the_keys_of_a_model():
+    values = describe(Path("folder/name"), config(head_dim=24))
+    assert values["general.name"] == "name" and values["llama.attention.value_length"] == 24
+    assert values["llama.rope.freq_base"] == 1000042.0 and values["llama.attention.head_count_kv"] == 2
+    linear = describe(Path("x"), config(rope_scaling=RopeScaling(kind="linear", factor=2.0)))
+    assert (linear["llama.rope.scaling.type"], linear["llama.rope.scaling.factor"]) == ("linear", 2.0)
+    llama3 = config(rope_scaling=RopeScaling(kind="llama3", factor=8.0), rope_theta=500000.0)
+    plain = inverse_frequencies(replace(llama3, rope_scaling=None))
+    assert np.allclose(plain / rope_factors(llama3), inverse_frequencies(llama3), rtol=1e-6)
+    assert rope_factors(config()) is None
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({"linear_norm": True}, "a norm before every projection"),
+        ({"activation": "relu2"}, "no architecture of GGUF has relu2"),
+        ({"sub_norms": True, "tie_embeddings": False}, "embeddings for its head"),
+        ({"sub_norms": True, "tie_embeddings": True, "vocab_size": 128256}, "would be read as relu2"),
+    ],
+)
+def test_models_that_have_no_place_in_a_gguf_file(more, message):
+    with pytest.raises(Unsupported, match=message):
+        architecture_of(Path("x"), config(**more))
+    assert architecture_of(Path("x"), config(sub_norms=True, tie_embeddings=True)) == "bitnet"
+
+
+@pytest.mark.parametrize(
+    "source, target, kind, message",
+    [
+        ("default", "x.gguf", "q4_0", "'q4_0' is not known: choose one of i2_s, tq2_0, f16"),
+        ("default", "x.onnx", "i2_s", "end it in .gguf"),
+        ("default", "absent/x.gguf", "i2_s", "there is no folder"),
+        ("default", "folder.gguf", "i2_s", "cannot be written"),
+        ("absent", "x.gguf", "i2_s", "no such file or folder"),
+        ("own.gguf", "own.gguf", "i2_s", "it is the source"),
+        (GOLDEN / "llama-rms-norm", "x.gguf", "i2_s", "a norm before every projection"),
+        (GOLDEN / "bitnet-bitlinear", "x.gguf", "i2_s", "another one"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(tmp_path, monkeypatch, source, target, kind, message):
+    monkeypatch.chdir(tmp_path)
+    Path("folder.gguf").mkdir()
+    Path("own.gguf").write_bytes(b"GGUF")
+    with pytest.raises((InvalidParams, ModelError), match=message):
+        convert(source, target, kind)
+    assert sorted(os.listdir()) == ["folder.gguf", "own.gguf"] and Path("own.gguf").read_bytes() == b"GGUF"
+
+
+def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):
+    """A code 3 is found when its matrix is read; before that, other tensors were written."""
+    model = folder("llama", BITLINEAR, tied=False)
+    model.config |= {"vocab_size": 384}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        model.tensors[name] = np.zeros((384, 8), np.float32)
+    model.tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = 255
+    (tmp_path / "model").mkdir()
+    model.write(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "llama-f16" / name, tmp_path / "model" / name)
+    (tmp_path / "x.gguf").write_text("before")
+    seen = []
+    with pytest.raises(FormatError, match="2-bit code 3"):
+        convert(tmp_path / "model", tmp_path / "x.gguf", "i2_s", progress=lambda done, total: seen.append(done))
+    assert len(seen) > 5 and (tmp_path / "x.gguf").read_text() == "before"
+    assert sorted(os.listdir(tmp_path)) == ["model", "x.gguf"]
+
+
+def test_progress_and_sizes(tmp_path):
+    seen = []
+    result = convert(GOLDEN / "bitnet-packed", tmp_path / "x.gguf", progress=lambda *pair: seen.append(pair))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1][0] == seen[-1][1]
+    assert len(seen) == len(result.tensors) and result.num_bytes == result.path.stat().st_size
+    assert sum(each.num_bytes for each in result.tensors) < result.num_bytes
+    assert (
+        json.loads((GOLDEN / "bitnet-packed" / "config.json").read_text())["vocab_size"] == result.tensors[0].shape[0]
+    )
