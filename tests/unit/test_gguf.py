@@ -259,3 +259,28 @@ def test_parts_of_a_model_are_refused(tmp_path):
     writer.close()
     with pytest.raises(Unsupported, match="llama-gguf-split --merge"):
         open_checkpoint(tmp_path / "part.gguf")
+
+
+def test_codes_of_3_are_looked_at_closely(tmp_path):
+    """I2_S takes them for 0. In TQ2_0 they are +2, which is not ternary, unless the block's scale is 0."""
+    path = tmp_path / "x.gguf"
+    source = write_default(path, "I2_S")
+    tensor = open_checkpoint(path)._tensors["blk.0.ffn_up.weight"]
+    expected = codes_of(source.matrix("layers.0.up")).reshape(-1)
+    expected[[0, 32, 64, 96]] = 0
+    _overwrite(path, tensor.begin, b"\xff")
+    assert np.array_equal(codes_of(open_checkpoint(path).matrix("layers.0.up")).reshape(-1), expected)
+    write_default(path, "TQ2_0")
+    tensor = open_checkpoint(path)._tensors["blk.0.ffn_up.weight"]
+    _overwrite(path, tensor.begin, b"\xff")
+    with pytest.raises(Unsupported, match=r"blk.0.ffn_up.weight: holds weights of \+2"):
+        open_checkpoint(path).matrix("layers.0.up")
+    _overwrite(path, tensor.begin + 64, b"\0\0")
+    codes = codes_of(open_checkpoint(path).matrix("layers.0.up"))
+    assert not codes[0].any() and np.array_equal(codes[1:], codes_of(source.matrix("layers.0.up"))[1:])
+
+
+def _overwrite(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)

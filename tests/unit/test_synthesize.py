@@ -13,6 +13,7 @@ from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Batch
+from bitnet_inference.text.tokenizer import Tokenizer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -77,8 +78,8 @@ def test_the_2b_shape_has_the_configuration_of_the_real_file(synthesize):
 
 def test_every_id_has_a_token_of_its_own(synthesize, tmp_path):
     synthesize.synthesize("tiny", tmp_path)
-    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    specials = {token["id"] for token in tokenizer["added_tokens"]}
-    assert len(vocabulary) == 510
-    assert sorted({*vocabulary.values(), *specials}) == list(range(512))
+    spec = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    assert sorted(spec["model"]["vocab"].values()) == list(range(512))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.special == {token["content"]: token["id"] for token in spec["added_tokens"]}
+    assert tokenizer.affixes == ([tokenizer.bos_id], [])
