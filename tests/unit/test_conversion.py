@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf_samples import I2_S, codes_of, i2_s_bytes, own_name, write_default
+from meta_samples import PARAMS, cut, meta_tensors, random_weights, write_meta, write_ranks
 from tiny_folders import BITLINEAR, folder
 
 from bitnet_inference import LLM, Conversion, SamplingParams, convert
@@ -271,3 +272,14 @@ def test_progress_and_sizes(tmp_path):
     assert (
         json.loads((GOLDEN / "bitnet-packed" / "config.json").read_text())["vocab_size"] == result.tensors[0].shape[0]
     )
+
+
+def test_a_meta_checkpoint_with_its_words(tmp_path):
+    """float16 matrices are the same again; q and k, which have adjacent pairs there too, and the scaled rotations."""
+    shards = cut(meta_tensors(random_weights("float16")), 2, 0)
+    meta = write_ranks(write_meta(tmp_path / "meta", shards, PARAMS | {"use_scaled_rope": True}))
+    found, source = open_checkpoint(convert(meta, tmp_path / "x.gguf", "f16").path), open_checkpoint(meta)
+    assert is_equal(found, source) and found.config.rope_scaling == source.config.rope_scaling
+    ours, theirs = load_tokenizer(found), load_tokenizer(source)
+    assert (ours.vocabulary(), ours.special, ours.templates) == (theirs.vocabulary(), theirs.special, theirs.templates)
+    assert set(theirs.eos_ids) <= {*ours.eos_ids, *found.config.eos_ids}

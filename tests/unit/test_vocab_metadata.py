@@ -15,7 +15,7 @@ from bitnet_inference.formats.gguf_file import read_gguf
 from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.text.tokenizer import Tokenizer
-from bitnet_inference.text.vocab import GPT2, LLAMA3, PATTERNS
+from bitnet_inference.text.vocab import GPT2, LLAMA3_PATTERN, PATTERNS
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -77,8 +77,8 @@ def test_tokenizers_of_models(tmp_path, folder):
 @pytest.mark.parametrize(
     "steps, ignore_merges, name",
     [
-        ((split(LLAMA3), byte_level()), True, "llama-bpe"),
-        ((split(LLAMA3), byte_level()), False, "smaug-bpe"),
+        ((split(LLAMA3_PATTERN), byte_level()), True, "llama-bpe"),
+        ((split(LLAMA3_PATTERN), byte_level()), False, "smaug-bpe"),
         ((split(PATTERNS["qwen2"][0]), byte_level()), False, "qwen2"),
         ((byte_level(use_regex=True),), False, "gpt-2"),
         ((split(GPT2), byte_level()), False, "gpt-2"),
