@@ -14,8 +14,8 @@ from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_writer import record, write_gguf
-from bitnet_inference.gguf_tensors import GgufTensors, Kind, Progress, Written
-from bitnet_inference.model.loader import require_sound
+from bitnet_inference.gguf_tensors import GgufTensors, Kind, Written
+from bitnet_inference.model.loader import Progress, require_sound
 from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -43,7 +43,8 @@ def convert(
 
     `kind` is what ternary matrices become: "i2_s" keeps them to the bit, "tq2_0" rounds their scales to float16, and
     "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes` say so. The target appears
-    when it is whole. Raises NotFound, FormatError, Unsupported and InvalidParams.
+    when it is whole. `progress` gets the weights written so far, and those in all. Raises NotFound, FormatError,
+    Unsupported and InvalidParams.
     """
     path, target = find_model(source), Path(target)
     _check_target(path, target, kind)
@@ -52,8 +53,7 @@ def convert(
     metadata, notes = _metadata(checkpoint)
     metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
     metadata.pop("general.alignment", None)
-    name = architecture_of(path, checkpoint.config)
-    permuted = ARCHITECTURES[name].permuted
+    permuted = ARCHITECTURES[architecture_of(path, checkpoint.config)].permuted
     tensors = GgufTensors(checkpoint, kind, permuted, progress or (lambda done, total: None))
     with whole_file(target) as out:
         write_gguf(out, metadata.values(), tensors.shapes, tensors.encode)

@@ -17,10 +17,9 @@ from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.gguf import tensor_name
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS, rope_factors
 from bitnet_inference.formats.gguf_writer import Put
-from bitnet_inference.model.loader import sound_matrix
+from bitnet_inference.model.loader import Progress, sound_matrix
 from bitnet_inference.ternary import unpack_quarters
 
-Progress = Callable[[int, int], None]  # weights written so far, weights in all
 Kind = Literal["i2_s", "tq2_0", "f16"]
 _TERNARY = {"i2_s": ggml.I2_S, "tq2_0": ggml.TQ2_0}
 _FLOATS: dict[FloatName, int] = {"float32": ggml.F32, "float16": ggml.F16, "bfloat16": ggml.BF16}
@@ -59,7 +58,7 @@ class GgufTensors:
         self.written: list[Written] = []
         self._refused: dict[str, list[str]] = {}
         self._total = sum(map(math.prod, self.shapes.values()))
-        ternary = [name for name in names if checkpoint.is_ternary(name)]
+        self._has_ternary = bool(ternary := [name for name in names if checkpoint.is_ternary(name)])
         if self._type is not None and not ternary:
             raise InvalidParams(f"{checkpoint.path} has no ternary matrix: convert it to the type f16")
         # Matrices that are computed together have one dtype: what falls back takes that of the dense projections.
@@ -95,7 +94,7 @@ class GgufTensors:
         for why, names in self._refused.items():
             shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
             yield f"{why}, so {len(names)} became {ggml.BLOCKS[self._fallback].name}: {shown}"
-        if self._permuted and (self._refused or self._type is None):
+        if self._permuted and (self._refused or (self._has_ternary and self._type is None)):
             yield "ternary matrices in floats are dense ones to whoever reads them: activations stay unrounded"
 
     def _matrix(self, name: str, put: Put) -> tuple[int, float]:
@@ -103,6 +102,9 @@ class GgufTensors:
         matrix = sound_matrix(self._checkpoint, name)
         if isinstance(matrix, Dense):
             type_id = ggml.F16 if self._type is None else _FLOATS[matrix.dtype]
+            if type_id == _FLOATS[matrix.dtype]:
+                put(self._in_pairs(name, matrix.data).reshape(-1).view(np.uint8))
+                return type_id, 0.0
             return type_id, self._floats(name, put, type_id, lambda rows: to_float32(matrix.data[rows], matrix.dtype))
         codes = _codes(matrix)
         if self._type is None or (why := _problem(self._type, matrix)):

@@ -135,6 +135,7 @@ def test_dense_models_become_float16(tmp_path, name):
     assert np.allclose(inverse_frequencies(found.config), inverse_frequencies(source.config), rtol=1e-6)
     ours, theirs = logits(result.path), logits(GOLDEN / name)
     assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)) < 0.005
+    assert not any("ternary" in note for note in result.notes)
     worst = max(each.error for each in result.tensors)
     assert (worst == 0) == (name == "llama-f16") and worst < 1e-3
 
