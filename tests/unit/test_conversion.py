@@ -284,3 +284,13 @@ def test_a_meta_checkpoint_with_its_words(tmp_path):
     ours, theirs = load_tokenizer(found), load_tokenizer(source)
     assert (ours.vocabulary(), ours.special, ours.templates) == (theirs.vocabulary(), theirs.special, theirs.templates)
     assert set(theirs.eos_ids) <= {*ours.eos_ids, *found.config.eos_ids}
+
+
+def test_all_end_tokens_that_have_a_place(tmp_path):
+    """One has a key already, two more have one each; <|eot_id|> and its like are known by their names."""
+    shutil.copytree(GOLDEN / "llama-f16", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [377, 383, 7, 8, 9]}))
+    result = convert(tmp_path / "model", tmp_path / "x.gguf", "f16")
+    with LLM.load(tmp_path / "model") as llm, LLM.load(result.path) as again:
+        assert set(llm.eos_ids) - set(again.eos_ids) == {9}
+    assert result.notes == ("the end tokens 9 have no place in the file",)

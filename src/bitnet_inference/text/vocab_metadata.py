@@ -74,7 +74,7 @@ def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
 
 def end_ids(eos_ids: Iterable[int], found: Tokenizer) -> tuple[dict[str, Any], list[int]]:
     """Keys for those of the end tokens that the metadata's tokenizer does not know to end a text, and what is left."""
-    left = [token_id for token_id in eos_ids if token_id not in found.eos_ids]
+    left = [token_id for token_id in dict.fromkeys(eos_ids) if token_id not in found.eos_ids]
     keys = [key for key in ("eos", "eot", "eom") if key != "eos" or "eos_token" not in found.named]
     return {f"{PREFIX}{key}_token_id": each for key, each in zip(keys, left, strict=False)}, left[len(keys) :]
 
