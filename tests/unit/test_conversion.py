@@ -206,6 +206,9 @@ def test_the_keys_of_a_model():
     plain = inverse_frequencies(replace(llama3, rope_scaling=None))
     assert np.allclose(plain / rope_factors(llama3), inverse_frequencies(llama3), rtol=1e-6)
     assert rope_factors(config()) is None
+    with pytest.raises(Unsupported, match=r"rope.freq_base is 1e\+50, which does not fit float32"):
+        describe(Path("x"), config(rope_theta=1e50))
+    assert record("k", "a\udc80") == record("k", "a?")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _MAX_NAME, _MAX_TEXT = 1 << 16, 1 << 24  # bytes
 _MAX_STRINGS, _MAX_STRING_BYTES = 1 << 21, 1 << 26  # of all arrays; the largest vocabulary known has a third
 _MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
-SCALARS = {
+_SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 STRING, ARRAY = 8, 9
@@ -138,9 +138,9 @@ class _Cursor:
         kind, length = int(self.number("<I", where)), int(self.number("<Q", where))
         if kind == STRING:
             return self._strings(where, length)
-        if kind not in SCALARS:
+        if kind not in _SCALARS:
             raise FormatError(self.path, where, f"an array of type {kind} is not known: {_AGAIN}")
-        dtype = np.dtype(SCALARS[kind].replace("B", "u1").replace("b", "i1").translate(_NUMPY))
+        dtype = np.dtype(_SCALARS[kind].replace("B", "u1").replace("b", "i1").translate(_NUMPY))
         at = self._take(length * dtype.itemsize, where)
         return np.frombuffer(self._data, dtype, length, at) if length else np.zeros(0, dtype)
 
@@ -198,9 +198,9 @@ def _value(cursor: _Cursor, where: str) -> Any:
         return cursor.text(where, _MAX_TEXT)
     if kind == ARRAY:
         return cursor.array(where)
-    if kind not in SCALARS:
+    if kind not in _SCALARS:
         raise FormatError(cursor.path, where, f"a value of type {kind} is not known: {_AGAIN}")
-    return cursor.number(SCALARS[kind], where)
+    return cursor.number(_SCALARS[kind], where)
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:

@@ -50,6 +50,9 @@ def describe(path: Path, config: ModelConfig) -> dict[str, Any]:
         sizes |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         sizes |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope_scaling.factor)}
+    for key, value in sizes.items():
+        if isinstance(value, float) and not 1e-37 < value < 1e38:
+            raise Unsupported(f"{path}: {key} is {value:g}, which does not fit float32: it stays in its own format")
     general = {"general.architecture": name, "general.type": "model", "general.name": path.resolve().name}
     return {**general, "general.quantization_version": 2, **{f"{name}.{key}": value for key, value in sizes.items()}}
 

@@ -72,7 +72,7 @@ def _value(value: object) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    encoded = text.encode()
+    encoded = text.encode(errors="replace")  # half a surrogate pair, in a name or a template, is no text
     return struct.pack("<Q", len(encoded)) + encoded
 
 
