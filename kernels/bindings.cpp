@@ -112,13 +112,16 @@ struct Plan {
     explicit Plan(int64_t arena_floats) : program(arena_floats) {}
 
     RowsStep step(const RowsTuple& x, const Rows* up, int activation, const std::optional<Array1f>& norm, float eps) {
-        require(activation >= 0 && activation <= 2, "an activation is 0, 1 or 2");
+        require(activation >= 0 && activation <= 3, "an activation is 0, 1, 2 or 3");
+        int64_t parts = 1;
         if (norm) {
-            require(int64_t(norm->shape(0)) == std::get<4>(x), "the norm has another width than its rows");
+            const int64_t width = std::get<4>(x), normed = int64_t(norm->shape(0));
+            require(normed >= 1 && width % normed == 0, "the norm has another width than its rows, or than parts of them");
+            parts = width / normed;
             require_aligned(*norm);
             kept.push_back(nb::cast(*norm));
         }
-        return {rows_of(x), up, Activation(activation), norm ? norm->data() : nullptr, eps};
+        return {rows_of(x), up, Activation(activation), norm ? norm->data() : nullptr, eps, parts};
     }
     template <class T>
     T* keep(nb::object object) {
@@ -138,8 +141,12 @@ void bind_plan(nb::module_& m) {
     nb::class_<Plan>(m, "Program")
         .def(nb::init<int64_t>(), nb::arg("arena_floats"))
         .def_prop_ro("num_steps", [](const Plan& p) { return p.program.steps().size(); })
-        .def("embed", [](Plan& p, nb::object table,
-                         RowsTuple out) { p.program.embed(&p.keep<Dense>(table)->weight, rows_of(out)); })
+        .def(
+            "embed",
+            [](Plan& p, nb::object table, RowsTuple out, float scale) {
+                p.program.embed(&p.keep<Dense>(table)->weight, rows_of(out), scale);
+            },
+            nb::arg(), nb::arg(), nb::arg("scale") = 1.0f)
         .def("rotations",
              [](Plan& p, std::vector<float> f, RowsTuple out) { p.program.rotations(std::move(f), rows_of(out)); })
         .def(
@@ -174,10 +181,12 @@ void bind_plan(nb::module_& m) {
              [](Plan& p, nb::object cache, int64_t layer, RowsTuple q, RowsTuple k, RowsTuple v, RowsTuple angles) {
                  p.program.rope_write(p.keep<Cache>(cache), layer, rows_of(q), rows_of(k), rows_of(v), rows_of(angles));
              })
-        .def("attend",
-             [](Plan& p, nb::object cache, int64_t layer, RowsTuple q, RowsTuple out, float scale) {
-                 p.program.attend(p.keep<Cache>(cache), layer, rows_of(q), rows_of(out), scale);
-             })
+        .def(
+            "attend",
+            [](Plan& p, nb::object cache, int64_t layer, RowsTuple q, RowsTuple out, float scale, int64_t window) {
+                p.program.attend(p.keep<Cache>(cache), layer, rows_of(q), rows_of(out), scale, window);
+            },
+            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg("window") = 0)
         .def("add", [](Plan& p, RowsTuple x, RowsTuple y, RowsTuple out) {
             p.program.add(rows_of(x), rows_of(y), rows_of(out));
         });

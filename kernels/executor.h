@@ -108,6 +108,7 @@ struct RowsStep {  // what `Program::rows` does to each row
     Activation activation;
     const float* norm;
     float eps;
+    int64_t parts = 1;  // of a row, each normed on its own
 };
 
 class Program {
@@ -115,14 +116,14 @@ class Program {
     explicit Program(int64_t arena_floats);
     Program(const Program&) = delete;
 
-    void embed(const DenseWeight* table, Rows out);
+    void embed(const DenseWeight* table, Rows out, float scale = 1.0f);
     void rotations(std::vector<float> inverse_frequencies, Rows out);
     void rows_to_floats(RowsStep step, Rows out);
     void rows_to_codes(RowsStep step, Codes out);
     void ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual);
     void dense(const DenseWeight* weight, Rows x, Rows out, const Rows* residual);
     void rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations);
-    void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale);
+    void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int64_t window = 0);
     void add(Rows x, Rows y, Rows out);
 
     int64_t arena_floats() const { return arena_floats_ + group_sums_floats_; }

@@ -13,7 +13,7 @@
 namespace bitnet {
 
 enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };  // i8 in caches only
-enum class Activation : int { none = 0, relu2 = 1, silu = 2 };
+enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3 };  // gelu: the tanh form
 
 // U2 layout (ternary.py): groups of 32 rows, steps of 16 columns, 128 bytes a step.
 constexpr int kGroupRows = 32;
@@ -115,6 +115,7 @@ struct AttendTask {
     const int32_t* blocks;
     int tokens;
     const int32_t* positions;  // of the tokens, ascending: each attends to all up to its own
+    int window;                // or only to the last so many of these; 0: to all
     int kv_head;
     int num_heads;   // query heads in the group
     const float* q;  // [tokens, q_stride], of which the group has [num_heads, head_dim]

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "attention_steps.h"
 #include "executor.h"
 #include "group_steps.h"
 
@@ -22,12 +23,15 @@ constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 struct EmbedStep final : Step {
     const DenseWeight* table;
     Rows out;
-    EmbedStep(const DenseWeight* t, Rows o) : table(t), out(o) {}
+    float scale;
+    EmbedStep(const DenseWeight* t, Rows o, float s) : table(t), out(o), scale(s) {}
     void work(const Context& c, int64_t first, int64_t last, int) const override {
         const auto* rows = static_cast<const uint8_t*>(table->data);
-        for (int64_t t = first; t < last; t++)
-            c.kernels.embed(rows + c.batch->token_ids[t] * table->row_bytes(), table->dtype, int(table->columns),
-                            c.at(out, t));
+        for (int64_t t = first; t < last; t++) {
+            float* row = c.at(out, t);
+            c.kernels.embed(rows + c.batch->token_ids[t] * table->row_bytes(), table->dtype, int(table->columns), row);
+            for (int64_t i = 0; i < out.width && scale != 1.0f; i++) row[i] *= scale;
+        }
     }
 };
 
@@ -64,7 +68,7 @@ struct RowStep final : Step {
             task.weight = what.norm;
             task.eps = what.eps;
             task.activation = what.activation;
-            task.width = int(what.x.width);
+            task.width = int(what.x.width / what.parts);
             task.scratch = c.scratch_of(thread);
             if (to_codes) {
                 const int64_t tile = tiles.of(t), begin = tiles.begin(tile);
@@ -76,7 +80,8 @@ struct RowStep final : Step {
             } else {
                 task.out = c.at(out, t);
             }
-            c.kernels.row(task);
+            for (int64_t part = 0; part < what.parts; part++, task.x += task.width, task.out += task.width)
+                c.kernels.row(task);
         }
     }
 };
@@ -182,68 +187,6 @@ struct DenseStep final : Step {
     }
 };
 
-struct RopeWriteStep final : Step {
-    const Cache* cache;
-    int64_t layer;
-    Rows q, k, v, angles;
-    RopeWriteStep(const Cache* ca, int64_t l, Rows q_, Rows k_, Rows v_, Rows a)
-        : cache(ca), layer(l), q(q_), k(k_), v(v_), angles(a) {}
-    void work(const Context& c, int64_t first, int64_t last, int) const override {
-        const CacheLayout& layout = cache->layout();
-        const int dim = layout.head_dim;
-        for (int64_t t = first; t < last; t++) {
-            const float *cosine = c.at(angles, t), *sine = cosine + dim / 2;
-            c.kernels.rope(c.at(q, t), int(q.width / dim), dim, cosine, sine);
-            c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, cosine, sine);
-            const int32_t slot = c.batch->slots[t];
-            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_stride;
-            c.kernels.cache_write(layout, block, slot % kBlockTokens, c.at(k, t), c.at(v, t));
-        }
-    }
-};
-
-struct AttendStep final : Step {
-    const Cache* cache;
-    int64_t layer;
-    Rows q, out;
-    float scale;
-    AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s) : cache(ca), layer(l), q(q_), out(o), scale(s) {}
-    // All tokens with one head, then with the next: neighbours read the same keys and values.
-    int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
-    int64_t chunk(const Context& c) const override {
-        const int64_t at_once = kQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
-        return std::max<int64_t>(1, std::min(at_once, even));
-    }
-    int64_t scratch_floats(int64_t) const override {
-        return 3 * kQueries * cache->layout().padded_dim + 8 * kBlockTokens;
-    }
-    int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
-    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        const CacheLayout& layout = cache->layout();
-        for (int64_t unit = first, count; unit < last; unit += count) {
-            const int64_t t = unit % c.num_tokens, head = unit / c.num_tokens;
-            const int64_t column = head * heads() * layout.head_dim;
-            const int32_t sequence = c.sequences[size_t(t)];
-            count = std::min({last - unit, c.num_tokens - t, c.batch->starts[sequence + 1] - t});
-            AttendTask task{};
-            task.layout = layout;
-            task.cache = cache->layer(layer);
-            task.blocks = c.batch->block_tables + sequence * c.batch->table_width;
-            task.tokens = int(count);
-            task.positions = c.batch->positions + t;
-            task.kv_head = int(head);
-            task.num_heads = int(heads());
-            task.q = c.at(q, t) + column;
-            task.q_stride = q.stride;
-            task.out = c.at(out, t) + column;
-            task.out_stride = out.stride;
-            task.scale = scale;
-            task.scratch = c.scratch_of(thread);
-            c.kernels.attend(task);
-        }
-    }
-};
-
 struct AddStep final : Step {
     Rows x, y, out;
     AddStep(Rows x_, Rows y_, Rows o) : x(x_), y(y_), out(o) {}
@@ -301,6 +244,7 @@ void Program::check(const RowsStep& step, int64_t width) {
     if (step.up) check(*step.up, width);
     require((step.up != nullptr) == (step.activation != Activation::none), "a gate has an activation");
     require(step.up || step.norm || step.x.base != Base::output, "the plan's output cannot be read");
+    require(step.parts >= 1 && step.x.width % step.parts == 0, "a row is cut into equal parts");
 }
 
 void Program::use(const Cache* cache, int64_t layer) {
@@ -310,12 +254,12 @@ void Program::use(const Cache* cache, int64_t layer) {
     needs_batch_ = true;
 }
 
-void Program::embed(const DenseWeight* table, Rows out) {
+void Program::embed(const DenseWeight* table, Rows out, float scale) {
     check_written(out, table->columns);
     require(!vocab_size_ || vocab_size_ == table->rows, "a plan has one vocabulary");
     vocab_size_ = table->rows;
     needs_batch_ = true;
-    push(std::make_unique<EmbedStep>(table, out));
+    push(std::make_unique<EmbedStep>(table, out, scale));
 }
 
 void Program::rotations(std::vector<float> inverse_frequencies, Rows out) {
@@ -330,12 +274,14 @@ void Program::rows_to_floats(RowsStep step, Rows out) {
     check(step, out.width);
     check_written(out, out.width);
     require(step.up || step.norm, "a row step does something");
+    require(step.parts == 1 || !step.up, "a gated row is normed as a whole");
     push(std::make_unique<RowStep>(step, out));
 }
 
 void Program::rows_to_codes(RowsStep step, Codes out) {
     check(step, step.x.width);
     check(out, step.x.width);
+    require(step.parts == 1, "codes have one scale a row: parts of it are normed to floats");
     push(std::make_unique<RowStep>(step, out));
 }
 
@@ -367,16 +313,17 @@ void Program::rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows
     check_written(k, keys);
     check(v, keys);
     check(rotations, dim);
-    push(std::make_unique<RopeWriteStep>(cache, layer, q, k, v, rotations));
+    push(rope_write_step(cache, layer, q, k, v, rotations));
 }
 
-void Program::attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale) {
+void Program::attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int64_t window) {
+    require(window >= 0 && window <= kMaxWidth, "a window is 0 to 2^30 positions");
     use(cache, layer);
     check(q, q.width);
     require(q.width % (int64_t(cache->layout().head_dim) * cache->layout().num_kv_heads) == 0,
             "query heads come in whole groups of key heads");
     check_written(out, q.width);
-    push(std::make_unique<AttendStep>(cache, layer, q, out, scale));
+    push(attend_step(cache, layer, q, out, scale, int(window)));
 }
 
 void Program::add(Rows x, Rows y, Rows out) {

@@ -126,11 +126,11 @@ inline float exp_scalar(float x) {
     return lanes[0];
 }
 
-// One query: the features of one head of one token, and to how many positions it attends.
+// One query: the features of one head of one token, and the positions that it attends to: first .. length - 1.
 struct Query {
     const float* q;
     float* out;
-    int length;
+    int first, length;
 };
 
 // What attention to some positions gives for each query, before it is divided by the total.
@@ -283,11 +283,13 @@ void attend_block(const AttendTask& t, const uint8_t* block, int64_t ahead, int 
     float (*scores)[32] = (float (*)[32])(t.scratch);
     int counts[G], common = kBlockTokens;
     for (int g = 0; g < G; g++) {
-        const int left = queries[g].length - p;
+        const int left = queries[g].first < p + kBlockTokens ? queries[g].length - p : 0;
         counts[g] = left < 0 ? 0 : left < kBlockTokens ? left : kBlockTokens;
         common = counts[g] < common ? counts[g] : common;
     }
     score_block<D, G>(t, block, ahead, q, counts, scores);
+    for (int g = 0; g < G; g++)  // what a window has left behind
+        for (int j = 0; j < queries[g].first - p && j < counts[g]; j++) scores[g][j] = -INFINITY;
     alignas(64) float corrections[16];
     weigh_block<G>(scores, counts, states, corrections);
     if constexpr (D == Dtype::i8)
@@ -319,6 +321,11 @@ void attend_segment(const AttendTask& t, int begin, int end, const Query* querie
 }
 
 inline void merge_segment(int padded_dim, Softmax& into, float* sums, const Softmax& from, const float* more) {
+    if (into.total == 0.0f) {  // a window begins here: the sign of zeros counts too
+        std::memcpy(sums, more, size_t(padded_dim) * 4);
+        into = from;
+        return;
+    }
     const float largest = into.largest > from.largest ? into.largest : from.largest;
     const float a = exp_scalar(into.largest - largest), b = exp_scalar(from.largest - largest);
     for (int d = 0; d < padded_dim; d += 16)
@@ -344,10 +351,13 @@ void attend_queries(const AttendTask& t, const Query* queries, int count) {
     float* q = t.scratch + 8 * kBlockTokens;
     const Attended all{states, q + count * dim}, more{more_states, all.sums + count * padded};
     interleave(queries, count, dim, q);
-    for (int begin = 0; begin < length; begin += kSegmentTokens) {
+    const int start = queries[0].first / kSegmentTokens * kSegmentTokens;
+    for (int begin = start; begin < length; begin += kSegmentTokens) {
         const int end = length - begin < kSegmentTokens ? length : begin + kSegmentTokens;
-        attend_segment<D>(t, begin, end, queries, count, q, begin ? more : all);
-        for (int i = 0; i < count && begin; i++)
+        const bool is_first = begin == start;
+        attend_segment<D>(t, is_first ? queries[0].first / kBlockTokens * kBlockTokens : begin, end, queries, count, q,
+                          is_first ? all : more);
+        for (int i = 0; i < count && !is_first; i++)
             if (queries[i].length > begin)
                 merge_segment(padded, states[i], all.sums + i * padded, more_states[i], more.sums + i * padded);
     }
@@ -363,8 +373,9 @@ void attend(const AttendTask& t) {
     int count = 0;
     for (int i = 0; i < t.tokens * t.num_heads; i++) {
         const int token = i / t.num_heads, feature = i % t.num_heads * t.layout.head_dim;
+        const int length = t.positions[token] + 1;
         queries[count++] = {t.q + token * t.q_stride + feature, t.out + token * t.out_stride + feature,
-                            t.positions[token] + 1};
+                            t.window && t.window < length ? length - t.window : 0, length};
         if (count < kQueries && i + 1 < t.tokens * t.num_heads) continue;
         run(t, queries, count);
         count = 0;

@@ -40,6 +40,10 @@ BITNET_INLINE Lanes exp(const Lanes& x) {
 
 BITNET_INLINE Lanes activate(Activation kind, const Lanes& x) {
     if (kind == Activation::silu) return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x))));
+    if (kind == Activation::gelu) {  // (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+        const Lanes cubic = fma(mul(x, x), set1(-0.0713548162726f), set1(-1.59576912160573f));
+        return div(x, add(set1(1.0f), exp(mul(x, cubic))));
+    }
     Lanes r = max(x, set1(0.0f));  // relu2
     return mul(r, r);
 }
@@ -125,8 +129,9 @@ void row(const RowTask& t) {
     Lanes squares = set1(0.0f);
     if (t.up) {
         float* gated = t.weight || t.codes ? t.scratch : t.out;
-        const bool silu = t.activation == Activation::silu;  // two loops without a branch
-        squares = silu ? gate_row(t, Activation::silu, gated) : gate_row(t, Activation::relu2, gated);
+        squares = t.activation == Activation::silu   ? gate_row(t, Activation::silu, gated)  // loops without a branch
+                  : t.activation == Activation::gelu ? gate_row(t, Activation::gelu, gated)
+                                                     : gate_row(t, Activation::relu2, gated);
         y = gated;
     } else if (t.weight) {
         each_16(t.width, [&](int k, int n) {

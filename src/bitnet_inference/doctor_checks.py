@@ -40,7 +40,7 @@ def rows(isa: str) -> bytes:
     norm = random.standard_normal(width).astype(np.float32)
     x = 9 * _normal(random, 5, 2 * width)
     gate, up = (INPUT, 0, 2 * width, 0, width), (INPUT, 0, 2 * width, width, width)
-    for activation, weights in ((0, norm), (1, None), (1, norm), (2, None), (2, norm)):
+    for activation, weights in ((0, norm), (1, None), (1, norm), (2, None), (2, norm), (3, norm)):
         program = native.Program(16)
         program.rows_to_floats(gate, up if activation else None, activation, weights, 1e-5, _whole(OUTPUT, width))
         results.append(_run(program, isa, x, width))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
 from bitnet_inference.backends import reference
+from bitnet_inference.backends.cpu_program import ACTIVATIONS
 from bitnet_inference.config import EngineConfig
 
 ISAS = native.isas()
@@ -131,14 +132,14 @@ def test_ternarize_equals_the_specification(dtype: str) -> None:
 def rows_step(isa: str, x: Floats, gated: str | None, norm: Floats | None, threads: int = 1) -> Floats:
     width = x.shape[1] // 2 if gated else x.shape[1]
     up = external(INPUT, width, x.shape[1], width) if gated else None
-    activation = {None: 0, "relu2": 1, "silu": 2}[gated]
+    activation = ACTIVATIONS[gated]
     program = native.Program(16)
     program.rows_to_floats(external(INPUT, width, x.shape[1]), up, activation, norm, 1e-5, external(OUTPUT, width))
     return run(program, isa, x, width, threads)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("gated", [None, "relu2", "silu"])
+@pytest.mark.parametrize("gated", ACTIVATIONS)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("width", [1, 16, 37, 256])
 def test_gate_and_norm(isa: str, gated: str | None, normed: bool, width: int) -> None:
@@ -153,6 +154,29 @@ def test_gate_and_norm(isa: str, gated: str | None, normed: bool, width: int) ->
         expected = reference.rms_norm(expected, norm, 1e-5)
     assert np.allclose(y, expected, rtol=2e-6, atol=1e-6)
     assert y.tobytes() == rows_step("generic", x, gated, norm).tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 5), (3, 16), (4, 37), (2, 256)])
+def test_a_norm_that_is_shorter_than_its_rows_is_of_each_part(isa: str, heads: int, dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    x, norm = rng.standard_normal((5, heads * dim), np.float32), rng.standard_normal(dim, np.float32)
+    y = rows_step(isa, x, None, norm)
+    parts = [rows_step("generic", np.ascontiguousarray(part), None, norm) for part in np.split(x, heads, axis=1)]
+    assert y.tobytes() == np.concatenate(parts, axis=1).tobytes()
+    assert np.allclose(y, reference.rms_norm(x, norm, 1e-5), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_embeddings_are_scaled(isa: str) -> None:
+    table = np.random.default_rng(0).standard_normal((7, 21), np.float32)
+    program = native.Program(16)
+    program.embed(native.DenseWeight(table, "float32"), external(OUTPUT, 21), 3.3)
+    ids = np.array([6, 0, 3], np.int32)
+    batch = (ids, ids * 0, ids * 0, np.array([0, 3], np.int32), np.zeros((1, 1), np.int32))
+    y = np.empty((3, 21), np.float32)
+    native.Executor(isa, 1).run(program, batch, None, y)
+    assert y.tobytes() == (table[ids] * np.float32(3.3)).tobytes()
 
 
 def test_silu_at_the_ends_of_its_range() -> None:
@@ -188,7 +212,9 @@ def test_dense(isa: str, dtype: str, rows: int, columns: int, tokens: int) -> No
     assert one_by_one.tobytes() == y(isa, 1).tobytes()
 
 
-def attend(isa: str, cache_dtype: str, qkv: Floats, heads: int, kv_heads: int, dim: int, threads: int) -> Floats:
+def attend(
+    isa: str, cache_dtype: str, qkv: Floats, heads: int, kv_heads: int, dim: int, threads: int, window: int = 0
+) -> Floats:
     """One sequence of len(qkv) tokens in scattered blocks; no rotation."""
     tokens, width = qkv.shape
     cache = native.Cache(cache_dtype, 1, kv_heads, dim)
@@ -202,7 +228,7 @@ def attend(isa: str, cache_dtype: str, qkv: Floats, heads: int, kv_heads: int, d
     program.rotations([0.0] * (dim // 2), angles)
     program.dense(copy, external(INPUT, width), (ARENA, 0, stride, 0, width), None)
     program.rope_write(cache, 0, q, k, v, angles)
-    program.attend(cache, 0, q, external(OUTPUT, queries), 1 / np.sqrt(dim))
+    program.attend(cache, 0, q, external(OUTPUT, queries), 1 / np.sqrt(dim), window)
     position = np.arange(tokens, dtype=np.int32)
     table = np.arange(num_blocks, dtype=np.int32)[::-1] * 2 + 1
     slots = table[position // native.BLOCK_TOKENS] * native.BLOCK_TOKENS + position % native.BLOCK_TOKENS
@@ -216,17 +242,18 @@ def attend(isa: str, cache_dtype: str, qkv: Floats, heads: int, kv_heads: int, d
     ("tokens", "heads", "kv_heads", "dim"),
     [(1, 1, 1, 2), (33, 4, 2, 16), (70, 5, 1, 24), (256, 2, 2, 8), (600, 3, 1, 32)],
 )
-def test_attention(isa: str, cache_dtype: str, tokens: int, heads: int, kv_heads: int, dim: int) -> None:
+@pytest.mark.parametrize("window", [0, 5, 64, 300])
+def test_attention(isa: str, cache_dtype: str, tokens: int, heads: int, kv_heads: int, dim: int, window: int) -> None:
     qkv = np.random.default_rng(tokens).standard_normal((tokens, (heads + 2 * kv_heads) * dim), np.float32)
-    y = attend(isa, cache_dtype, qkv, heads, kv_heads, dim, 2)
+    y = attend(isa, cache_dtype, qkv, heads, kv_heads, dim, 2, window)
     q, k, v = np.split(qkv, [heads * dim, (heads + kv_heads) * dim], axis=1)
     q, k, v = (x.reshape(tokens, -1, dim) for x in (q, k, v))
     k, v = reference.ROUNDINGS[cache_dtype](k), reference.ROUNDINGS[cache_dtype](v)
-    expected = reference.attention(q, k, v, np.arange(tokens)).reshape(tokens, -1)
+    expected = reference.attention(q, k, v, np.arange(tokens), dim**-0.5, window).reshape(tokens, -1)
     # an int8 code at a tie may fall to either side
     assert np.allclose(y, expected, rtol=1e-4, atol=2e-2 if cache_dtype == "int8" else 2e-6)
     assert np.median(np.abs(y - expected)) < 2e-6
-    assert y.tobytes() == attend("generic", cache_dtype, qkv, heads, kv_heads, dim, 1).tobytes()
+    assert y.tobytes() == attend("generic", cache_dtype, qkv, heads, kv_heads, dim, 1, window).tobytes()
 
 
 def test_rotation_is_right_to_the_last_place() -> None:

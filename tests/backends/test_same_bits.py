@@ -28,7 +28,8 @@ from bitnet_inference.text.tokenizer import Tokenizer
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 DEFAULT = Path(config_module.__file__).parent / "default_model"
-FOLDERS = [DEFAULT, GOLDEN / "llama-rms-norm", GOLDEN / "llama3-bf16", GOLDEN / "llama-partial"]
+NAMES = ("llama-rms-norm", "llama3-bf16", "llama-partial", "qwen3-bitlinear", "gemma3-bf16")
+FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES)]
 NUM_TOKENS = 70
 BEST = native.isas()[0]
 

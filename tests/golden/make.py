@@ -40,6 +40,7 @@ def make(spec: models.Spec, folder: Path) -> tuple[int, float]:
         arrays, closest = outputs.compute(folder, spec)
         if closest >= MIN_TIE:
             words.write(spec, folder)
+            models.disguise(spec, folder)
             np.savez_compressed(folder / "golden.npz", **arrays)
             if spec.name in searches.NAMES:
                 searches.write(folder, spec)
@@ -47,11 +48,11 @@ def make(spec: models.Spec, folder: Path) -> tuple[int, float]:
     raise SystemExit(f"{spec.name}: no seed of {MAX_ATTEMPTS} keeps the codes away from ties")
 
 
-def make_all(root: Path) -> None:
-    """Write every checkpoint and manifest.json."""
+def make_all(root: Path, names: list[str]) -> None:
+    """Write the checkpoints of these names, or every one, and manifest.json."""
     torch.set_num_threads(1)
-    chosen = {}
-    for spec in models.SPECS:
+    chosen = json.loads((HERE / "manifest.json").read_text())["checkpoints"] if names else {}
+    for spec in (spec for spec in models.SPECS if not names or spec.name in names):
         attempt, closest = make(spec, root / spec.name)
         chosen[spec.name] = {"attempt": attempt, "closest_tie": float(f"{closest:.3g}")}
         print(f"{spec.name}: attempt {attempt}, closest tie {closest:.2g}", flush=True)
@@ -93,11 +94,13 @@ def _bits(path: Path) -> dict[str, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write to a temporary folder and compare")
-    if not parser.parse_args().check:
-        make_all(HERE)
+    parser.add_argument("names", nargs="*", help="only these checkpoints")
+    arguments = parser.parse_args()
+    if not arguments.check:
+        make_all(HERE, arguments.names)
         return
     with tempfile.TemporaryDirectory() as folder:
-        make_all(Path(folder))
+        make_all(Path(folder), arguments.names)
         found = differences(Path(folder), HERE)
     sys.exit("\n".join(found) or None)
 

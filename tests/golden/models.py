@@ -10,8 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    BitNetConfig,
+    BitNetForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.integrations.bitnet import pack_weights
 
 VOCAB_SIZE, BOS, EOS, EOT = 384, 376, 377, 383
@@ -27,6 +38,14 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 LINEAR_ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+CLASSES = {
+    "bitnet": (BitNetConfig, BitNetForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+}
+BARE = {"qwen3": "Model", "gemma3": "TextModel"}
+OLD_NAMES = {"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,8 @@ class Spec:
 
     `kept`: converted in no layer whose name starts so. `resaved`: written by Transformers' save_pretrained, in shards
     of that size. `unpacked`: the ternary matrices as floats (5.23 cannot save what it unpacked). `masters_of`: the
-    weights are those of another checkpoint. `old_keys`: config.json as 4.x wrote it.
+    weights are those of another checkpoint. `old_keys`: config.json as 4.x wrote it. `disguise`: how the files are
+    changed when all has been computed, to what Transformers itself does not read.
     """
 
     name: str
@@ -48,6 +68,7 @@ class Spec:
     unpacked: bool = False
     masters_of: str = ""
     old_keys: bool = False
+    disguise: str = ""
     template: str = ""
 
     @property
@@ -59,6 +80,9 @@ class Spec:
         return self.quantization.get("linear_class", "bitlinear") == "bitlinear"
 
 
+GEMMA = {"hidden_size": 40, "intermediate_size": 104, "head_dim": 24, "num_key_value_heads": 1, "num_hidden_layers": 3,
+         "sliding_window": 6, "query_pre_attn_scalar": 20, "pad_token_id": 0,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
 ONLINE = {**PACKED, "quantization_mode": "online"}
 SPECS = (
     Spec("bitnet-packed", "bitnet", quantization=PACKED, config={"tie_word_embeddings": True}, old_keys=True,
@@ -81,16 +105,26 @@ SPECS = (
     Spec("llama-f16", "llama", torch.float16, config={"rope_theta": 10000.0}, resaved="1GB", old_keys=True),
     Spec("llama-f32", "llama", torch.float32,
          config={"intermediate_size": 96, "rope_parameters": LINEAR_ROPE}, resaved="150KB"),
+    Spec("bitnet-1bitllm", "bitnet", torch.float16, ONLINE,
+         {"hidden_size": 48, "intermediate_size": 104, "num_key_value_heads": 4, "hidden_act": "silu",
+          "rope_theta": 10000.0, "tie_word_embeddings": True}, disguise="1bitllm"),
+    Spec("qwen3-bitlinear", "qwen3", quantization=OLD, config={"head_dim": 32, "rope_theta": 1000000.0}, resaved="1GB"),
+    Spec("qwen3-bf16", "qwen3", config={"hidden_size": 48, "head_dim": 24, "tie_word_embeddings": True}),
+    Spec("qwen3-embedding", "qwen3", quantization={**ONLINE, "use_rms_norm": True},
+         config={"hidden_size": 48, "intermediate_size": 96, "head_dim": 16, "tie_word_embeddings": True},
+         disguise="embedding"),
+    Spec("gemma3-bf16", "gemma3", config=GEMMA),
+    Spec("gemma3-embedding", "gemma3", quantization={**ONLINE, "use_rms_norm": True},
+         config={**GEMMA, "sliding_window": 16, "intermediate_size": 80}, disguise="embedding"),
 )  # fmt: skip
 
 
-def configuration(spec: Spec) -> BitNetConfig | LlamaConfig:
+def configuration(spec: Spec) -> PreTrainedConfig:
     """The configuration object, without the quantisation."""
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "dtype": spec.dtype}
-    kind = BitNetConfig if spec.family == "bitnet" else LlamaConfig
-    return kind(**{**sizes, **heads, **ids, **spec.config})
+    return CLASSES[spec.family][0](**{**sizes, **heads, **ids, **spec.config})
 
 
 def write(spec: Spec, folder: Path, attempt: int) -> None:
@@ -101,7 +135,7 @@ def write(spec: Spec, folder: Path, attempt: int) -> None:
         config.quantization_config = spec.quantization
         if not spec.online:
             tensors = _packed(spec, tensors)
-    config.architectures = ["BitNetForCausalLM" if spec.family == "bitnet" else "LlamaForCausalLM"]
+    config.architectures = [CLASSES[spec.family][1].__name__]
     config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if spec.unpacked:
@@ -118,9 +152,9 @@ def write(spec: Spec, folder: Path, attempt: int) -> None:
 
 
 def _masters(spec: Spec, config: Any, attempt: int) -> dict[str, torch.Tensor]:
-    kind = BitNetForCausalLM if spec.family == "bitnet" else LlamaForCausalLM
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in kind(config).state_dict().items()}
+        model = CLASSES[spec.family][1](config)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         del shapes["lm_head.weight"]
     if spec.quantization and spec.quantization.get("use_rms_norm"):
@@ -136,7 +170,7 @@ def _masters(spec: Spec, config: Any, attempt: int) -> dict[str, torch.Tensor]:
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...], ternary: bool) -> np.ndarray:
     if len(shape) == 1:
-        middle = 0.1 if ternary and name != "model.norm.weight" else 1.0
+        middle = 0.1 if ternary and not name.endswith(("model.norm.weight", "q_norm.weight", "k_norm.weight")) else 1.0
         return (middle * random.lognormal(0, 0.3, shape)).astype(np.float32)
     if "_proj" not in name:
         return random.normal(0, 0.4, shape).astype(np.float32)
@@ -165,6 +199,27 @@ def _packed(spec: Spec, masters: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 def _is_converted(spec: Spec, name: str) -> bool:
     linear = "_proj.weight" in name or name == "lm_head.weight"
     return linear and not name.startswith(spec.kept or ("-",))
+
+
+def disguise(spec: Spec, folder: Path) -> None:
+    """Rename what a folder holds as other programs wrote it, and take away what they did not say."""
+    if not spec.disguise:
+        return
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    tensors = load_file(folder / "model.safetensors")
+    if spec.disguise == "1bitllm":
+        config |= {"architectures": ["BitnetForCausalLM"], "model_type": "llama", "input_bits": 8, "weight_bits": 1}
+        for ours, theirs in OLD_NAMES.items():
+            tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+    else:
+        config["architectures"] = [config["architectures"][0].replace("ForCausalLM", BARE[spec.family])]
+        tensors = {
+            name.removeprefix("model.").replace(".rms_norm.", ".norm."): tensor for name, tensor in tensors.items()
+        }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _use_old_keys(path: Path, spec: Spec) -> None:

@@ -66,7 +66,9 @@ def compute(folder: Path, spec: Spec) -> tuple[dict[str, np.ndarray], float]:
         result = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
         arrays = {"token_ids": np.array(ids, np.int32), "logits": result.logits[0].numpy()}
         arrays["hidden"] = torch.stack([state[0] for state in result.hidden_states]).numpy()
-        arrays["inv_freq"] = model.model.rotary_emb.inv_freq.float().numpy()
+        rotary = model.model.rotary_emb
+        frequencies = rotary.inv_freq if hasattr(rotary, "inv_freq") else rotary.full_attention_inv_freq
+        arrays["inv_freq"] = frequencies.float().numpy()
         for name, module_name in LAYERS.items():
             if module_name in tap.inputs:
                 arrays |= _layer(name, model.get_submodule(module_name), tap, module_name)

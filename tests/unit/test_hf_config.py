@@ -11,6 +11,7 @@ from bitnet_inference.errors import FormatError, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import RopeScaling
 from bitnet_inference.formats.hf_config import read_config
+from bitnet_inference.formats.hf_families import find_family
 from bitnet_inference.formats.hf_quantization import read_quantization
 from bitnet_inference.formats.json_files import Fields
 
@@ -22,7 +23,7 @@ ABSENT = object()
 def read(tmp_path, family="llama", **changes):
     config = folder(family, OFFLINE if family == "bitnet" else None).config | changes
     fields = Fields(tmp_path / "config.json", {key: value for key, value in config.items() if value is not ABSENT})
-    return read_config(fields, read_quantization(fields))
+    return read_config(fields, find_family(fields), read_quantization(fields))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +105,10 @@ def test_token_ids(tmp_path, eos, bos, expected):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"architectures": ["BitnetForCausalLM"]},
-        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+        {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
+        {"use_sliding_window": True},
         {"architectures": ["LlamaForSequenceClassification"]},
-        {"architectures": None, "model_type": "gemma3_text"},
+        {"architectures": None, "model_type": "gemma2"},
         {"architectures": None, "model_type": None},
         {"attention_bias": True},
         {"mlp_bias": True},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from bitnet_inference.model.plan import Plan, Step, StepTime, Value
 from bitnet_inference.model.rope import inverse_frequencies
 
 ARENA, INPUT, OUTPUT = 0, 1, 2  # Base in kernels/executor.h
-ACTIVATIONS = {None: 0, "relu2": 1, "silu": 2}  # Activation in kernels/kernels.h
+ACTIVATIONS = {None: 0, "relu2": 1, "silu": 2, "gelu": 3}  # Activation in kernels/kernels.h
 Rows = tuple[int, int, int, int, int]
 Weights = Mapping[tuple[str, ...], Any]
 
@@ -113,7 +112,8 @@ class _Compiler:
             self.program.rows_to_floats(*task, self._rows(step.output))
 
     def _embed(self, step: Step) -> None:
-        self.program.embed(self.weights[step.weights], self._rows(step.output))
+        scale = step.attributes.get("scale", 1.0)
+        self.program.embed(self.weights[step.weights], self._rows(step.output), scale)
 
     def _product(self, step: Step) -> None:
         residual = self._rows(step.inputs[1]) if step.parts[-1] == "add" else None
@@ -124,17 +124,16 @@ class _Compiler:
             self.program.dense(weight, self._rows(step.inputs[0]), output, residual)
 
     def _rotations(self, step: Step) -> None:
-        self.program.rotations(inverse_frequencies(self.config).tolist(), self._rows(step.output))
+        frequencies = inverse_frequencies(self.config, step.attributes.get("local", False))
+        self.program.rotations(frequencies.tolist(), self._rows(step.output))
 
     def _rope_write(self, step: Step) -> None:
         q, k, v, angles = map(self._rows, step.inputs)
         self.program.rope_write(self.cache, step.attributes["layer"], q, k, v, angles)
 
     def _attend(self, step: Step) -> None:
-        scale = 1.0 / math.sqrt(self.config.head_dim)
-        self.program.attend(
-            self.cache, step.attributes["layer"], self._rows(step.inputs[0]), self._rows(step.output), scale
-        )
+        layer, q, output = step.attributes["layer"], self._rows(step.inputs[0]), self._rows(step.output)
+        self.program.attend(self.cache, layer, q, output, self.config.score_scale, self.config.window_of(layer))
 
     def _add(self, step: Step) -> None:
         x, y = step.inputs

@@ -54,17 +54,22 @@ def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    """x * rsqrt(mean(x^2) + eps) * weight, by row."""
-    squares = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+    """x * rsqrt(mean(x^2) + eps) * weight, by row, or by parts of a row that are as long as the weight."""
+    parts = x.reshape(-1, len(weight))
+    squares = np.mean(np.square(parts), axis=-1, keepdims=True, dtype=np.float32)
     roots: Floats = np.reciprocal(np.sqrt(squares + np.float32(eps)))
-    normed: Floats = x * roots
-    return normed * weight
+    normed: Floats = parts * roots * weight
+    return normed.reshape(x.shape)
 
 
 def gated(gate: Floats, up: Floats, activation: str) -> Floats:
     """activation(gate) * up."""
     if activation == "relu2":
         return np.square(np.maximum(gate, 0)) * up
+    if activation == "gelu":
+        wide = gate.astype(np.float64)  # 1 + tanh of what is far below 0 has no bits left in float32
+        part = (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) / 2
+        return (wide * part).astype(np.float32) * up
     return np.multiply(gate / (np.float32(1) + np.exp(-gate)), up, dtype=np.float32)
 
 
@@ -74,12 +79,18 @@ def rotated(x: Floats, cosine: Floats, sine: Floats) -> Floats:
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
 
 
-def attention(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32]) -> Floats:
-    """q: [T, H, D]; k, v: [P, KV, D] of positions 0..P-1; each query sees positions up to its own."""
+def attention(
+    q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32], scale: float, window: int = 0
+) -> Floats:
+    """q: [T, H, D]; k, v: [P, KV, D] of positions 0..P-1; each query sees positions up to its own.
+
+    With a window it sees the last so many of these.
+    """
     share = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
-    scores = np.einsum("thd,phd->htp", q, k) * np.float32(1 / np.sqrt(q.shape[-1]))
-    scores[:, np.arange(len(k))[None, :] > positions[:, None]] = -np.inf
+    scores = np.einsum("thd,phd->htp", q, k) * np.float32(scale)
+    behind = positions[:, None] - np.arange(len(k))[None, :]
+    scores[:, (behind < 0) | (behind >= (window or len(k)))] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return np.asarray(np.einsum("htp,phd->thd", weights, v), np.float32)
@@ -114,7 +125,7 @@ class ReferenceModel:
         self.config = checkpoint.config
         self.checkpoint = checkpoint
         self.round = ROUNDINGS[config.cache_dtype]
-        self.frequencies = inverse_frequencies(self.config)
+        self.frequencies = [inverse_frequencies(self.config, local) for local in (False, True)]
         self._stacks: dict[tuple[str, ...], Stack] = {}
         width = self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
         self.capabilities = Capabilities(
@@ -171,11 +182,11 @@ class ReferenceOps:
         """See Ops."""
         return self.model.stack(tuple(names))
 
-    def embed(self, table: Stack) -> Floats:
+    def embed(self, table: Stack, scale: float) -> Floats:
         """See Ops."""
         assert self.batch is not None and isinstance(table[0], Dense)
         rows = table[0].data[self.batch.token_ids]
-        return dense_matrix(Dense(rows, table[0].dtype))
+        return dense_matrix(Dense(rows, table[0].dtype)) * np.float32(scale)
 
     def norm(self, x: Floats, name: str, eps: float) -> Floats:
         """See Ops."""
@@ -188,10 +199,10 @@ class ReferenceOps:
             for m in weight
         )
 
-    def rope(self, x: Floats) -> Floats:
+    def rope(self, x: Floats, local: bool) -> Floats:
         """See Ops."""
         assert self.batch is not None
-        angles = self.batch.positions.astype(np.float32)[:, None] * self.model.frequencies
+        angles = self.batch.positions.astype(np.float32)[:, None] * self.model.frequencies[local]
         heads = x.reshape(len(x), -1, self.model.config.head_dim)
         return rotated(heads, np.cos(angles)[:, None], np.sin(angles)[:, None]).reshape(x.shape)
 
@@ -202,23 +213,25 @@ class ReferenceOps:
         keys, values = self.model.cache[layer]
         keys[self.batch.slots] = self.model.round(k.reshape(heads))
         values[self.batch.slots] = self.model.round(v.reshape(heads))
+        window = self.model.config.window_of(layer)
         return np.concatenate(
             [
-                self._attend_sequence(q[begin:end], keys, values, self.batch.block_tables[s], slice(begin, end))
+                self._attend_sequence(q[begin:end], keys, values, self.batch.block_tables[s], slice(begin, end), window)
                 for s, (begin, end) in enumerate(pairwise(self.batch.starts))
                 if end > begin
             ]
         )
 
     def _attend_sequence(
-        self, q: Floats, keys: Floats, values: Floats, table: NDArray[np.int32], tokens: slice
+        self, q: Floats, keys: Floats, values: Floats, table: NDArray[np.int32], tokens: slice, window: int
     ) -> Floats:
         assert self.batch is not None
         positions = self.batch.positions[tokens]
         seen = np.arange(positions.max() + 1)
         slots = table[seen // BLOCK_TOKENS] * BLOCK_TOKENS + seen % BLOCK_TOKENS
         heads = q.reshape(len(q), -1, self.model.config.head_dim)
-        return attention(heads, keys[slots], values[slots], positions).reshape(q.shape)
+        scale = self.model.config.score_scale
+        return attention(heads, keys[slots], values[slots], positions, scale, window).reshape(q.shape)
 
     def gate(self, gate: Floats, up: Floats, activation: str) -> Floats:
         """See Ops."""

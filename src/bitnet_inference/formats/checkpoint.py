@@ -5,12 +5,15 @@ Canonical names (N counts the layers from 0):
     embed  norm  head                                   head only where it is not tied to embed
     layers.N.{attn_norm,mlp_norm}                       vectors [hidden]
     layers.N.{attn_sub_norm,mlp_sub_norm}               vectors, where config.sub_norms
+    layers.N.{attn_post_norm,mlp_post_norm}             vectors [hidden], where config.post_norms
+    layers.N.{q_norm,k_norm}                            vectors [head_dim], where config.head_norms
     layers.N.{q,k,v,o,gate,up,down}                     matrices [out, in]
     layers.N.{q,k,v,o,gate,up,down}.norm                vectors [in], where config.linear_norm
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 GROUP_SIZES = (64, 128)  # columns that may share a scale
+Activation = Literal["relu2", "silu", "gelu"]  # "gelu" by its tanh form
+Pooling = Literal["last", "mean"]
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -39,8 +44,22 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalLayers:
+    """Layers whose tokens see the last `window` positions only, their own too, and turn by another base, unscaled."""
+
+    layers: tuple[int, ...]
+    window: int
+    rope_theta: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer, whatever the file it came from. Sizes are counts of features, rows or tokens."""
+    """A decoder-only transformer, whatever the file it came from. Sizes are counts of features, rows or tokens.
+
+    `sub_norms`: norms before o and before down. `linear_norm`: a norm before every projection. `post_norms`: norms of
+    what attention and MLP add to the residual. `head_norms`: norms of every head of q and k, before they are rotated.
+    `embed_scale` multiplies embeddings, `attention_scale` scores. `pooling` is how the file says to embed a text.
+    """
 
     family: str
     vocab_size: int
@@ -51,7 +70,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_positions: int
-    activation: Literal["relu2", "silu"]
+    activation: Activation
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
@@ -59,8 +78,23 @@ class ModelConfig:
     sub_norms: bool = False
     linear_norm: bool = False
     linear_norm_eps: float = 1e-6
+    post_norms: bool = False
+    head_norms: bool = False
+    embed_scale: float = 1.0
+    attention_scale: float | None = None
+    local: LocalLayers | None = None
+    pooling: Pooling | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+
+    @property
+    def score_scale(self) -> float:
+        """What the scores of attention are multiplied by: 1 / sqrt(head_dim) where the file says nothing else."""
+        return 1.0 / math.sqrt(self.head_dim) if self.attention_scale is None else self.attention_scale
+
+    def window_of(self, layer: int) -> int:
+        """How many positions a token sees in this layer, where it is a local one; 0: all before it."""
+        return self.local.window if self.local is not None and layer in self.local.layers else 0
 
 
 @dataclass(frozen=True)
@@ -171,6 +205,12 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     if config.sub_norms:
         yield "attn_sub_norm", (queries,)
         yield "mlp_sub_norm", (inner,)
+    if config.post_norms:
+        yield "attn_post_norm", (hidden,)
+        yield "mlp_post_norm", (hidden,)
+    if config.head_norms:
+        yield "q_norm", (config.head_dim,)
+        yield "k_norm", (config.head_dim,)
     for name, shape in zip(PROJECTIONS, outs_ins, strict=True):
         yield name, shape
         if config.linear_norm:

@@ -1,4 +1,4 @@
-"""Hugging Face folders: BitNetForCausalLM and LlamaForCausalLM, packed, as master weights, or dense (FORMATS 1, 2)."""
+"""Hugging Face folders: the models of hf_families, packed, as master weights, or dense (FORMATS 1, 2)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
+from bitnet_inference.formats.hf_families import Family, find_family
 from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, float_values
-from bitnet_inference.formats.hf_quantization import read_quantization
+from bitnet_inference.formats.hf_names import Names, find_names
+from bitnet_inference.formats.hf_pooling import read_pooling
+from bitnet_inference.formats.hf_quantization import Quantization, masters, read_quantization
 from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
 
@@ -38,16 +41,24 @@ class HuggingFaceCheckpoint:
         self.metadata: dict[str, Any] = {}
         self._fields = read_json(inside(path, "config.json"))
         self.generation, stops = _read_generation(path)
-        self._quantization = read_quantization(self._fields)
-        config = read_config(self._fields, self._quantization, stops)
+        self._family = find_family(self._fields)
+        quantization = read_quantization(self._fields)
+        config = read_config(self._fields, self._family, quantization, stops)
         self._files = open_tensors(path)
-        self._head_ignored, untied = False, False
-        if config.tie_embeddings and "lm_head.weight" in self._files.tensors:
-            untied = _tables_differ(self._files.tensors)
-            self._head_ignored = not untied
-        self.config = replace(config, tie_embeddings=config.tie_embeddings and not untied)
+        names = find_names(self._files.tensors, self._family.renamed)
+        self._quantization = _with_masters(quantization, self._family, names, config.norm_eps)
+        if self._quantization is not None:
+            norms = {"linear_norm": self._quantization.norm, "linear_norm_eps": self._quantization.norm_eps}
+            config = replace(config, **norms)
+        self._head_ignored = False
+        self.config = replace(
+            config,
+            tie_embeddings=self._is_tied(config.tie_embeddings, names),
+            embed_scale=self._embed_scale(config.hidden_size, names),
+            pooling=read_pooling(path) or ("mean" if names.norm == "norm" else None),
+        )
         shapes = dict(expected_shapes(self.config))
-        self._inventory = Inventory(path, self._files.tensors, shapes, self._quantization)
+        self._inventory = Inventory(path, self._files.tensors, shapes, self._quantization, names)
         self._refuse_mixtures()
 
     @property
@@ -93,11 +104,27 @@ class HuggingFaceCheckpoint:
     def vector(self, name: str) -> NDArray[np.float32]:
         """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
         (_,) = self._inventory.shapes[name]
-        return float_values(self._inventory.tensor(name))
+        values = float_values(self._inventory.tensor(name))
+        is_of_a_projection = name.endswith(".norm")
+        return values + np.float32(1) if self._family.one_plus and not is_of_a_projection else values
 
     def notes(self) -> list[str]:
         """How the files are meant, and what was ignored in them: a line each, for `bitnet inspect`."""
         return list(self._notes())
+
+    def _is_tied(self, said: bool, names: Names) -> bool:
+        if "lm_head.weight" not in self._files.tensors:
+            return said or self._family.masters or not names.prefix  # a bare model's head is used by nobody
+        self._head_ignored = said and not _tables_differ(self._files.tensors, names)
+        return self._head_ignored
+
+    def _embed_scale(self, hidden_size: int, names: Names) -> float:
+        """What embeddings are multiplied by: rounded to the dtype of the table, as transformers does."""
+        if not self._family.scaled_embeddings:
+            return 1.0
+        table = self._files.tensors.get(f"{names.module('embed')}.weight")
+        dtype = FLOATS.get(table.dtype, "float32") if table else "float32"
+        return float(rounded(np.float32(math.sqrt(hidden_size)), dtype))
 
     def _refuse_mixtures(self) -> None:
         head_ternary = self._quantization is not None and self._quantization.converts("lm_head")
@@ -133,9 +160,19 @@ class HuggingFaceCheckpoint:
         return f"ternary weights; weight_scale {meant}{default})"
 
 
-def _tables_differ(tensors: dict[str, Tensor]) -> bool:
+def _with_masters(
+    quantization: Quantization | None, family: Family, names: Names, eps: float
+) -> Quantization | None:
+    """The quantisation, also where only the architecture or the norms of projections tell of it."""
+    has_norms = names.norm == "norm"  # as the models of BitNet-embeddings
+    if quantization is None:
+        return masters(has_norms, eps) if has_norms or family.masters else None
+    return replace(quantization, norm=True, norm_eps=eps) if has_norms else quantization
+
+
+def _tables_differ(tensors: dict[str, Tensor], names: Names) -> bool:
     # transformers 5 unties a head that is stored with other values; we compare rows spread over the whole table.
-    embed, head = tensors.get("model.embed_tokens.weight"), tensors["lm_head.weight"]
+    embed, head = tensors.get(f"{names.module('embed')}.weight"), tensors["lm_head.weight"]
     if embed is None:
         return False
     if (embed.dtype, embed.shape) != (head.dtype, head.shape):

@@ -2,107 +2,94 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from bitnet_inference.errors import Unsupported
-from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
+from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, RopeScaling
+from bitnet_inference.formats.hf_families import Family
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import Fields, shown
 
 # Far above every model of these families; below what would let a lying file make anyone allocate gigabytes.
 _MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
 _MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_POSITIONS = 512, 512, 1024, 1 << 23
+_LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
 
 
-@dataclass(frozen=True)
-class _Family:
-    """What differs between the families that are read here, and the defaults of their configuration classes."""
-
-    name: str
-    architecture: str
-    activation: str
-    norm_eps: float
-    rope_theta: float
-    bos_id: int
-    eos_id: int
-    sub_norms: bool
+_ACTIVATIONS: dict[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
-_FAMILIES = (
-    _Family("bitnet", "BitNetForCausalLM", "relu2", 1e-5, 500000.0, 128000, 128001, sub_norms=True),
-    _Family("llama", "LlamaForCausalLM", "silu", 1e-6, 10000.0, 1, 2, sub_norms=False),
-)
-_ACTIVATIONS: dict[str, Literal["relu2", "silu"]] = {"relu2": "relu2", "silu": "silu", "swish": "silu"}
-
-
-def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids: tuple[int, ...] = ()) -> ModelConfig:
+def read_config(
+    fields: Fields, family: Family, quantization: Quantization | None, more_eos_ids: tuple[int, ...] = ()
+) -> ModelConfig:
     """The ModelConfig of a config.json; `more_eos_ids` come from generation_config.json.
 
-    Raises FormatError for values that contradict each other or cannot be, Unsupported for other architectures and for
-    biases, activations and rotary embeddings that the decoder does not have.
+    Raises FormatError for values that contradict each other or cannot be, Unsupported for biases, activations and
+    rotary embeddings that the decoder does not have.
     """
-    family = _family(fields)
-    _refuse_extras(fields)
+    _refuse_extras(fields, family)
     vocab_size = fields.size("vocab_size", _MAX_VOCAB)
-    num_heads, num_kv_heads, head_dim = _heads(fields)
-    max_positions = fields.size("max_position_embeddings", _MAX_POSITIONS, 2048)
+    num_heads, num_kv_heads, head_dim = _heads(fields, family.head_dim)
+    num_layers = fields.size("num_hidden_layers", _MAX_LAYERS)
+    max_positions = fields.size("max_position_embeddings", _MAX_POSITIONS, family.max_positions)
     bos_ids = fields.ids("bos_token_id", family.bos_id)
     eos_ids = fields.ids("eos_token_id", family.eos_id) + more_eos_ids
-    theta, scaling = _rope(fields, family.rope_theta, max_positions)
+    theta, scaling = _rope(fields, family, max_positions)
+    scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
         hidden_size=fields.size("hidden_size", _MAX_HIDDEN),
         intermediate_size=fields.size("intermediate_size", _MAX_INTERMEDIATE),
-        num_layers=fields.size("num_hidden_layers", _MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=max_positions,
-        activation=_activation(fields, family.activation),
+        activation=_activation(fields, family),
         norm_eps=fields.positive("rms_norm_eps", family.norm_eps),
         rope_theta=theta,
         rope_scaling=scaling,
-        tie_embeddings=fields.flag("tie_word_embeddings"),
+        tie_embeddings=fields.flag("tie_word_embeddings", family.tie_embeddings),
         sub_norms=family.sub_norms,
         linear_norm=quantization is not None and quantization.norm,
         linear_norm_eps=1e-6 if quantization is None else quantization.norm_eps,
+        post_norms=family.post_norms,
+        head_norms=family.head_norms,
+        attention_scale=None if scalar is None else scalar**-0.5,
+        local=_local_layers(fields, family, num_layers),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
     )
 
 
-def _family(fields: Fields) -> _Family:
-    named = fields.strings("architectures") or ()
-    model_type = fields.text("model_type", "")
-    for family in _FAMILIES:
-        if family.architecture in named or (not named and family.name == model_type):
-            if model_type not in ("", family.name):
-                raise fields.wrong("model_type", f"contradicts the architecture {family.architecture}: correct it")
-            return family
-    found = ", ".join(named) or f"model_type {shown(model_type)}"
-    known = ", ".join(family.architecture for family in _FAMILIES)
-    raise Unsupported(f"{fields.path}: the architecture {shown(found)} is not supported: use one of {known}")
-
-
-def _refuse_extras(fields: Fields) -> None:
+def _refuse_extras(fields: Fields, family: Family) -> None:
     for key in ("attention_bias", "mlp_bias"):
         if fields.flag(key):
             raise Unsupported(f"{fields.path}: {key}: linear layers with a bias are not supported")
-    for section in (fields, fields.section("rope_scaling"), fields.section("rope_parameters")):
-        if section is not None and section.positive("partial_rotary_factor", 1.0) != 1:
-            raise Unsupported(f"{fields.path}: partial_rotary_factor: only whole heads can be rotated")
+    if family.masters and fields.size("input_bits", 32, 8) != 8:
+        raise Unsupported(f"{fields.path}: input_bits: only activations of 8 bits are supported")
+    if fields.flag("use_sliding_window"):
+        raise Unsupported(f"{fields.path}: use_sliding_window: windows of this family are not supported")
+    if fields.flag("use_bidirectional_attention"):
+        raise Unsupported(f"{fields.path}: use_bidirectional_attention: tokens can only look back")
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if key in fields:
+            raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported")
+    _refuse_partial(fields)
 
 
-def _heads(fields: Fields) -> tuple[int, int, int]:
+def _refuse_partial(section: Fields) -> None:
+    if section.positive("partial_rotary_factor", 1.0) != 1:
+        raise Unsupported(f"{section.path}: partial_rotary_factor: only whole heads can be rotated")
+
+
+def _heads(fields: Fields, default_dim: int | None) -> tuple[int, int, int]:
     hidden = fields.size("hidden_size", _MAX_HIDDEN)
     num_heads = fields.size("num_attention_heads", _MAX_HEADS)
     num_kv_heads = fields.size("num_key_value_heads", _MAX_HEADS, num_heads)
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"does not divide num_attention_heads, {num_heads}: correct one")
-    if "head_dim" in fields:
-        source, head_dim = "head_dim", fields.size("head_dim", _MAX_HEAD_DIM)
+    if "head_dim" in fields or default_dim:
+        source, head_dim = "head_dim", fields.size("head_dim", _MAX_HEAD_DIM, default_dim)
     elif hidden % num_heads:
         raise fields.wrong("hidden_size", f"is no multiple of num_attention_heads, {num_heads}: add head_dim")
     else:
@@ -113,28 +100,51 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def _activation(fields: Fields, default: str) -> Literal["relu2", "silu"]:
-    name = fields.text("hidden_act", default)
+def _activation(fields: Fields, family: Family) -> Activation:
+    name = fields.text(family.activation_key, family.activation)
     if name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise Unsupported(f"{fields.path}: hidden_act {shown(name)} is not supported: only {known}")
+        raise Unsupported(f"{fields.path}: {family.activation_key} {shown(name)} is not supported: only {known}")
     return _ACTIVATIONS[name]
 
 
-def _rope(fields: Fields, default_theta: float, max_positions: int) -> tuple[float, RopeScaling | None]:
+def _rope(fields: Fields, family: Family, max_positions: int) -> tuple[float, RopeScaling | None]:
     # transformers 5: rope_scaling, where it says anything, replaces rope_parameters; a theta inside wins.
     section = fields.section("rope_scaling")
     if section is None or not section.values:
         section = fields.section("rope_parameters")
-    theta = fields.positive("rope_theta", default_theta)
+    theta = fields.positive("rope_theta", family.rope_theta)
     if section is None or not section.values:
         return theta, None
-    if any(isinstance(value, dict) for value in section.values.values()):
+    whole = section.section(_FULL) if family.local_rope_theta else None  # else it is all of that
+    if whole is None and any(isinstance(value, dict) for value in section.values.values()):
         raise Unsupported(f"{fields.path}: rope_parameters: a rotary embedding for each kind of layer is not supported")
+    section = whole or section
     return section.positive("rope_theta", theta), _scaling(section, max_positions)
 
 
+def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayers | None:
+    """The layers of `layer_types`, or all but every n-th one, that see a window only."""
+    if family.local_rope_theta is None:
+        return None
+    period = fields.size("sliding_window_pattern", _MAX_LAYERS, 6)
+    types = fields.strings("layer_types") or [_LOCAL if (at + 1) % period else _FULL for at in range(num_layers)]
+    if len(types) != num_layers or not {*types} <= {_LOCAL, _FULL}:
+        raise fields.wrong("layer_types", f"does not say {_LOCAL} or {_FULL} of {num_layers} layers: correct it")
+    theta = fields.positive("rope_local_base_freq", family.local_rope_theta)
+    section = fields.section("rope_parameters")
+    local = section.section(_LOCAL) if section else None
+    if local is not None:
+        theta = local.positive("rope_theta", theta)
+        if _scaling(local, 1) is not None:
+            raise Unsupported(f"{fields.path}: rope_parameters: only layers without a window can have scaled rotations")
+    layers = tuple(at for at, kind in enumerate(types) if kind == _LOCAL)
+    window = fields.size("sliding_window", _MAX_POSITIONS, 4096)
+    return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
+
+
 def _scaling(section: Fields, max_positions: int) -> RopeScaling | None:
+    _refuse_partial(section)
     kind = section.text("rope_type", section.text("type", "default"))
     if kind == "default":
         return None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import PROJECTIONS
 from bitnet_inference.formats.floats import FloatName, to_float32
-from bitnet_inference.formats.hf_names import is_tolerated, module_name
+from bitnet_inference.formats.hf_names import Names, is_tolerated
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import shown
 from bitnet_inference.formats.safetensors_files import Tensor
@@ -35,22 +35,23 @@ class Inventory:
     tensors: dict[str, Tensor]
     shapes: dict[str, tuple[int, ...]]
     quantization: Quantization | None
+    names: Names
 
     def is_ternary(self, name: str) -> bool:
         """Whether the matrix under a canonical name is ternary."""
         can_be = name == "head" or name.rpartition(".")[2] in PROJECTIONS
-        return can_be and self.quantization is not None and self.quantization.converts(module_name(name))
+        return can_be and self.quantization is not None and self.quantization.converts(self.names.module(name))
 
     def tensor_name(self, name: str) -> str:
         """The tensor in the files that holds a canonical name."""
-        tensor = f"{module_name(name)}.weight"
+        tensor = f"{self.names.module(name)}.weight"
         if name == "embed" and tensor not in self.tensors and "head" not in self.shapes:
             return "lm_head.weight"  # a tied table may be saved under either name
         return tensor
 
     def scale_name(self, name: str) -> str:
         """The tensor in the files that holds the scale of a packed matrix."""
-        return f"{module_name(name)}.weight_scale"
+        return f"{self.names.module(name)}.weight_scale"
 
     def tensor(self, name: str) -> Tensor:
         """The tensor under a canonical name, found sound; raises the first of its problems."""

@@ -1,13 +1,17 @@
-"""Canonical names (formats/checkpoint.py) as modules and tensors of transformers' BitNet and Llama models."""
+"""Canonical names (formats/checkpoint.py) as modules and tensors of transformers' models."""
 
 from __future__ import annotations
 
-_TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "attn_sub_norm": "self_attn.attn_sub_norm",
     "mlp_sub_norm": "mlp.ffn_sub_norm",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
@@ -18,13 +22,30 @@ _IN_LAYER = {
 }
 
 
-def module_name(name: str) -> str:
-    """The module that owns a canonical name: "layers.3.q" -> "model.layers.3.self_attn.q_proj"."""
-    if name in _TOP:
-        return _TOP[name]
-    _, layer, part, *norm = name.split(".")
-    module = f"model.layers.{layer}.{_IN_LAYER[part]}"
-    return f"{module}.rms_norm" if norm else module
+@dataclass(frozen=True)
+class Names:
+    """How the files of a folder name things: `prefix` stands before all but the head, `norm` are projections' norms."""
+
+    in_layer: Mapping[str, str]
+    prefix: str = "model."
+    norm: str = "rms_norm"
+
+    def module(self, name: str) -> str:
+        """The module that owns a canonical name: "layers.3.q" -> "model.layers.3.self_attn.q_proj"."""
+        if name == "head":
+            return "lm_head"
+        if "." not in name:
+            return self.prefix + {"embed": "embed_tokens"}.get(name, name)
+        _, layer, part, *norm = name.split(".")
+        module = f"{self.prefix}layers.{layer}.{self.in_layer[part]}"
+        return f"{module}.{self.norm}" if norm else module
+
+
+def find_names(tensors: Collection[str], renamed: Mapping[str, str]) -> Names:
+    """The names that the files use: those of a bare model have no "model." in front."""
+    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    names = Names({**_IN_LAYER, **renamed}, prefix, "norm")
+    return names if f"{names.module('layers.0.q.norm')}.weight" in tensors else Names(names.in_layer, prefix)
 
 
 def is_tolerated(tensor: str) -> bool:

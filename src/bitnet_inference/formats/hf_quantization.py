@@ -38,6 +38,11 @@ class Quantization:
         return not any(_skips(pattern, module) for pattern in self.skipped)
 
 
+def masters(norm: bool, norm_eps: float) -> Quantization:
+    """How master weights are meant whose config.json says nothing: all projections ternary, by their mean magnitude."""
+    return Quantization(divides=False, online=True, norm=norm, norm_eps=norm_eps, skipped=None)
+
+
 def read_quantization(config: Fields) -> Quantization | None:
     """The quantisation of a config.json; None for a dense model. Raises Unsupported for methods other than BitNet's."""
     fields = config.section("quantization_config")

@@ -98,9 +98,9 @@ class Fields:
             raise self.wrong(key, "is not a finite number above 0: correct it")
         return float(value)
 
-    def flag(self, key: str) -> bool:
-        """true or false; false where absent."""
-        value = self._get(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "is neither true nor false: correct it")
         return value

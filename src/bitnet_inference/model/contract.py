@@ -101,24 +101,30 @@ class Ops(Protocol[Tensor]):
         """A handle on the matrices under these canonical names, stacked along their rows."""
         ...
 
-    def embed(self, table: Any) -> Tensor:
-        """The rows of the table for the batch's token ids: [T, hidden]."""
+    def embed(self, table: Any, scale: float) -> Tensor:
+        """The rows of the table for the batch's token ids, times the scale: [T, hidden]."""
         ...
 
     def norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """RMSNorm: x * rsqrt(mean(x^2) + eps) * weight, the weight being the vector under the canonical name."""
+        """RMSNorm: x * rsqrt(mean(x^2) + eps) * weight, the weight being the vector under the canonical name.
+
+        Where a row is several times as long as the vector, each part of it is normed on its own.
+        """
         ...
 
     def linear(self, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
         """x @ W^T, one result a stacked matrix. Ternary weights quantise x per token to int8 first (FORMATS 0)."""
         ...
 
-    def rope(self, x: Tensor) -> Tensor:
-        """Rotate the halves of each head by the token's position."""
+    def rope(self, x: Tensor, local: bool) -> Tensor:
+        """Rotate the halves of each head by the token's position, by the frequencies of local layers or of others."""
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Write k and v into the layer's cache, then causal attention of q over it: [T, heads * head_dim]."""
+        """Write k and v into the layer's cache, then causal attention of q over it: [T, heads * head_dim].
+
+        In a local layer a token sees the positions of its window only.
+        """
         ...
 
     def gate(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:

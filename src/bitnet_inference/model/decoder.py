@@ -8,7 +8,7 @@ from bitnet_inference.model.contract import Ops, Tensor
 
 def decoder(ops: Ops[Tensor], config: ModelConfig) -> Tensor:
     """From token ids to the hidden states before the final norm: [T, hidden]."""
-    x = ops.embed(ops.weight(("embed",)))
+    x = ops.embed(ops.weight(("embed",)), config.embed_scale)
     for layer in range(config.num_layers):
         x = ops.add(x, _attention(ops, config, layer, x))
         x = ops.add(x, _mlp(ops, config, layer, x))
@@ -31,10 +31,15 @@ def _attention(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> 
     at = f"layers.{layer}."
     a = ops.norm(x, at + "attn_norm", config.norm_eps)
     q, k, v = _projections(ops, config, a, (at + "q", at + "k", at + "v"))
-    o = ops.attend(ops.rope(q), ops.rope(k), v, layer)
+    if config.head_norms:
+        q = ops.norm(q, at + "q_norm", config.norm_eps)
+        k = ops.norm(k, at + "k_norm", config.norm_eps)
+    local = config.window_of(layer) > 0
+    o = ops.attend(ops.rope(q, local), ops.rope(k, local), v, layer)
     if config.sub_norms:
         o = ops.norm(o, at + "attn_sub_norm", config.norm_eps)
-    return _projections(ops, config, o, (at + "o",))[0]
+    (y,) = _projections(ops, config, o, (at + "o",))
+    return ops.norm(y, at + "attn_post_norm", config.norm_eps) if config.post_norms else y
 
 
 def _mlp(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor:
@@ -44,7 +49,8 @@ def _mlp(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor
     f = ops.gate(gate, up, config.activation)
     if config.sub_norms:
         f = ops.norm(f, at + "mlp_sub_norm", config.norm_eps)
-    return _projections(ops, config, f, (at + "down",))[0]
+    (y,) = _projections(ops, config, f, (at + "down",))
+    return ops.norm(y, at + "mlp_post_norm", config.norm_eps) if config.post_norms else y
 
 
 def _projections(ops: Ops[Tensor], config: ModelConfig, x: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:

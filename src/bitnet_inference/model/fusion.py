@@ -57,7 +57,8 @@ def fuse_rows(plan: Plan) -> Plan:
             continue
         first = producers.get(step.inputs[0].id)
         before = first and fused.get(first.output.id if first.output else -1)
-        if before and before.output and uses[before.output.id] == 1 and before.parts[-1] != "quantize":
+        parts = before.parts if before and before.output and uses[before.output.id] == 1 else ("quantize",)
+        if before and before.output and parts[-1] != "quantize" and step.verb not in parts:
             assert step.verb != "gate", "nothing gates rows that were gated or normed before"
             dropped.add(before.output.id)
             step = Step(f"{before.verb}+{step.verb}", before.inputs, step.output, before.weights + step.weights,
@@ -88,17 +89,23 @@ def fuse_residual(plan: Plan) -> Plan:
 
 
 def fuse_rope(plan: Plan, head_dim: int) -> Plan:
-    """The rotations of q and k and the cache write become one step in place; the angles are computed once a token."""
-    if not any(step.verb == "attend" for step in plan.steps):
-        return plan
-    producers = plan.producers()
-    angles = Value(plan.next_id(), head_dim)
-    steps = [Step("rotations", (), angles)]
+    """The rotations of q and k and the cache write become one step in place.
+
+    The angles are computed once a token, for local layers and for others.
+    """
+    producers, ropes = plan.producers(), [step for step in plan.steps if step.verb == "rope"]
+    kinds = sorted({step.attributes.get("local", False) for step in ropes})
+    angles = {local: Value(plan.next_id() + at, head_dim) for at, local in enumerate(kinds)}
+    steps = [
+        Step("rotations", (), value, attributes={"local": True} if local else {}) for local, value in angles.items()
+    ]
     for step in plan.steps:
         if step.verb == "attend":
             q, k, v = step.inputs
-            q, k = producers[q.id].inputs[0], producers[k.id].inputs[0]
-            steps.append(Step("rope+write", (q, k, v, angles), None, attributes=step.attributes))
+            rope_q, rope_k = producers[q.id], producers[k.id]
+            turned = angles[rope_q.attributes.get("local", False)]
+            q, k = rope_q.inputs[0], rope_k.inputs[0]
+            steps.append(Step("rope+write", (q, k, v, turned), None, attributes=step.attributes))
             step = replace(step, inputs=(q,))
         if step.verb != "rope":
             steps.append(step)

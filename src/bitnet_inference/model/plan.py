@@ -124,13 +124,14 @@ class Recorder:
         """The names themselves."""
         return tuple(names)
 
-    def embed(self, table: tuple[str, ...]) -> Value:
+    def embed(self, table: tuple[str, ...], scale: float) -> Value:
         """See Ops."""
-        return self._record("embed", self._shapes[table[0]][1], (), table)
+        return self._record("embed", self._shapes[table[0]][1], (), table, **({} if scale == 1 else {"scale": scale}))
 
     def norm(self, x: Value, name: str, eps: float) -> Value:
         """See Ops."""
-        return self._record("norm", x.width, (x,), (name,), eps=eps)
+        parts = x.width // self._shapes[name][0]
+        return self._record("norm", x.width, (x,), (name,), eps=eps, **({} if parts == 1 else {"parts": parts}))
 
     def linear(self, x: Value, weight: tuple[str, ...]) -> tuple[Value, ...]:
         """See Ops."""
@@ -141,9 +142,9 @@ class Recorder:
         columns = [sum(widths[:i]) for i in range(len(widths))]
         return tuple(self.value(width, y, column) for width, column in zip(widths, columns, strict=True))
 
-    def rope(self, x: Value) -> Value:
+    def rope(self, x: Value, local: bool) -> Value:
         """See Ops."""
-        return self._record("rope", x.width, (x,))
+        return self._record("rope", x.width, (x,), **({"local": True} if local else {}))
 
     def attend(self, q: Value, k: Value, v: Value, layer: int) -> Value:
         """See Ops."""

@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
 
 
-def inverse_frequencies(config: ModelConfig) -> NDArray[np.float32]:
-    """theta^(-2j / head_dim) for j < head_dim / 2, scaled as the configuration says: float32 [head_dim / 2]."""
+def inverse_frequencies(config: ModelConfig, local: bool = False) -> NDArray[np.float32]:
+    """theta^(-2j / head_dim) for j < head_dim / 2, scaled as the configuration says: float32 [head_dim / 2].
+
+    `local`: those of local layers, which have a base of their own and are not scaled.
+    """
     with localcontext() as context:
         context.prec = 25
-        theta = Decimal(config.rope_theta)
+        theta = Decimal(config.local.rope_theta if config.local and local else config.rope_theta)
         plain = [float(theta ** (Decimal(-2 * j) / config.head_dim)) for j in range(config.head_dim // 2)]
+    if local:
+        return np.array(plain, np.float32)
     if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
         return np.array([f / factor for f, factor in zip(plain, config.rope_scaling.factors, strict=True)], np.float32)
     return np.array([_scaled(f, config.rope_scaling) for f in plain], dtype=np.float32)

@@ -34,8 +34,11 @@ class TextFiles:
     generation: dict[str, Any]
 
 
-def read_text_files(path: str | Path) -> TextFiles:
-    """Read the text files of a model folder. Raises NotFound and FormatError."""
+def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> TextFiles:
+    """Read the text files of a model folder. Raises NotFound and FormatError.
+
+    `vocabulary`: what another file says in place of tokenizer.json, where these files say nothing else.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise NotFound(f"{folder}: no such folder")
@@ -48,10 +51,10 @@ def read_text_files(path: str | Path) -> TextFiles:
     explicit = "add_bos_token" in config or "add_eos_token" in config
     return TextFiles(
         path=folder,
-        tokenizer_json=_read_tokenizer(folder / "tokenizer.json"),
-        named=named,
-        add_bos=bool(config.get("add_bos_token")) if explicit else None,
-        add_eos=bool(config.get("add_eos_token")) if explicit else None,
+        tokenizer_json=vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json"),
+        named={**(vocabulary.named if vocabulary else {}), **named},
+        add_bos=bool(config.get("add_bos_token")) if explicit else vocabulary and vocabulary.add_bos,
+        add_eos=bool(config.get("add_eos_token")) if explicit else vocabulary and vocabulary.add_eos,
         templates=_config_templates(config_file, config) | _template_files(folder),
         generation=read_json(folder / "generation_config.json"),
     )

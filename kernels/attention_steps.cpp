@@ -1,0 +1,85 @@
+// The steps that write the cache and attend to it.
+#include "attention_steps.h"
+
+#include <algorithm>
+
+namespace bitnet {
+
+namespace {
+
+struct RopeWriteStep final : Step {
+    const Cache* cache;
+    int64_t layer;
+    Rows q, k, v, angles;
+    RopeWriteStep(const Cache* ca, int64_t l, Rows q_, Rows k_, Rows v_, Rows a)
+        : cache(ca), layer(l), q(q_), k(k_), v(v_), angles(a) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        const CacheLayout& layout = cache->layout();
+        const int dim = layout.head_dim;
+        for (int64_t t = first; t < last; t++) {
+            const float *cosine = c.at(angles, t), *sine = cosine + dim / 2;
+            c.kernels.rope(c.at(q, t), int(q.width / dim), dim, cosine, sine);
+            c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, cosine, sine);
+            const int32_t slot = c.batch->slots[t];
+            uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_stride;
+            c.kernels.cache_write(layout, block, slot % kBlockTokens, c.at(k, t), c.at(v, t));
+        }
+    }
+};
+
+struct AttendStep final : Step {
+    const Cache* cache;
+    int64_t layer;
+    Rows q, out;
+    float scale;
+    int window;
+    AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s, int w)
+        : cache(ca), layer(l), q(q_), out(o), scale(s), window(w) {}
+    // All tokens with one head, then with the next: neighbours read the same keys and values.
+    int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
+    int64_t chunk(const Context& c) const override {
+        const int64_t at_once = kQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
+        return std::max<int64_t>(1, std::min(at_once, even));
+    }
+    int64_t scratch_floats(int64_t) const override {
+        return 3 * kQueries * cache->layout().padded_dim + 8 * kBlockTokens;
+    }
+    int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
+    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
+        const CacheLayout& layout = cache->layout();
+        for (int64_t unit = first, count; unit < last; unit += count) {
+            const int64_t t = unit % c.num_tokens, head = unit / c.num_tokens;
+            const int64_t column = head * heads() * layout.head_dim;
+            const int32_t sequence = c.sequences[size_t(t)];
+            count = std::min({last - unit, c.num_tokens - t, c.batch->starts[sequence + 1] - t});
+            AttendTask task{};
+            task.layout = layout;
+            task.cache = cache->layer(layer);
+            task.blocks = c.batch->block_tables + sequence * c.batch->table_width;
+            task.tokens = int(count);
+            task.positions = c.batch->positions + t;
+            task.window = window;
+            task.kv_head = int(head);
+            task.num_heads = int(heads());
+            task.q = c.at(q, t) + column;
+            task.q_stride = q.stride;
+            task.out = c.at(out, t) + column;
+            task.out_stride = out.stride;
+            task.scale = scale;
+            task.scratch = c.scratch_of(thread);
+            c.kernels.attend(task);
+        }
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Step> rope_write_step(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations) {
+    return std::make_unique<RopeWriteStep>(cache, layer, q, k, v, rotations);
+}
+
+std::unique_ptr<Step> attend_step(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int window) {
+    return std::make_unique<AttendStep>(cache, layer, q, out, scale, window);
+}
+
+}  // namespace bitnet

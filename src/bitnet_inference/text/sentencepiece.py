@@ -1,0 +1,110 @@
+"""SentencePiece's tokenizer.model, as Llama 2 has it, turned into what the files of a folder would say.
+
+The file is a protobuf message: pieces with a score and a type, then how the model was trained and how texts are cleaned.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.text.folder import TextFiles, read_bytes, read_text_files
+from bitnet_inference.text.vocab import text_files
+
+_FILE = "tokenizer.model"
+_MAX_BYTES = 16 << 20  # Gemma's, with 262,144 pieces, has 4.7 MB
+_BPE = 2  # of trainer_spec.model_type
+_AGAIN = "download the file again"
+_OTHERWISE = "put the tokenizer.json of the model beside it"
+Message = dict[int, Any]  # the last value of each field: a number, or bytes
+
+
+def is_sentencepiece_folder(path: str | Path) -> bool:
+    """Whether a folder has SentencePiece's file in place of a tokenizer.json."""
+    folder = Path(path)
+    return not os.path.lexists(folder / "tokenizer.json") and (folder / _FILE).is_file()
+
+
+def read_sentencepiece_files(path: str | Path) -> TextFiles:
+    """What the text files of such a folder say. Raises FormatError, and Unsupported for models other than BPE."""
+    file = Path(path) / _FILE
+    try:
+        metadata = _metadata(file, read_bytes(file, _MAX_BYTES))
+    except (ValueError, TypeError, struct.error) as error:  # a number where bytes should stand, and the other way
+        raise FormatError(file, "", f"this is no SentencePiece model ({error}): {_AGAIN}") from None
+    return read_text_files(path, text_files(file, metadata))
+
+
+def _metadata(file: Path, data: bytes) -> dict[str, Any]:
+    """The tokenizer as a GGUF file would have it."""
+    pieces = [_message(value) for field, value in _fields(data) if field == 1]
+    if not pieces:
+        raise ValueError("there are no pieces")
+    tokens = [str(piece.get(1, b""), "utf-8") for piece in pieces]
+    model = _message(data)
+    trainer, cleaning = _message(model.get(2, b"")), _message(model.get(3, b""))
+    if trainer.get(3, 1) != _BPE:
+        raise Unsupported(f"{file}: a SentencePiece model of another kind than BPE: {_OTHERWISE}")
+    if cleaning.get(2) or cleaning.get(6) or cleaning.get(4, 1) or not cleaning.get(5, 1):
+        raise Unsupported(f"{file}: a SentencePiece model that changes texts before it cuts them: {_OTHERWISE}")
+    scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
+    if not all(map(math.isfinite, scores)):
+        raise ValueError("a score is NaN or infinite")
+    roles = (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1))
+    metadata = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": np.array(scores),
+        "token_type": np.array([int(piece.get(3, 1)) for piece in pieces]),
+        "add_space_prefix": bool(cleaning.get(3, 1)),
+        **{f"{role}_token_id": int(trainer.get(field, default)) for role, field, default in roles},
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
+def _message(data: Any) -> Message:
+    return dict(_fields(data))
+
+
+def _fields(data: Any) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message in order; raises ValueError where it breaks."""
+    if not isinstance(data, bytes):
+        raise TypeError("a number stands where a message should")
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind, value = key & 7, 0
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind, 0)
+        if kind == 2:
+            size, at = _varint(data, at)
+        elif not size:
+            raise ValueError(f"a field of kind {kind} at byte {at}")
+        if size > len(data) - at:
+            raise ValueError(f"it ends within a field at byte {at}")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of 7 bits a byte, the lowest first; two's complement of 64 bits."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            value &= (1 << 64) - 1
+            return (value - (1 << 64) if value >> 63 else value), at
+    raise ValueError(f"a number without an end at byte {at}")

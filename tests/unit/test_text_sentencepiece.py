@@ -1,0 +1,98 @@
+"""tokenizer.model, SentencePiece's own file, in a folder without tokenizer.json. The files are written here by hand
+from the vocabularies of sentencepiece.json, whose ids the sentencepiece library gave."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet_inference.errors import FormatError, ModelError, Unsupported
+from bitnet_inference.text.tokenizer import Tokenizer
+
+SAMPLES = json.loads((Path(__file__).parent / "sentencepiece.json").read_text(encoding="utf-8"))
+BPE = {3: 2}  # of the trainer's settings
+AS_IT_IS = {4: 0}  # of the normalizer's: spaces stay
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    low = b""
+    while value > 0x7F:
+        low, value = low + bytes([value & 0x7F | 0x80]), value >> 7
+    return low + bytes([value])
+
+
+def message(fields) -> bytes:
+    """Fields of whole numbers, floats, strings and messages."""
+    data = b""
+    for number, value in fields.items() if isinstance(fields, dict) else fields:
+        if isinstance(value, int):
+            data += varint(number << 3) + varint(value)
+        elif isinstance(value, float):
+            data += varint(number << 3 | 5) + struct.pack("<f", value)
+        else:
+            value = value.encode() if isinstance(value, str) else value
+            data += varint(number << 3 | 2) + varint(len(value)) + value
+    return data
+
+
+def model(kind="prefix", trainer=BPE, normalizer=AS_IT_IS, scores=None) -> bytes:
+    sample = SAMPLES[kind]
+    rows = zip(sample["tokens"], scores or sample["scores"], sample["types"], strict=True)
+    pieces = [(1, message({1: token, 2: float(score), 3: number})) for token, score, number in rows]
+    more = {**normalizer, 3: int(kind == "prefix")}
+    return message([*pieces, (2, message({**trainer, 41: 1, 43: -1})), (3, message({1: "identity", **more}))])
+
+
+def folder(path: Path, data: bytes, **config) -> Path:
+    (path / "tokenizer.model").write_bytes(data)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_the_ids_are_those_of_the_library(tmp_path, kind):
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model(kind)))
+    for text, ids in SAMPLES[kind]["ids"].items():
+        assert tokenizer.encode(text, add_special_tokens=False) == ids
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_text_begins_with_the_bos_unless_the_configuration_says_no(tmp_path):
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model()))
+    assert tokenizer.encode("a")[0] == tokenizer.bos_id == 1 and tokenizer.eos_ids == (2,)
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model(), add_bos_token=False, eos_token="<s>"))
+    assert tokenizer.encode("a")[0] != 1 and tokenizer.eos_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"trainer": {3: 1}}, {"trainer": {}}, {"normalizer": {4: 1}}, {"normalizer": {}}, {"normalizer": {4: 0, 2: "x"}}],
+)
+def test_what_is_not_done(tmp_path, changes):
+    with pytest.raises(Unsupported, match=r"tokenizer\.json of the model beside it"):
+        Tokenizer.from_folder(folder(tmp_path, model(**changes)))
+
+
+def test_a_broken_file_is_named(tmp_path):
+    whole = model()
+    scores = [float("nan")] * len(SAMPLES["prefix"]["tokens"])
+    not_utf8, not_messages = b"\x0a\x03\x0a\x01\xff", b"\x08\x01"
+    for data in (b"", whole[:-1], b"\x0b" + whole, b"\x80" * 11, not_messages, model(scores=scores), not_utf8):
+        with pytest.raises(FormatError, match=r"tokenizer\.model"):
+            Tokenizer.from_folder(folder(tmp_path, data))
+
+
+@given(at=st.integers(0, 1 << 16), byte=st.integers(0, 255))
+def test_any_change_of_a_byte_gives_a_tokenizer_or_an_error_of_ours(tmp_path_factory, at, byte):
+    data = bytearray(model())
+    data[at % len(data)] = byte
+    try:
+        Tokenizer.from_folder(folder(tmp_path_factory.mktemp("changed"), bytes(data)))
+    except ModelError as error:
+        assert "\n" not in str(error)
