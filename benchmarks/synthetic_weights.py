@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.formats.checkpoint import PROJECTIONS, ModelConfig, expected_shapes
 from bitnet_inference.formats.floats import to_bfloat16
-from bitnet_inference.formats.hf_names import module_name
+from bitnet_inference.formats.hf_names import Names
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.ternary import pack_quarters
 
@@ -75,7 +75,7 @@ class Recipe:
     def tensors(self) -> Iterator[Entry]:
         """Every tensor of the file, in order."""
         for name, shape in expected_shapes(self.config):
-            module = module_name(name)
+            module = Names().module(name)
             if len(shape) == 1:
                 values = self._bits(self._norm(name) * self._random(name).lognormal(0, 0.2, shape))
                 yield Entry(f"{module}.weight", "BF16", shape, partial(_once, values))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.errors import EngineError, InvalidParams
-
-Pooling = Literal["last", "mean"]
+from bitnet_inference.formats.checkpoint import Pooling
 
 
 class Pool:
@@ -48,7 +46,7 @@ def _of_length_1(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def check_embedding(pooling: object, normalize: object) -> None:
     """Raises InvalidParams for what is no way to pool."""
-    if pooling not in ("last", "mean"):
-        raise InvalidParams(f'pooling is {pooling!r}: choose "last" or "mean"')
+    if pooling not in (None, "last", "mean"):
+        raise InvalidParams(f'pooling is {pooling!r}: choose "last" or "mean", or None for what the model says')
     if not isinstance(normalize, bool):
         raise InvalidParams(f"normalize is {normalize!r}: give True or False")

@@ -9,19 +9,22 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.embedding import Pool, Pooling, check_embedding
+from bitnet_inference.embedding import Pool, check_embedding
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import checked_prompt
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import EngineError, InvalidParams
+from bitnet_inference.formats.checkpoint import ModelConfig, Pooling
 from bitnet_inference.in_flight import read_all
 from bitnet_inference.prompts import Progress, Prompt, ScoreOptions, TermOptions, is_one_prompt, scoring_params
 from bitnet_inference.stream import Generation, Stream
 
 
 class PromptNumbers(ABC):
-    """The part of an LLM that needs nothing of it but how to encode a prompt and how to open a stream."""
+    """The part of an LLM that needs nothing of it but its configuration, how to encode a prompt and open a stream."""
+
+    config: ModelConfig
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """The logits at every position of one prompt, [tokens, vocab]: row i tells what follows token i."""
@@ -66,19 +69,19 @@ class PromptNumbers(ABC):
         self,
         prompts: Prompt | Sequence[str] | Sequence[Sequence[int]],
         *,
-        pooling: Pooling = "last",
+        pooling: Pooling | None = None,
         normalize: bool = True,
         progress: Progress | None = None,
         **terms: Unpack[TermOptions],
     ) -> NDArray[np.float32]:
         """One vector a prompt: [hidden] for one, [prompts, hidden] for many, float32.
 
-        `pooling`: "last" takes the last token's state after the final norm, "mean" the mean over all tokens.
-        `normalize` makes its length 1. Otherwise as `score`.
+        `pooling`: "last" takes the last token's state after the final norm, "mean" the mean over all tokens; None does
+        what the model's files say, else "last". `normalize` makes its length 1. Otherwise as `score`.
         """
         check_embedding(pooling, normalize)
         encoded = self._checked(prompts)
-        pools = [Pool(len(ids), pooling) for ids in encoded]
+        pools = [Pool(len(ids), pooling or self.config.pooling or "last") for ids in encoded]
         params = [SamplingParams(max_tokens=0)] * len(encoded)
         self._compute(encoded, params, [pool.reader for pool in pools], progress, Terms(**terms))
         vectors = np.stack([pool.vector(normalize) for pool in pools])

@@ -58,10 +58,12 @@ def _model(checkpoint: Checkpoint) -> list[tuple[str, str]]:
             f"{_count(checkpoint.num_parameters)}, {100 * ternary / checkpoint.num_parameters:.1f}% ternary",
         ),
         ("layers", f"{config.num_layers} of hidden size {config.hidden_size}, inner size {config.intermediate_size}"),
-        ("attention", f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} for keys and values"),
+        ("attention", _attention(config)),
         ("vocabulary", f"{config.vocab_size} tokens"),
         ("context", f"{config.max_positions} tokens, {_rope(config)}"),
     ]
+    if config.pooling is not None:
+        lines.append(("embeddings", f"pooled by {'the mean' if config.pooling == 'mean' else 'the last token'}"))
     return [*lines, *(("note", note) for note in checkpoint.notes())]
 
 
@@ -69,8 +71,21 @@ def _family(config: ModelConfig) -> str:
     extras: list[str] = [config.activation]
     extras += ["sub-norms"] if config.sub_norms else []
     extras += ["a norm before every projection"] if config.linear_norm else []
+    extras += ["norms of heads"] if config.head_norms else []
+    extras += ["norms of what is added"] if config.post_norms else []
+    extras += [f"embeddings times {config.embed_scale:g}"] if config.embed_scale != 1 else []
     extras += ["tied head"] if config.tie_embeddings else []
     return f"{config.family} ({', '.join(extras)})"
+
+
+def _attention(config: ModelConfig) -> str:
+    text = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} for keys and values"
+    if config.attention_scale is not None:
+        text += f", scores times {config.attention_scale:g}"
+    if config.local is not None:
+        text += f", {len(config.local.layers)} layers see {config.local.window} tokens (rope base "
+        text += f"{config.local.rope_theta:g})"
+    return text
 
 
 def _rope(config: ModelConfig) -> str:

@@ -20,14 +20,17 @@ I2_S = 36
 NAMES = {
     "embed": "token_embd", "norm": "output_norm", "head": "output", "attn_norm": "attn_norm", "mlp_norm": "ffn_norm",
     "attn_sub_norm": "attn_sub_norm", "mlp_sub_norm": "ffn_sub_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v",
-    "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
+    "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm", "attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm",
 }  # fmt: skip
 
 
 def own_name(name: str) -> str:
     """The name in the file: "layers.3.q" is "blk.3.attn_q.weight"."""
-    parts = name.split(".")
-    return f"blk.{parts[1]}.{NAMES[parts[2]]}.weight" if len(parts) == 3 else f"{NAMES[name]}.weight"
+    if not name.startswith("layers."):
+        return f"{NAMES[name]}.weight"
+    _, layer, part, *norm = name.split(".")
+    return f"blk.{layer}.{NAMES[part]}{'_norm_in' if norm else ''}.weight"
 
 
 def codes_of(matrix: Ternary) -> NDArray[np.int8]:
@@ -67,11 +70,16 @@ def add_words(writer: gguf.GGUFWriter, folder: Path) -> None:
 
 
 def write_default(path: Path, projections: str = "TQ2_0", table: str = "BF16", arch: str = "bitnet-b1.58", **more: Any):
-    """The default model as a GGUF file: `projections` in "I2_S", "TQ1_0", "TQ2_0", "F16" or "F32", the table likewise.
+    """The default model as a GGUF file, see write_model."""
+    return write_model(path, find_model("default"), arch, projections, table, **more)
 
-    `more` are further metadata; `drop` and `change` name tensors to leave out and to replace.
+
+def write_model(path: Path, folder: Path, arch: str, projections: str, table: str, norms: str = "F32", **more: Any):
+    """The model of a folder: `projections` in "I2_S", "TQ1_0", "TQ2_0", "F16" or "F32", table and norms likewise.
+
+    `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
+    and to replace.
     """
-    folder = find_model("default")
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     drop, change = more.pop("drop", ()), more.pop("change", {})
@@ -82,17 +90,22 @@ def write_default(path: Path, projections: str = "TQ2_0", table: str = "BF16", a
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     add_words(writer, folder)
     for key, value in more.items():
-        writer.add_string(key, value)
+        key = f"{arch}.{key.replace('__', '.')}"
+        kind = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        kind(key, value)
     for name, shape in expected_shapes(config):
         if name in drop:
             continue
         values = checkpoint.vector(name) if len(shape) == 1 else checkpoint.matrix(name)
-        add_tensor(writer, own_name(name), change.get(name, values), table if name == "embed" else projections)
+        kind = table if name in ("embed", "head") else norms if len(shape) == 1 else projections
+        add_tensor(writer, own_name(name), change.get(name, values), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,9 +114,9 @@ def write_default(path: Path, projections: str = "TQ2_0", table: str = "BF16", a
 
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
-    """A vector as F32, a matrix in that type."""
+    """A vector as F16 or F32, a matrix in that type."""
     if isinstance(values, np.ndarray):
-        writer.add_tensor(name, np.ascontiguousarray(values))
+        writer.add_tensor(name, np.ascontiguousarray(values, np.float16 if kind == "F16" else None))
         return
     if isinstance(values, Ternary) and kind == "I2_S":
         # The library does not know the type: it writes the bytes under a name for rows of bytes, corrected below.

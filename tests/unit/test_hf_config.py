@@ -11,7 +11,6 @@ from bitnet_inference.errors import FormatError, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import RopeScaling
 from bitnet_inference.formats.hf_config import read_config
-from bitnet_inference.formats.hf_families import find_family
 from bitnet_inference.formats.hf_quantization import read_quantization
 from bitnet_inference.formats.json_files import Fields
 
@@ -23,7 +22,7 @@ ABSENT = object()
 def read(tmp_path, family="llama", **changes):
     config = folder(family, OFFLINE if family == "bitnet" else None).config | changes
     fields = Fields(tmp_path / "config.json", {key: value for key, value in config.items() if value is not ABSENT})
-    return read_config(fields, find_family(fields), read_quantization(fields))
+    return read_config(fields, read_quantization(fields))
 
 
 @pytest.mark.parametrize(

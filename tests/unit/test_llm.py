@@ -452,7 +452,7 @@ class TestNumbers:
             assert np.allclose(llm.embed(ids, pooling=pooling), expected / np.linalg.norm(expected), rtol=1e-6)
             many = llm.embed(["Hello", "The brave fox", ids], pooling=pooling, normalize=False)
             assert many.shape == (3, 3) and (many[1] == found).all() and (many[2] == found).all()
-        for options in ({"pooling": "max"}, {"pooling": None}, {"normalize": 1}):
+        for options in ({"pooling": "max"}, {"pooling": 1}, {"normalize": 1}):
             with pytest.raises(InvalidParams, match=next(iter(options))):
                 llm.embed("The", **options)
 

@@ -69,7 +69,8 @@ def gated(gate: Floats, up: Floats, activation: str) -> Floats:
     if activation == "gelu":
         wide = gate.astype(np.float64)  # 1 + tanh of what is far below 0 has no bits left in float32
         part = (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) / 2
-        return (wide * part).astype(np.float32) * up
+        narrow: Floats = (wide * part).astype(np.float32)
+        return np.multiply(narrow, up, dtype=np.float32)
     return np.multiply(gate / (np.float32(1) + np.exp(-gate)), up, dtype=np.float32)
 
 
@@ -79,9 +80,7 @@ def rotated(x: Floats, cosine: Floats, sine: Floats) -> Floats:
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
 
 
-def attention(
-    q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32], scale: float, window: int = 0
-) -> Floats:
+def attention(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32], scale: float, window: int = 0) -> Floats:
     """q: [T, H, D]; k, v: [P, KV, D] of positions 0..P-1; each query sees positions up to its own.
 
     With a window it sees the last so many of these.

@@ -1,9 +1,10 @@
-"""GGUF files of BitNet and Llama models: ternary in I2_S, TQ1_0, TQ2_0 or Q2_0, or dense (FORMATS 3)."""
+"""GGUF files of BitNet, Llama, Qwen3 and Gemma 3: ternary in I2_S, TQ1_0, TQ2_0 or Q2_0, or dense (FORMATS 3)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
 from bitnet_inference.formats.gguf_file import GgufTensor, read_gguf
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
@@ -25,7 +27,8 @@ _NAMES = {
     "embed": "token_embd", "norm": "output_norm", "head": "output",
     "attn_norm": "attn_norm", "mlp_norm": "ffn_norm", "attn_sub_norm": "attn_sub_norm", "mlp_sub_norm": "ffn_sub_norm",
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
-    "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
+    "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
+    "attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm",
 }  # fmt: skip
 _FLOATS = {ggml.F32: ("<f4", "float32"), ggml.F16: ("<f2", "float16"), ggml.BF16: ("<u2", "bfloat16")}
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
@@ -56,7 +59,13 @@ class GgufCheckpoint:
         if embed is None or len(embed.shape) != 2:
             raise FormatError(path, "token_embd.weight", f"the table of embeddings is missing: {_AGAIN}")
         tied = not self._kind.own_head or "output.weight" not in self._tensors
-        self.config = read_config(path, self.metadata, embed.shape[0], tied, self._rope_factors())
+        config = read_config(path, self.metadata, embed.shape[0], tied, self._rope_factors())
+        if tensor_name("layers.0.q.norm") in self._tensors:
+            config = replace(config, linear_norm=True, linear_norm_eps=config.norm_eps)
+        if self._kind.gemma:  # as transformers rounds it for such a table
+            dtype: FloatName = "bfloat16" if embed.type_id == ggml.BF16 else "float32"
+            config = replace(config, embed_scale=float(rounded(np.float32(math.sqrt(config.hidden_size)), dtype)))
+        self.config = config
         self._shapes = dict(expected_shapes(self.config))
         self._one_scale = cache(self._find_one_scale)
 
@@ -75,7 +84,7 @@ class GgufCheckpoint:
         tensor, part = self._tensors.get(tensor_name(name)), name.rpartition(".")[2]
         if tensor is None or part not in PROJECTIONS:
             return tensor is not None and part == "head" and tensor.type_id in _TERNARY_HEADS
-        return tensor.type_id in _TERNARY_TYPES or self._kind.name == "bitnet"
+        return tensor.type_id in _TERNARY_TYPES or self._kind.name == "bitnet" or self.config.linear_norm
 
     def group_size(self, name: str) -> int:
         """How many columns share a scale, 0 for one scale a matrix; reads the scales."""
@@ -241,8 +250,8 @@ def tensor_name(name: str, kind: str = "weight") -> str:
     """The tensor of a file that holds a canonical name."""
     if not name.startswith("layers."):
         return f"{_NAMES[name]}.{kind}"
-    _, layer, part = name.split(".")
-    return f"blk.{layer}.{_NAMES[part]}.{kind}"
+    _, layer, part, *norm = name.split(".")
+    return f"blk.{layer}.{_NAMES[part]}{'_norm_in' if norm else ''}.{kind}"
 
 
 def _as_ternary(name: str, tensor: GgufTensor) -> tuple[NDArray[np.int8], float]:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
+from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
 from bitnet_inference.formats.json_files import Fields, shown
 
 _MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
@@ -20,13 +20,15 @@ _LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 3
 @dataclass(frozen=True)
 class Architecture:
     """What a `general.architecture` means. `permuted`: rows of q and k stand in adjacent pairs; `own_head`: a head
-    that the file holds counts."""
+    that the file holds counts; `gemma`: norms behind attention and MLP, scaled embeddings, local layers."""
 
     name: str
-    activation: Literal["relu2", "silu"]
+    activation: Activation
     sub_norms: bool
     permuted: bool
     own_head: bool
+    head_norms: bool = False
+    gemma: bool = False
 
 
 ARCHITECTURES = {
@@ -34,7 +36,13 @@ ARCHITECTURES = {
     "bitnet-25": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
     "bitnet-b1.58": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
     "llama": Architecture("llama", "silu", sub_norms=False, permuted=True, own_head=True),
+    "qwen3": Architecture("qwen3", "silu", sub_norms=False, permuted=False, own_head=True, head_norms=True),
+    "gemma3": Architecture(
+        "gemma3", "gelu", sub_norms=False, permuted=False, own_head=True, head_norms=True, gemma=True
+    ),
 }
+_POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
+_GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads; files do not say so
 
 
 def read_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
@@ -67,15 +75,17 @@ def read_config(
     if not 1 <= vocab_size <= _MAX_VOCAB:
         raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, at most {_MAX_VOCAB} are read")
     num_heads, num_kv_heads, head_dim = _heads(fields)
+    num_layers, hidden_size = fields.size("block_count", _MAX_LAYERS), fields.size("embedding_length", _MAX_HIDDEN)
+    is_27b = kind.gemma and num_layers == _GEMMA_27B_LAYERS
     tokens = Fields(path, dict(metadata))
     bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     ends = (*eos_ids, *tokens.ids("tokenizer.ggml.eot_token_id"), *tokens.ids("tokenizer.ggml.eom_token_id"))
     return ModelConfig(
         family=kind.name,
         vocab_size=vocab_size,
-        hidden_size=fields.size("embedding_length", _MAX_HIDDEN),
+        hidden_size=hidden_size,
         intermediate_size=fields.size("feed_forward_length", _MAX_INTERMEDIATE),
-        num_layers=fields.size("block_count", _MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -86,9 +96,37 @@ def read_config(
         rope_scaling=_scaling(fields, rope_factors, head_dim),
         tie_embeddings=tied,
         sub_norms=kind.sub_norms,
+        post_norms=kind.gemma,
+        head_norms=kind.head_norms,
+        attention_scale=(hidden_size / num_heads) ** -0.5 if is_27b else None,
+        local=_local_layers(fields, num_layers) if kind.gemma else None,
+        pooling=_pooling(fields),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab_size),
     )
+
+
+def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
+    """All but every sixth layer, where the file names a window."""
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if fields.values.get(key):
+            raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported")
+    if not fields.values.get("attention.sliding_window"):
+        return None
+    period = fields.size("attention.sliding_window_pattern", _MAX_LAYERS, 6)
+    layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
+    window, theta = (
+        fields.size("attention.sliding_window", _MAX_POSITIONS),
+        fields.positive("rope.freq_base_swa", 10000.0),
+    )
+    return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
+
+
+def _pooling(fields: Fields) -> Pooling | None:
+    kind = fields.values.get("pooling_type", 0)
+    if type(kind) is not int or kind not in _POOLINGS:
+        raise Unsupported(f"{fields.path}: pooling_type {shown(kind)} is not supported: only 0, 1 (mean) and 3 (last)")
+    return _POOLINGS[kind]
 
 
 def _heads(fields: Fields) -> tuple[int, int, int]:

@@ -43,13 +43,13 @@ class HuggingFaceCheckpoint:
         self.generation, stops = _read_generation(path)
         self._family = find_family(self._fields)
         quantization = read_quantization(self._fields)
-        config = read_config(self._fields, self._family, quantization, stops)
+        config = read_config(self._fields, quantization, stops)
         self._files = open_tensors(path)
         names = find_names(self._files.tensors, self._family.renamed)
         self._quantization = _with_masters(quantization, self._family, names, config.norm_eps)
         if self._quantization is not None:
-            norms = {"linear_norm": self._quantization.norm, "linear_norm_eps": self._quantization.norm_eps}
-            config = replace(config, **norms)
+            eps = self._quantization.norm_eps
+            config = replace(config, linear_norm=self._quantization.norm, linear_norm_eps=eps)
         self._head_ignored = False
         self.config = replace(
             config,
@@ -160,9 +160,7 @@ class HuggingFaceCheckpoint:
         return f"ternary weights; weight_scale {meant}{default})"
 
 
-def _with_masters(
-    quantization: Quantization | None, family: Family, names: Names, eps: float
-) -> Quantization | None:
+def _with_masters(quantization: Quantization | None, family: Family, names: Names, eps: float) -> Quantization | None:
     """The quantisation, also where only the architecture or the norms of projections tell of it."""
     has_norms = names.norm == "norm"  # as the models of BitNet-embeddings
     if quantization is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, RopeScaling
-from bitnet_inference.formats.hf_families import Family
+from bitnet_inference.formats.hf_families import Family, find_family
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import Fields, shown
 
@@ -17,14 +17,13 @@ _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
 _ACTIVATIONS: dict[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
-def read_config(
-    fields: Fields, family: Family, quantization: Quantization | None, more_eos_ids: tuple[int, ...] = ()
-) -> ModelConfig:
+def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids: tuple[int, ...] = ()) -> ModelConfig:
     """The ModelConfig of a config.json; `more_eos_ids` come from generation_config.json.
 
-    Raises FormatError for values that contradict each other or cannot be, Unsupported for biases, activations and
-    rotary embeddings that the decoder does not have.
+    Raises FormatError for values that contradict each other or cannot be, Unsupported for other architectures and for
+    biases, activations and rotary embeddings that the decoder does not have.
     """
+    family = find_family(fields)
     _refuse_extras(fields, family)
     vocab_size = fields.size("vocab_size", _MAX_VOCAB)
     num_heads, num_kv_heads, head_dim = _heads(fields, family.head_dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -24,11 +24,14 @@ _IN_LAYER = {
 
 @dataclass(frozen=True)
 class Names:
-    """How the files of a folder name things: `prefix` stands before all but the head, `norm` are projections' norms."""
+    """How the files of a folder name things: `prefix` stands before all but the head, `norm` are projections' norms.
 
-    in_layer: Mapping[str, str]
+    `renamed`: modules of a layer by canonical name, where they are called otherwise than in most families.
+    """
+
     prefix: str = "model."
     norm: str = "rms_norm"
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def module(self, name: str) -> str:
         """The module that owns a canonical name: "layers.3.q" -> "model.layers.3.self_attn.q_proj"."""
@@ -37,15 +40,15 @@ class Names:
         if "." not in name:
             return self.prefix + {"embed": "embed_tokens"}.get(name, name)
         _, layer, part, *norm = name.split(".")
-        module = f"{self.prefix}layers.{layer}.{self.in_layer[part]}"
+        module = f"{self.prefix}layers.{layer}.{self.renamed.get(part) or _IN_LAYER[part]}"
         return f"{module}.{self.norm}" if norm else module
 
 
 def find_names(tensors: Collection[str], renamed: Mapping[str, str]) -> Names:
     """The names that the files use: those of a bare model have no "model." in front."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
-    names = Names({**_IN_LAYER, **renamed}, prefix, "norm")
-    return names if f"{names.module('layers.0.q.norm')}.weight" in tensors else Names(names.in_layer, prefix)
+    names = Names(prefix, "norm", renamed)
+    return names if f"{names.module('layers.0.q.norm')}.weight" in tensors else replace(names, norm="rms_norm")
 
 
 def is_tolerated(tensor: str) -> bool:

@@ -144,7 +144,7 @@ class Recorder:
 
     def rope(self, x: Value, local: bool) -> Value:
         """See Ops."""
-        return self._record("rope", x.width, (x,), **({"local": True} if local else {}))
+        return self._record("rope", x.width, (x,), (), **({"local": True} if local else {}))
 
     def attend(self, q: Value, k: Value, v: Value, layer: int) -> Value:
         """See Ops."""

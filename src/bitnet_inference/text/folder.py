@@ -53,8 +53,8 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
         path=folder,
         tokenizer_json=vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json"),
         named={**(vocabulary.named if vocabulary else {}), **named},
-        add_bos=bool(config.get("add_bos_token")) if explicit else vocabulary and vocabulary.add_bos,
-        add_eos=bool(config.get("add_eos_token")) if explicit else vocabulary and vocabulary.add_eos,
+        add_bos=bool(config.get("add_bos_token")) if explicit else vocabulary.add_bos if vocabulary else None,
+        add_eos=bool(config.get("add_eos_token")) if explicit else vocabulary.add_eos if vocabulary else None,
         templates=_config_templates(config_file, config) | _template_files(folder),
         generation=read_json(folder / "generation_config.json"),
     )

@@ -1,6 +1,6 @@
 """SentencePiece's tokenizer.model, as Llama 2 has it, turned into what the files of a folder would say.
 
-The file is a protobuf message: pieces with a score and a type, then how the model was trained and how texts are cleaned.
+The file is a protobuf message: pieces with a score and a type, how the model was trained, how texts are cleaned.
 """
 
 from __future__ import annotations

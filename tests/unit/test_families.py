@@ -1,0 +1,176 @@
+"""Qwen3, Gemma 3, BitNet-embeddings and 1bitLLM: what their files say of them, and the same bits from GGUF files.
+
+What the models compute is compared with Transformers in tests/backends/test_golden.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_samples import write_model
+
+from bitnet_inference import LLM
+from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import LocalLayers, expected_shapes
+from bitnet_inference.formats.safetensors_files import open_tensors
+from bitnet_inference.summary import summarize
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+IDS = list(range(3, 60))
+ABSENT = object()
+
+
+def changed(tmp_path: Path, name: str, **changes) -> Path:
+    """A golden folder with other values in its config.json."""
+    folder = shutil.copytree(GOLDEN / name, tmp_path / name)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not ABSENT}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def logits(path: Path) -> np.ndarray:
+    with LLM.load(path, device="cpu", threads=1) as llm:
+        return llm.logits(IDS)
+
+
+def test_old_bitnet_models_are_ternary_although_nothing_says_so():
+    checkpoint = open_checkpoint(GOLDEN / "bitnet-1bitllm")
+    config = checkpoint.config
+    assert (config.family, config.activation, config.sub_norms, config.tie_embeddings) == ("bitnet", "silu", True, True)
+    assert checkpoint.is_ternary("layers.1.down") and not checkpoint.is_ternary("embed")
+    assert checkpoint.check() == []
+
+
+def test_an_old_bitnet_model_without_a_head_is_tied(tmp_path):
+    assert open_checkpoint(changed(tmp_path, "bitnet-1bitllm", tie_word_embeddings=False)).config.tie_embeddings
+
+
+def test_activations_of_other_widths_are_refused(tmp_path):
+    with pytest.raises(Unsupported, match="input_bits"):
+        open_checkpoint(changed(tmp_path, "bitnet-1bitllm", input_bits=4))
+
+
+def test_norms_of_gemma_are_one_plus_what_is_stored_but_for_those_of_projections():
+    folder = GOLDEN / "gemma3-embedding"
+    checkpoint, tensors = open_checkpoint(folder), open_tensors(folder).tensors
+    found = {"norm": "norm", "layers.1.mlp_norm": "layers.1.pre_feedforward_layernorm",
+             "layers.1.attn_post_norm": "layers.1.post_attention_layernorm",
+             "layers.2.k_norm": "layers.2.self_attn.k_norm"}  # fmt: skip
+    for name, module in found.items():
+        stored = (tensors[f"{module}.weight"].array().astype(np.uint32) << 16).view(np.float32)
+        assert np.array_equal(checkpoint.vector(name), stored + np.float32(1))
+    stored = (tensors["layers.0.mlp.up_proj.norm.weight"].array().astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(checkpoint.vector("layers.0.up.norm"), stored)
+
+
+def test_what_a_gemma_config_says(tmp_path):
+    config = open_checkpoint(GOLDEN / "gemma3-bf16").config
+    assert config.local == LocalLayers(layers=(0, 2), window=6, rope_theta=10000.0)
+    assert (config.rope_theta, config.attention_scale, config.activation) == (1e6, 20**-0.5, "gelu")
+    assert config.embed_scale == 6.3125  # the root of 40, in bfloat16
+    old = dict.fromkeys(("layer_types", "rope_parameters", "query_pre_attn_scalar"), ABSENT)
+    old |= {"sliding_window_pattern": 3}
+    config = open_checkpoint(changed(tmp_path, "gemma3-bf16", **old, rope_local_base_freq=500.0)).config
+    assert config.local == LocalLayers(layers=(0, 1), window=6, rope_theta=500.0)
+    assert config.attention_scale == 1 / 16
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"final_logit_softcapping": 30.0},
+        {"attn_logit_softcapping": 50.0},
+        {"use_bidirectional_attention": True},
+        {"hidden_activation": "gelu"},
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
+        {"rope_parameters": {"sliding_attention": {}}},
+    ],
+)
+def test_what_is_not_done_of_gemma(tmp_path, changes):
+    with pytest.raises(Unsupported) as caught:
+        open_checkpoint(changed(tmp_path, "gemma3-bf16", **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("types", [["full_attention"] * 2, ["sliding_attention", "full_attention", "chunked"]])
+def test_kinds_of_layers_that_are_not_those_of_the_model(tmp_path, types):
+    with pytest.raises(FormatError, match="layer_types"):
+        open_checkpoint(changed(tmp_path, "gemma3-bf16", layer_types=types))
+
+
+@pytest.mark.parametrize("name", ["qwen3-embedding", "gemma3-embedding"])
+def test_embedding_models_pool_as_their_folder_says(tmp_path, name):
+    folder = changed(tmp_path, name)
+    assert open_checkpoint(folder).config.pooling == "mean"  # what they are known to do
+    (folder / "1_Pooling").mkdir()
+    modes = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True, "word_embedding_dimension": 48}
+    for said, pooling in ((modes, "last"), ({"pooling_mode": "mean"}, "mean")):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
+        with LLM.load(folder, threads=1) as llm:
+            assert llm.config.pooling == pooling
+            assert np.array_equal(llm.embed([1, 2, 3]), llm.embed([1, 2, 3], pooling=pooling))
+            other = "mean" if pooling == "last" else "last"
+            assert not np.array_equal(llm.embed([1, 2, 3]), llm.embed([1, 2, 3], pooling=other))
+    for said in ({"pooling_mode_cls_token": True}, {}, {"pooling_mode": "max"}, modes | {"pooling_mode": "mean"}):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
+        with pytest.raises(Unsupported, match="pooling"):
+            open_checkpoint(folder)
+
+
+def test_inspect_shows_what_is_special():
+    lines = dict(summarize(GOLDEN / "gemma3-embedding").groups["model"])
+    for words in ("gelu", "norms of heads", "a norm before every projection", "embeddings times 6.3125"):
+        assert words in lines["family"]
+    assert "2 layers see 16 tokens (rope base 10000)" in lines["attention"]
+    assert lines["embeddings"] == "pooled by the mean"
+
+
+WINDOW = {"attention__sliding_window": 6, "attention__sliding_window_pattern": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "projections", "more"),
+    [
+        ("qwen3-bitlinear", "qwen3", "I2_S", {}),
+        ("qwen3-bf16", "qwen3", "BF16", {}),
+        ("qwen3-embedding", "qwen3", "I2_S", {"pooling_type": 1}),
+        ("gemma3-bf16", "gemma3", "BF16", WINDOW),
+        ("gemma3-embedding", "gemma3", "F32", WINDOW | {"attention__sliding_window": 16, "pooling_type": 3}),
+    ],
+)
+def test_a_gguf_file_gives_the_same_bits_as_the_folder(tmp_path, name, arch, projections, more):
+    folder = changed(tmp_path, name, query_pre_attn_scalar=24)  # a GGUF file says nothing of it: head_dim it is
+    write_model(tmp_path / "f.gguf", folder, arch, projections, "BF16", **more)
+    checkpoint, other = open_checkpoint(tmp_path / "f.gguf"), open_checkpoint(folder)
+    assert checkpoint.check() == []
+    assert checkpoint.config.local == other.config.local
+    assert checkpoint.config.pooling == {1: "mean", 3: "last"}.get(more.get("pooling_type", 0))
+    names = [name for name, shape in expected_shapes(other.config) if len(shape) == 2]
+    assert [*map(checkpoint.is_ternary, names)] == [*map(other.is_ternary, names)]
+    assert logits(tmp_path / "f.gguf").tobytes() == logits(folder).tobytes()
+
+
+def test_norms_in_f16_are_read(tmp_path):
+    write_model(tmp_path / "f.gguf", GOLDEN / "qwen3-embedding", "qwen3", "F16", "F16", norms="F16", pooling_type=1)
+    checkpoint, other = open_checkpoint(tmp_path / "f.gguf"), open_checkpoint(GOLDEN / "qwen3-embedding")
+    for name in ("norm", "layers.0.q_norm", "layers.1.o.norm"):
+        assert np.allclose(checkpoint.vector(name), other.vector(name), rtol=1e-3)
+
+
+@pytest.mark.parametrize("more", [{"pooling_type": 2}, {"final_logit_softcapping": 30.0}])
+def test_what_is_not_done_of_a_gguf_file(tmp_path, more):
+    write_model(tmp_path / "f.gguf", GOLDEN / "gemma3-bf16", "gemma3", "BF16", "BF16", **more)
+    with pytest.raises(Unsupported, match=next(iter(more))):
+        open_checkpoint(tmp_path / "f.gguf")
+
+
+def test_a_gemma_file_without_a_window_has_no_local_layers(tmp_path):
+    write_model(tmp_path / "f.gguf", GOLDEN / "gemma3-bf16", "gemma3", "BF16", "BF16")
+    assert open_checkpoint(tmp_path / "f.gguf").config.local is None
