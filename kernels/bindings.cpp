@@ -116,7 +116,8 @@ struct Plan {
         int64_t parts = 1;
         if (norm) {
             const int64_t width = std::get<4>(x), normed = int64_t(norm->shape(0));
-            require(normed >= 1 && width % normed == 0, "the norm has another width than its rows, or than parts of them");
+            require(normed >= 1 && width % normed == 0,
+                    "the norm has another width than its rows, or than parts of them");
             parts = width / normed;
             require_aligned(*norm);
             kept.push_back(nb::cast(*norm));

@@ -13,7 +13,8 @@
 namespace bitnet {
 
 enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };  // i8 in caches only
-enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3 };  // gelu: the tanh form
+// gelu by its tanh form
+enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3 };
 
 // U2 layout (ternary.py): groups of 32 rows, steps of 16 columns, 128 bytes a step.
 constexpr int kGroupRows = 32;
