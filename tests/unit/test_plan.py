@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
+from bitnet_inference.formats.checkpoint import LocalLayers, ModelConfig, expected_shapes
 from bitnet_inference.model.buffers import num_floats, plan_buffers
 from bitnet_inference.model.fusion import fuse
 from bitnet_inference.model.loader import record
@@ -63,6 +63,24 @@ def test_without_sub_norms_the_rows_are_quantised_as_they_are() -> None:
 def test_a_norm_for_each_projection_is_quantised_for_each() -> None:
     names = verbs(fused(NORMED))
     assert names[:7] == ["norm", *["norm+quantize", "ternary"] * 3]
+
+
+def test_a_norm_of_what_was_normed_is_a_step_of_its_own() -> None:
+    both = dataclasses.replace(NORMED, sub_norms=True)
+    assert verbs(fused(both))[9:12] == ["norm", "norm+quantize", "ternary+add"]
+
+
+def test_gemma_norms_heads_and_what_is_added_and_turns_local_layers_by_other_angles() -> None:
+    local = LocalLayers(layers=(1,), window=8, rope_theta=100.0)
+    gemma = dataclasses.replace(LLAMA, head_norms=True, post_norms=True, embed_scale=2.0, local=local)
+    plan = fused(gemma)
+    assert [step.verb for step in plan.steps[:3]] == ["rotations", "rotations", "embed"]
+    assert [step.attributes.get("local", False) for step in plan.steps[:2]] == [False, True]
+    a_layer = ["norm+quantize", "ternary", "norm", "norm", "rope+write", "attend", "quantize", "ternary", "norm", "add",
+               "norm+quantize", "ternary", "gate+quantize", "ternary", "norm", "add"]  # fmt: skip
+    assert [step.verb for step in plan.steps[3:]] == a_layer * 2
+    turns = [step.inputs[3] for step in plan.steps if step.verb == "rope+write"]
+    assert turns == [step.output for step in plan.steps[:2]]
 
 
 def test_a_dense_model_has_no_codes() -> None:
