@@ -48,7 +48,8 @@ def test_old_bitnet_models_are_ternary_although_nothing_says_so():
 
 
 def test_an_old_bitnet_model_without_a_head_is_tied(tmp_path):
-    assert open_checkpoint(changed(tmp_path, "bitnet-1bitllm", tie_word_embeddings=False)).config.tie_embeddings
+    config = open_checkpoint(changed(tmp_path, "bitnet-1bitllm", tie_word_embeddings=False, hidden_act=ABSENT)).config
+    assert config.tie_embeddings and config.activation == "silu"
 
 
 def test_activations_of_other_widths_are_refused(tmp_path):

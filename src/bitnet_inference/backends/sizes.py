@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
 from bitnet_inference.config import EngineConfig
@@ -18,18 +19,21 @@ def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_token
 
 
 def _ternary_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    return _num_ternary(checkpoint) // (5 if config.ternary_format == "t5" else 4)
+    """Groups of 32 rows, and steps of 16 columns or blocks of 80, are whole."""
+    a_byte, columns = (5, 80) if config.ternary_format == "t5" else (4, 16)
+    padded = (-(-shape[0] // 32) * 32 * -(-shape[1] // columns) * columns for shape in _ternary_shapes(checkpoint))
+    return sum(padded) // a_byte
 
 
-def _num_ternary(checkpoint: Checkpoint) -> int:
+def _ternary_shapes(checkpoint: Checkpoint) -> Iterator[tuple[int, ...]]:
     shapes = expected_shapes(checkpoint.config)
-    return sum(math.prod(shape) for name, shape in shapes if len(shape) == 2 and checkpoint.is_ternary(name))
+    return (shape for name, shape in shapes if len(shape) == 2 and checkpoint.is_ternary(name))
 
 
 def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Floats are kept as wide as in the file; a large head has a screen beside it, a rounded one stands for it."""
     width = 4 if checkpoint.num_bytes > 3 * checkpoint.num_parameters else 2
-    dense = width * (checkpoint.num_parameters - _num_ternary(checkpoint))
+    dense = width * (checkpoint.num_parameters - sum(map(math.prod, _ternary_shapes(checkpoint))))
     if checkpoint.is_ternary("embed" if checkpoint.config.tie_embeddings else "head"):
         return dense
     head = checkpoint.config.vocab_size * checkpoint.config.hidden_size

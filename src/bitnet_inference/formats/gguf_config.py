@@ -115,10 +115,8 @@ def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
         return None
     period = fields.size("attention.sliding_window_pattern", _MAX_LAYERS, 6)
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
-    window, theta = (
-        fields.size("attention.sliding_window", _MAX_POSITIONS),
-        fields.positive("rope.freq_base_swa", 10000.0),
-    )
+    window = fields.size("attention.sliding_window", _MAX_POSITIONS)
+    theta = fields.positive("rope.freq_base_swa", 10000.0)
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
 
 
