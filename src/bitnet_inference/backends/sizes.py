@@ -43,7 +43,10 @@ def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def _bytes_a_token(sizes: ModelConfig, config: EngineConfig) -> int:
-    numbers = 2 * sizes.num_layers * sizes.num_kv_heads
-    width = 4 if config.device == "reference" else {"bfloat16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
+    heads = sizes.num_layers * sizes.num_kv_heads
+    if config.device == "reference":
+        return heads * 2 * sizes.head_dim * 4
+    width = {"bfloat16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
     scale = 4 if config.cache_dtype == "int8" else 0
-    return numbers * (sizes.head_dim * width + scale)
+    value_dim = -(-sizes.head_dim // 16) * 16
+    return heads * ((sizes.head_dim + value_dim) * width + 2 * scale)
