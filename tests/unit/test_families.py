@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_samples import write_model
+from gguf_samples import codes_of, write_model
 
 from bitnet_inference import LLM
 from bitnet_inference.errors import FormatError, Unsupported
@@ -175,3 +175,16 @@ def test_what_is_not_done_of_a_gguf_file(tmp_path, more):
 def test_a_gemma_file_without_a_window_has_no_local_layers(tmp_path):
     write_model(tmp_path / "f.gguf", GOLDEN / "gemma3-bf16", "gemma3", "BF16", "BF16")
     assert open_checkpoint(tmp_path / "f.gguf").config.local is None
+
+
+def test_qwen_with_a_scale_for_every_64_weights(tmp_path):
+    other = write_model(tmp_path / "f.gguf", GOLDEN / "qwen3-bitlinear", "qwen3", "Q2_0", "BF16")  # but for down
+    checkpoint = open_checkpoint(tmp_path / "f.gguf")
+    matrix = checkpoint.matrix("layers.1.o")
+    assert (checkpoint.group_size("layers.1.o"), checkpoint.group_size("layers.1.down")) == (64, 0)
+    assert np.array_equal(codes_of(matrix), codes_of(other.matrix("layers.1.o")))
+    assert np.array_equal(matrix.scale, ((np.arange(128) % 3 + 1) / 64).reshape(64, 2))
+    with LLM.load(tmp_path / "f.gguf", device="reference", cache_dtype="float32") as llm:
+        expected = llm.logits(IDS)
+    with LLM.load(tmp_path / "f.gguf", device="cpu", cache_dtype="float32", threads=1) as llm:
+        assert np.square(llm.logits(IDS) - expected).mean() < 0.03**2 * np.square(expected).mean()
