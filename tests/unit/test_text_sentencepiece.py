@@ -82,8 +82,18 @@ def test_what_is_not_done(tmp_path, changes):
 def test_a_broken_file_is_named(tmp_path):
     whole = model()
     scores = [float("nan")] * len(SAMPLES["prefix"]["tokens"])
+    too_many = message([(1, b"")]) * ((1 << 19) + 1)
     not_utf8, not_messages = b"\x0a\x03\x0a\x01\xff", b"\x08\x01"
-    for data in (b"", whole[:-1], b"\x0b" + whole, b"\x80" * 11, not_messages, model(scores=scores), not_utf8):
+    for data in (
+        b"",
+        whole[:-1],
+        b"\x0b" + whole,
+        b"\x80" * 11,
+        not_messages,
+        model(scores=scores),
+        not_utf8,
+        too_many,
+    ):
         with pytest.raises(FormatError, match=r"tokenizer\.model"):
             Tokenizer.from_folder(folder(tmp_path, data))
 

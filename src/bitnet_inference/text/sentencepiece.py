@@ -9,6 +9,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bitnet_inference.text.folder import TextFiles, read_bytes, read_text_files
 from bitnet_inference.text.vocab import text_files
 
 _FILE = "tokenizer.model"
-_MAX_BYTES = 16 << 20  # Gemma's, with 262,144 pieces, has 4.7 MB
+_MAX_BYTES, _MAX_PIECES = 8 << 20, 1 << 19  # Gemma's, with 262,144 pieces, has 4.7 MB
 _BPE = 2  # of trainer_spec.model_type
 _AGAIN = "download the file again"
 _OTHERWISE = "put the tokenizer.json of the model beside it"
@@ -44,9 +45,10 @@ def read_sentencepiece_files(path: str | Path) -> TextFiles:
 
 def _metadata(file: Path, data: bytes) -> dict[str, Any]:
     """The tokenizer as a GGUF file would have it."""
-    pieces = [_message(value) for field, value in _fields(data) if field == 1]
-    if not pieces:
-        raise ValueError("there are no pieces")
+    found = (_message(value) for field, value in _fields(data) if field == 1)
+    pieces = list(islice(found, _MAX_PIECES + 1))
+    if not 0 < len(pieces) <= _MAX_PIECES:
+        raise ValueError(f"there are no pieces, or more than {_MAX_PIECES}")
     tokens = [str(piece.get(1, b""), "utf-8") for piece in pieces]
     model = _message(data)
     trainer, cleaning = _message(model.get(2, b"")), _message(model.get(3, b""))
