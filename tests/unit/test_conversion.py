@@ -215,6 +215,8 @@ def test_the_keys_of_a_model():
     "more, message",
     [
         ({"linear_norm": True}, "a norm before every projection"),
+        ({"head_norms": True}, "are read only"),
+        ({"embed_scale": 2.0}, "are read only"),
         ({"activation": "relu2"}, "no architecture of GGUF has relu2"),
         ({"sub_norms": True, "tie_embeddings": False}, "embeddings for its head"),
         ({"sub_norms": True, "tie_embeddings": True, "vocab_size": 128256}, "would be read as relu2"),
@@ -224,6 +226,11 @@ def test_models_that_have_no_place_in_a_gguf_file(more, message):
     with pytest.raises(Unsupported, match=message):
         architecture_of(Path("x"), config(**more))
     assert architecture_of(Path("x"), config(sub_norms=True, tie_embeddings=True)) == "bitnet"
+
+
+def test_how_to_pool_is_written():
+    assert describe(Path("x"), config(pooling="last"))["llama.pooling_type"] == 3
+    assert "llama.pooling_type" not in describe(Path("x"), config())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ def architecture_of(path: Path, config: ModelConfig) -> str:
     if name is None or config.linear_norm:
         extra = "a norm before every projection" if config.linear_norm else f"{config.activation}, sub-norms or none"
         raise Unsupported(f"{path}: no architecture of GGUF has {extra}: it stays in its own format")
+    is_plain = config.embed_scale == 1 and config.attention_scale is None and config.local is None
+    if config.head_norms or config.post_norms or not is_plain:
+        raise Unsupported(f"{path}: GGUF files of the family {config.family} are read only: it stays in its own format")
     if not config.tie_embeddings and not ARCHITECTURES[name].own_head:
         why = f'the architecture "{name}" takes the embeddings for its head, the model has another one'
         raise Unsupported(f"{path}: {why}: it stays in its own format")
@@ -48,6 +51,8 @@ def describe(path: Path, config: ModelConfig) -> dict[str, Any]:
     }
     if config.head_dim * config.num_heads != config.hidden_size:
         sizes |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    if config.pooling is not None:
+        sizes["pooling_type"] = {"mean": 1, "last": 3}[config.pooling]
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
         sizes |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope_scaling.factor)}
     for key, value in sizes.items():
