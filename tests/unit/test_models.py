@@ -204,9 +204,10 @@ class TestThreads:
         models = loads.models = models_of(None, progress=loads)
         with models.use(A) as llm, ThreadPoolExecutor(3) as threads:
             stream = llm.stream([5], ENDLESS)
-            loads.is_time = lambda models: not models._is_open
+            has_begun = threading.Event()
+            loads.is_time = lambda models: has_begun.set() or not models._is_open
             waiting = [threads.submit(models.preload, path) for path in (B, C)]
-            while not have_users(3)(models):
+            while not (have_users(3)(models) and has_begun.is_set()):  # one loads, one waits
                 pass
             models.close()
             assert [type(future.exception()) for future in waiting] == [Stopped, Stopped]
