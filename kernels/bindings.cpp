@@ -10,46 +10,20 @@
 #include <new>
 #include <stdexcept>
 
+#include "bind_arrays.h"
+#include "bind_heads.h"
 #include "bind_machine.h"
 #include "bind_sampling.h"
 #include "executor.h"
 #include "float_mode.h"
-#include "quantised_head.h"
-#include "screen.h"
 
 namespace nb = nanobind;
 using namespace bitnet;
 
 namespace {
 
-template <class T>
-using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-using Array1i = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Array2i = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Array1f = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Seconds = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowsTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
 using CodesTuple = std::tuple<int64_t, int64_t>;
-
-void require(bool ok, const char* why) {
-    if (!ok) throw std::invalid_argument(why);
-}
-
-template <class A>
-void require_aligned(const A& array) {
-    const size_t item = array.itemsize() ? array.itemsize() : 1;
-    require(reinterpret_cast<uintptr_t>(array.data()) % item == 0, "an array lies at an address for no number");
-}
-
-Dtype dtype_of(const std::string& name) {
-    if (name == "float32") return Dtype::f32;
-    if (name == "float16") return Dtype::f16;
-    require(name == "bfloat16", "a dtype is float32, float16 or bfloat16");
-    return Dtype::bf16;
-}
 
 Rows rows_of(const RowsTuple& t) {
     auto [base, offset, stride, column, width] = t;
@@ -59,33 +33,17 @@ Rows rows_of(const RowsTuple& t) {
 
 Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t)}; }
 
-// A dense matrix that views an array; float16 and bfloat16 come as uint16.
-struct Dense {
-    nb::object owner;
-    DenseWeight weight;
-    Dense(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> array, const std::string& dtype)
-        : owner(nb::cast(array)),
-          weight{array.data(), dtype_of(dtype), int64_t(array.shape(0)), int64_t(array.shape(1))} {
-        require(array.itemsize() == (weight.dtype == Dtype::f32 ? 4u : 2u),
-                "the array has another item size than dtype");
-        require(array.dtype() == nb::dtype<float>() || array.dtype() == nb::dtype<uint16_t>() ||
-                    (weight.dtype == Dtype::f16 && array.dtype().code == uint8_t(nb::dlpack::dtype_code::Float)),
-                "a dense matrix is an array of float32, or of 16-bit floats as uint16");
-        require_aligned(array);
-        require(weight.columns >= 1 && weight.columns <= kMaxColumns, "a dense matrix has 1 to 262144 columns");
-        require(weight.rows >= 1 && weight.rows < int64_t(1) << 31, "a dense matrix has 1 to 2^31 - 1 rows");
-    }
-};
-
 // Checks what all ways to pack have in common; returns the layout.
 Layout layout_of(const TernaryWeight& self, int part, const Bytes& data, const std::string& layout) {
     require(part >= 0 && part < self.num_parts(), "there is no such part");
-    require(layout == "codes" || layout == "quarters", "a layout is codes or quarters");
-    const bool codes = layout == "codes";
-    const int64_t rows = self.part_rows(part);
-    require(int64_t(data.shape(0)) == (codes ? rows : (rows + 3) / 4) && int64_t(data.shape(1)) == self.columns(),
-            "the packed array has the wrong shape");
-    return codes ? Layout::codes : Layout::quarters;
+    const int64_t rows = self.part_rows(part), columns = self.columns(), groups = (rows + kGroupRows - 1) / kGroupRows;
+    const auto is = [&](int64_t height, int64_t width) {
+        require(int64_t(data.shape(0)) == height && int64_t(data.shape(1)) == width, "the array has the wrong shape");
+    };
+    if (layout == "codes") return is(rows, columns), Layout::codes;
+    if (layout == "quarters") return is((rows + 3) / 4, columns), Layout::quarters;
+    require(layout == "u2", "a layout is codes, quarters or u2");
+    return is(groups, (columns + kStepColumns - 1) / kStepColumns * kStepBytes), Layout::u2;
 }
 
 void pack(TernaryWeight& self, int part, Bytes data, const std::string& name, float scale) {
@@ -227,58 +185,6 @@ void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, 
              output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
 }
 
-template <class T>
-nb::ndarray<nb::numpy, T> new_matrix(size_t rows, size_t columns) {
-    if (columns && rows > size_t(std::numeric_limits<int64_t>::max()) / sizeof(T) / columns) throw std::bad_alloc();
-    T* data = new T[rows * columns];
-    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-    const size_t shape[2] = {rows, columns};
-    return nb::ndarray<nb::numpy, T>(data, 2, shape, owner);
-}
-
-struct BoundScreen {
-    nb::object head;
-    std::unique_ptr<Screen> screen;
-    BoundScreen(nb::object head_, Executor& executor) : head(head_) {
-        const DenseWeight weight = nb::cast<Dense&>(head).weight;
-        const nb::gil_scoped_release release;
-        screen = std::make_unique<Screen>(weight, executor);
-    }
-    nb::tuple top(Executor& executor, Floats x, int64_t k) {
-        require(int64_t(x.shape(1)) == nb::cast<Dense&>(head).weight.columns, "x has another width than the head");
-        require(k >= 1 && k <= nb::cast<Dense&>(head).weight.rows, "k lies outside 1 .. the number of rows");
-        require_aligned(x);
-        auto ids = new_matrix<int32_t>(x.shape(0), size_t(k));
-        auto logits = new_matrix<float>(x.shape(0), size_t(k));
-        int64_t computed;
-        {
-            const nb::gil_scoped_release release;
-            const FloatMode mode;
-            computed = screen->top(executor, x.data(), int64_t(x.shape(0)), k, ids.data(), logits.data());
-        }
-        return nb::make_tuple(ids, logits, computed);
-    }
-};
-
-// The scores of a head in fewer bits; the head itself is not needed once this is made.
-struct BoundHead {
-    std::unique_ptr<QuantisedHead> head;
-    BoundHead(const Dense& dense, int bits, Executor& executor) {
-        require(bits == 6 || bits == 8, "a quantised head has 6 or 8 bits");
-        const nb::gil_scoped_release release;
-        head = std::make_unique<QuantisedHead>(dense.weight, bits, executor);
-    }
-    void scores(Executor& executor, Floats x, FloatsOut out) const {
-        require(int64_t(x.shape(1)) == head->columns(), "x has another width than the head");
-        require(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == head->rows(), "out is [inputs, rows]");
-        require_aligned(x);
-        require_aligned(out);
-        const nb::gil_scoped_release release;
-        const FloatMode mode;
-        head->scores(executor, x.data(), int64_t(x.shape(0)), out.data());
-    }
-};
-
 std::vector<std::string> isas() {
     int count;
     const Kernels* const* list = available_kernels(&count);
@@ -365,16 +271,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none().noconvert(), nb::arg("input").none().noconvert(),
              nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none());
-    nb::class_<BoundScreen>(m, "Screen")
-        .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
-        .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
-        .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
-    nb::class_<BoundHead>(m, "QuantisedHead")
-        .def(nb::init<const Dense&, int, Executor&>(), nb::arg("head"), nb::arg("bits"), nb::arg("executor"))
-        .def("scores", &BoundHead::scores, nb::arg("executor"), nb::arg("x").noconvert(), nb::arg("out").noconvert())
-        .def_prop_ro("num_bytes", [](const BoundHead& h) { return h.head->bytes(); });
+    bind_heads(m);
     m.attr("BLOCK_TOKENS") = kBlockTokens;
-    m.attr("MAX_HEAD_COLUMNS") = kMaxHeadColumns;
     bind_machine(m);
     bind_sampling(m);
 }

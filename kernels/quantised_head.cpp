@@ -104,21 +104,43 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     input.size_factor = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
 }
 
-QuantisedHead::QuantisedHead(const DenseWeight& head, int bits, Executor& executor)
-    : rows_(head.rows),
-      columns_(head.columns),
-      steps_((head.columns + kStepColumns - 1) / kStepColumns),
-      tiles_((head.rows + kHeadRows - 1) / kHeadRows) {
+QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, int bits)
+    : rows_(rows),
+      columns_(columns),
+      steps_((columns + kStepColumns - 1) / kStepColumns),
+      tiles_((rows + kHeadRows - 1) / kHeadRows) {
     if (columns_ > kMaxHeadColumns) throw std::invalid_argument("a quantised head has at most 32768 columns");
     weights6_ = Memory(tiles_ * steps_ * kHeadBytes6);
     if (bits == 8) weights2_ = Memory(tiles_ * steps_ * kHeadBytes2);
     for (auto* each : {&half_scales_, &errors6.error, &errors6.size, &errors8.error, &errors8.size})
         each->resize(size_t(tiles_ * kHeadRows));
+}
+
+QuantisedHead::QuantisedHead(const DenseWeight& head, int bits, Executor& executor)
+    : QuantisedHead(head.rows, head.columns, bits) {
     executor.each(head.rows, 8 * head.columns, 64, [&](int64_t first, int64_t last, int) {
         std::vector<float> w(size_t(steps_ * kStepColumns));
         std::vector<uint8_t> codes(w.size());
         for (int64_t row = first; row < last; row++) quantise_row(head, row, w, codes);
     });
+}
+
+QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, const Parts& parts) : QuantisedHead(rows, columns, 8) {
+    std::memcpy(weights6_.data(), parts.high, size_t(weights6_.bytes()));
+    std::memcpy(weights2_.data(), parts.low, size_t(weights2_.bytes()));
+    const float* in = parts.numbers;
+    for (auto* each : {&half_scales_, &errors6.error, &errors6.size, &errors8.error, &errors8.size})
+        for (float& number : *each) {
+            number = *in++;
+            // Then no row's upper end is below its lower one, so that k rows are always kept.
+            if (!(number >= 0) || (each == &half_scales_ && !std::isfinite(number)))
+                throw std::invalid_argument("a scale or a bound of the screen is negative or no number");
+        }
+}
+
+void QuantisedHead::copy_numbers(float* out) const {
+    for (const auto* each : {&half_scales_, &errors6.error, &errors6.size, &errors8.error, &errors8.size})
+        out = std::copy(each->begin(), each->end(), out);
 }
 
 // `lost` and `kept` are the norms of what the codes leave out and of what they say. The first is a float32 sum of at

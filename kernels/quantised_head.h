@@ -57,8 +57,22 @@ class QuantisedHead {
     // Reads `head` only here. `bits`: 8, or 6.
     QuantisedHead(const DenseWeight& head, int bits, Executor& executor);
 
+    // What one of 8 bits consists of: bits 2..7 of the codes [tiles][steps][kHeadBytes6], bits 0..1
+    // [tiles][steps][kHeadBytes2], and five numbers a row, each [tiles * kHeadRows]: s / 2, then error and size of
+    // errors6 and of errors8.
+    struct Parts {
+        const uint8_t *high, *low;
+        const float* numbers;
+    };
+    // One of 8 bits again from copies of its parts; throws std::invalid_argument for numbers that cannot be.
+    QuantisedHead(int64_t rows, int64_t columns, const Parts& parts);
+    const uint8_t* high() const { return weights6_.data(); }
+    const uint8_t* low() const { return weights2_.data(); }
+    void copy_numbers(float* out) const;
+
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
+    int64_t num_steps() const { return steps_; }
     int64_t num_tiles() const { return tiles_; }
     int64_t bytes() const { return weights6_.bytes() + weights2_.bytes(); }
 
@@ -99,6 +113,7 @@ class QuantisedHead {
     Errors errors6, errors8;
 
   private:
+    QuantisedHead(int64_t rows, int64_t columns, int bits);
     void quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
 
     int64_t rows_, columns_, steps_, tiles_;

@@ -30,11 +30,14 @@ class Screen {
   public:
     // Quantises the rows of a head, which must outlive this.
     Screen(const DenseWeight& head, Executor& executor);
+    // The same from the parts that were made of this head before.
+    Screen(const DenseWeight& head, const QuantisedHead::Parts& parts);
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
     // logits [R, k]. Returns how many rows were computed exactly, which depends on who saw which rows first.
     int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
     int64_t bytes() const { return quantised_.bytes(); }
+    const QuantisedHead& quantised() const { return quantised_; }
 
   private:
     struct Best;

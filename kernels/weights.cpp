@@ -75,6 +75,29 @@ uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_co
                                 " holds no ternary code");
 }
 
+// Whether a code among bytes of U2 is the fourth pattern.
+bool has_invalid(const uint8_t* bytes, int64_t count) {
+    uint64_t bad = 0, x;
+    for (int64_t i = 0; i < count; i += 8) {
+        std::memcpy(&x, bytes + i, 8);
+        bad |= x & x >> 1 & 0x5555555555555555;
+    }
+    return bad;
+}
+
+// A byte of T5 by its fifth code and the byte of U2 with the other four.
+struct U2ToT5 {
+    uint8_t byte[4][256] = {};
+    constexpr U2ToT5() {
+        for (int fifth = 0; fifth < 3; fifth++)
+            for (int x = 0; x < 256; x++) {
+                const int q = (x & 3) + 3 * (x >> 2 & 3) + 9 * (x >> 4 & 3) + 27 * (x >> 6);
+                byte[fifth][x] = kT5.pack[(q + 81 * fifth) % 256];  // others hold the fourth pattern
+            }
+    }
+};
+constexpr U2ToT5 kU2ToT5;
+
 // Four codes a field: their bytes of U2, or of T5 with the fifth fields. No sum carries into the next byte.
 uint32_t u2_bytes(const uint32_t* field) { return field[0] | field[1] << 2 | field[2] << 4 | field[3] << 6; }
 uint32_t t5_bytes(const uint32_t* field, uint32_t fifth) {
@@ -131,7 +154,7 @@ void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* cod
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
     packed_[size_t(part)] = 0;
-    pack_codes(part, data, layout);
+    layout == Layout::u2 ? copy_u2(part, data) : pack_codes(part, data, layout);
     for (int64_t g = first_groups_[size_t(part)]; g < first_groups_[size_t(part) + 1]; g++)
         groups_[size_t(g)].scale = scale;
     packed_[size_t(part)] = 1;
@@ -139,7 +162,7 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float sca
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const float* scales) {
     packed_[size_t(part)] = 0;
-    pack_codes(part, data, layout);
+    layout == Layout::u2 ? copy_u2(part, data) : pack_codes(part, data, layout);
     float* out = scale_data() + first_groups_[size_t(part)] * column_groups_ * kGroupRows;
     for (int64_t row = 0; row < part_rows_[size_t(part)]; row++)
         for (int64_t g = 0; g < column_groups_; g++) {
@@ -166,6 +189,28 @@ void TernaryWeight::pack_codes(int part, const uint8_t* data, Layout layout) {
                 refuse(codes.data(), row, columns_);
         }
         pack_row(group, int(row % kGroupRows), row < rows ? codes.data() : padding.data());
+    }
+}
+
+void TernaryWeight::copy_u2(int part, const uint8_t* data) {
+    const int64_t bytes = (columns_ + kStepColumns - 1) / kStepColumns * kStepBytes;
+    const std::vector<uint8_t> padding(kStepBytes, 0x55);  // weight 0
+    const int64_t first = first_groups_[size_t(part)], last = first_groups_[size_t(part) + 1];
+    const int64_t steps = group_bytes_ / kStepBytes;
+    const auto step = [&](int64_t s) { return s * kStepBytes < bytes ? data + s * kStepBytes : padding.data(); };
+    for (int64_t group = first; group < last; group++, data += bytes) {
+        uint8_t* out = memory_.data() + group * group_bytes_;
+        if (has_invalid(data, bytes))
+            throw std::invalid_argument("one of the rows from " + std::to_string((group - first) * kGroupRows) +
+                                        " on holds no ternary code");
+        if (format_ == Format::u2) {
+            std::memcpy(out, data, size_t(bytes));
+            continue;
+        }
+        for (int64_t s = 0; s < steps; s++, out += kStepBytes) {
+            const uint8_t *four = step(s), *fifths = step(steps + s / 4);
+            for (int i = 0; i < kStepBytes; i++) out[i] = kU2ToT5.byte[fifths[i] >> 2 * (s % 4) & 3][four[i]];
+        }
     }
 }
 

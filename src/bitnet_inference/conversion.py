@@ -1,4 +1,4 @@
-"""Other files from a checkpoint: GGUF, with the metadata and the tokenizer in it."""
+"""Other files from a checkpoint: GGUF, with the metadata and the tokenizer in it, and our own packed file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_writer import record, write_gguf
+from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.model.loader import Progress, require_sound
-from bitnet_inference.model_folder import find_model, load_tokenizer
+from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
 from bitnet_inference.output_files import refuse_unwritable, whole_file
+from bitnet_inference.text.embedded import to_embedded
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _FILE_TYPES = {"i2_s": 40, "tq2_0": 37, "f16": 1}
-_TARGETS = (".gguf",)
+_GGUF, _PACKED = _TARGETS = (".gguf", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,24 @@ class Conversion:
 
 
 def convert(
-    source: str | Path, target: str | Path, kind: Kind = "i2_s", progress: Progress | None = None
+    source: str | Path, target: str | Path, kind: Kind | None = None, progress: Progress | None = None
 ) -> Conversion:
-    """Write the model of a folder or file, or "default", as a GGUF file with its tokenizer.
+    """Write the model of a folder or file, or "default", with its tokenizer as X.gguf or as a packed X.safetensors.
 
-    `kind` is what ternary matrices become: "i2_s" keeps them to the bit, "tq2_0" rounds their scales to float16, and
-    "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes` say so. The target appears
-    when it is whole. `progress` gets the weights written so far, and those in all. Raises NotFound, FormatError,
-    Unsupported and InvalidParams.
+    `kind`, for GGUF only, is what ternary matrices become: "i2_s", the default, keeps them to the bit, "tq2_0" rounds
+    their scales to float16, and "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes`
+    say so. The target appears when it is whole. `progress` gets the weights written so far, and those in all. Raises
+    NotFound, FormatError, Unsupported and InvalidParams.
     """
     path, target = find_model(source), Path(target)
     _check_target(path, target, kind)
     checkpoint = open_checkpoint(path)
     require_sound(checkpoint)
+    if target.suffix == _PACKED:
+        load_tokenizer(checkpoint)  # what cannot be read again is not written
+        write_packed(checkpoint, to_embedded(load_text_files(checkpoint)), target, progress=progress)
+        return Conversion(target, target.stat().st_size, (), ())
+    kind = kind or "i2_s"
     metadata, notes = _metadata(checkpoint)
     metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
     metadata.pop("general.alignment", None)
@@ -60,11 +67,13 @@ def convert(
     return Conversion(target, target.stat().st_size, tuple(tensors.written), (*tensors.notes(), *notes))
 
 
-def _check_target(source: Path, target: Path, kind: str) -> None:
-    if kind not in KINDS:
+def _check_target(source: Path, target: Path, kind: str | None) -> None:
+    if kind not in (None, *KINDS):
         raise InvalidParams(f"the type {kind!r} is not known: choose one of {', '.join(KINDS)}")
     if target.suffix not in _TARGETS:
         raise InvalidParams(f"{target}: what to write shows in the name: end it in {' or '.join(_TARGETS)}")
+    if kind and target.suffix != _GGUF:
+        raise InvalidParams(f"{target}: a packed file keeps every weight as it is: leave the type {kind} out")
     refuse_unwritable(target)
     if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
         raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")

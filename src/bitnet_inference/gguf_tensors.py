@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference import ternary
 from bitnet_inference.errors import InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Checkpoint, Dense, Ternary, expected_shapes
@@ -18,7 +19,6 @@ from bitnet_inference.formats.gguf import tensor_name
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS, rope_factors
 from bitnet_inference.formats.gguf_writer import Put
 from bitnet_inference.model.loader import Progress, sound_matrix
-from bitnet_inference.ternary import unpack_quarters
 
 Kind = Literal["i2_s", "tq2_0", "f16"]
 _TERNARY = {"i2_s": ggml.I2_S, "tq2_0": ggml.TQ2_0}
@@ -155,9 +155,7 @@ def _problem(type_id: int, matrix: Ternary) -> str:
 
 
 def _codes(matrix: Ternary) -> NDArray[np.int8]:
-    if matrix.layout == "quarters":
-        return unpack_quarters(matrix.data, matrix.shape[0])
-    return np.ascontiguousarray(matrix.data).view(np.int8)
+    return np.ascontiguousarray(ternary.unpack(matrix.data, matrix.layout, matrix.shape))
 
 
 def _values(matrix: Ternary, codes: NDArray[np.int8], rows: slice) -> NDArray[np.float32]:

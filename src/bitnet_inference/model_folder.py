@@ -10,7 +10,12 @@ from typing import Any
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.packed import PackedCheckpoint
+from bitnet_inference.text.embedded import from_embedded
+from bitnet_inference.text.folder import TextFiles
+from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.vocab import text_files
 
 
 def find_model(model: str | Path) -> Path:
@@ -30,9 +35,16 @@ def find_model(model: str | Path) -> Path:
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer of a model: in the file itself, or beside it. Raises FormatError and Unsupported."""
+    return Tokenizer(load_text_files(checkpoint))
+
+
+def load_text_files(checkpoint: Checkpoint) -> TextFiles:
+    """What a model says about its texts: in the file itself, or beside it. Raises FormatError and Unsupported."""
+    if isinstance(checkpoint, PackedCheckpoint):
+        return from_embedded(checkpoint.path, checkpoint.files)
     if checkpoint.metadata:
-        return Tokenizer.from_metadata(checkpoint.path, checkpoint.metadata)
-    return Tokenizer.from_folder(checkpoint.path)
+        return text_files(checkpoint.path, checkpoint.metadata)
+    return read_folder(checkpoint.path)
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.model.loader import describe
 from bitnet_inference.model_folder import default_params, load_tokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -40,6 +41,14 @@ def summarize(path: str | Path) -> Summary:
     except BitNetError as error:
         problems.append(str(error))
     return Summary(groups, problems)
+
+
+def changed_tensors(path: str | Path) -> list[str]:
+    """Read a packed file whole; a line for each tensor that is not as it was written. Raises Unsupported for others."""
+    checkpoint = open_checkpoint(path)
+    if not isinstance(checkpoint, PackedCheckpoint):
+        raise Unsupported(f"{path}: says no hashes that could be verified: only packed files do")
+    return list(checkpoint.verify())
 
 
 def plan_of(path: str | Path) -> str:

@@ -13,9 +13,12 @@ Scales stand beside it: one a matrix, or float32 [out, ceil(in / group)], one fo
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
+Layout = Literal["codes", "quarters", "u2"]
 GROUP_ROWS = 32
 STEP_COLUMNS = 16
 STEP_BYTES = 128
@@ -74,9 +77,9 @@ def unpack_u2(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.i
 
     Raises ValueError, naming row and column, where a field is 3, and for a wrong number of groups or steps.
     """
-    num_groups, num_steps = -(-shape[0] // GROUP_ROWS), -(-shape[1] // STEP_COLUMNS)
-    if packed.shape != (num_groups, num_steps, STEP_BYTES):
-        raise ValueError(f"{shape} takes {(num_groups, num_steps, STEP_BYTES)} bytes, the array has {packed.shape}")
+    num_groups, num_steps, _ = expected = u2_shape(*shape)
+    if packed.shape != expected:
+        raise ValueError(f"{shape} takes {expected} bytes, the array has {packed.shape}")
     by_field = _split(packed.reshape(num_groups, num_steps, GROUP_ROWS, 4))
     rows = by_field.transpose(1, 3, 2, 0, 4).reshape(num_groups * GROUP_ROWS, num_steps * STEP_COLUMNS)
     return _codes(rows[: shape[0], : shape[1]])
@@ -100,6 +103,20 @@ def pack_t5(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     q = t[0] + 3 * t[1] + 9 * t[2] + 27 * t[3]
     packed: NDArray[np.uint8] = np.where(q < 64, t4 << 6 | q, 192 + 3 * (q.astype(np.int32) - 64) + t4).astype(np.uint8)
     return packed.reshape(num_groups, num_steps, STEP_BYTES)
+
+
+def u2_shape(rows: int, columns: int) -> tuple[int, int, int]:
+    """The shape of the array that holds a matrix [rows, columns] in u2."""
+    return -(-rows // GROUP_ROWS), -(-columns // STEP_COLUMNS), STEP_BYTES
+
+
+def unpack(data: NDArray[np.generic], layout: Layout, shape: tuple[int, int]) -> NDArray[np.int8]:
+    """The codes int8 of `shape` [out, in] that an array in this layout holds; raises ValueError for what is none."""
+    if layout == "codes":
+        return data.view(np.int8)
+    if layout == "quarters":
+        return unpack_quarters(data.view(np.uint8), shape[0])
+    return unpack_u2(data.view(np.uint8), shape)
 
 
 def group_sums(activations: NDArray[np.int8], codes: NDArray[np.int8], group_size: int) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from bitnet_inference.backends.cpu_program import NativePlan, compile_plan
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
+from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 from bitnet_inference.model.plan import StepTime
@@ -40,7 +41,7 @@ class CpuModel:
         )
         head_names = plans.head.steps[-1].weights
         head = weights[head_names]
-        self._screen, self._rounded = self._make_screen(head, config.head), self._round(head, config.head)
+        self._screen, self._rounded = self._make_screen(checkpoint, head, config.head), self._round(head, config.head)
         if self._rounded is not None:
             checkpoint.release(head_names[0])
         self._screen_s = 0.0  # what the screen or the rounded head took; they are no steps of a plan
@@ -77,12 +78,16 @@ class CpuModel:
         if head in ROUNDED_HEADS and self.config.hidden_size > native.MAX_HEAD_COLUMNS:
             raise InvalidParams(f'head is "{head}", but this model is too wide for that: choose "exact"')
 
-    def _make_screen(self, weight: Any, head: str) -> Any:
+    def _make_screen(self, checkpoint: Checkpoint, weight: Any, head: str) -> Any:
         """The certified screen, for dense heads so large that reading them is what a token costs."""
         wanted = head == "exact" and isinstance(weight, native.DenseWeight)
         fits = wanted and weight.columns <= native.MAX_HEAD_COLUMNS
         large = fits and weight.rows * weight.columns >= MIN_SCREENED_WEIGHTS
-        return native.Screen(weight, self._executor) if large else None
+        if not large:
+            return None
+        if isinstance(checkpoint, PackedCheckpoint) and (parts := checkpoint.screen()):
+            return _screen_of(checkpoint, weight, parts)
+        return native.Screen(weight, self._executor)
 
     def _round(self, weight: Any, head: str) -> Any:
         bits = ROUNDED_HEADS.get(head)
@@ -226,6 +231,15 @@ class CpuOutput:
         return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
 
 
+def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any) -> Any:
+    try:
+        screen = native.Screen(weight, *parts)
+    except ValueError as error:
+        raise FormatError(checkpoint.path, "screen", f"{error}: convert the model again") from error
+    checkpoint.release_screen()
+    return screen
+
+
 def _start(config: EngineConfig) -> Any:
     try:
         return native.Executor(config.isa, config.threads)
@@ -267,7 +281,8 @@ def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format
         )
         scale = np.require(matrix.scale, requirements=["C", "A"]) if group_size else matrix.scale
         try:
-            packed.pack(part, np.ascontiguousarray(matrix.data).view(np.uint8), matrix.layout, scale)
+            data = np.ascontiguousarray(matrix.data).view(np.uint8)
+            packed.pack(part, data.reshape(len(data), -1), matrix.layout, scale)
         except ValueError as error:
             raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
         checkpoint.release(name)

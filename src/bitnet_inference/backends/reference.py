@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 from bitnet_inference.config import EngineConfig, available_bytes
-from bitnet_inference.errors import InvalidParams, OutOfMemory
+from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.decoder import decoder, final_norm, head
@@ -31,9 +31,7 @@ def dense_matrix(matrix: Dense) -> Floats:
 
 def ternary_codes(matrix: Ternary) -> NDArray[np.int8]:
     """The codes -1, 0, 1: int8 [out, in]."""
-    if matrix.layout == "quarters":
-        return ternary.unpack_quarters(matrix.data, matrix.shape[0])
-    return matrix.data.view(np.int8)
+    return ternary.unpack(matrix.data, matrix.layout, matrix.shape)
 
 
 def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_size: int = 0) -> Floats:
@@ -139,7 +137,7 @@ class ReferenceModel:
     def stack(self, names: tuple[str, ...]) -> Stack:
         """The matrices under these names, read once."""
         if names not in self._stacks:
-            self._stacks[names] = tuple(sound_matrix(self.checkpoint, name) for name in names)
+            self._stacks[names] = tuple(_readable(self.checkpoint, name) for name in names)
         return self._stacks[names]
 
     def reserve(self, num_blocks: int) -> None:
@@ -169,6 +167,16 @@ class ReferenceModel:
         """Forget the weights and the cache."""
         self._stacks.clear()
         self.cache = self.cache[:, :, :0]
+
+
+def _readable(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
+    matrix = sound_matrix(checkpoint, name)
+    try:
+        if isinstance(matrix, Ternary):
+            ternary_codes(matrix)
+    except ValueError as error:
+        raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
+    return matrix
 
 
 class ReferenceOps:

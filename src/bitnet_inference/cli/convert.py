@@ -18,28 +18,32 @@ if TYPE_CHECKING:
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help=MODEL_HELP)],
-    target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: X.gguf, or X.safetensors.")],
     kind: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--type",
             metavar="TYPE",
-            help='"i2_s" (for this engine and Microsoft\'s bitnet.cpp; exact), "tq2_0" (for llama.cpp) or "f16".',
+            help='Of GGUF: "i2_s" (exact; the default), "tq2_0" (for llama.cpp) or "f16".',
         ),
-    ] = "i2_s",
+    ] = None,
 ) -> None:
-    """Write a model as a GGUF file.
+    """Write a model as a GGUF file, or as a packed file, which loads fastest.
 
-    The tokenizer and the chat templates go into it. TYPE is what ternary matrices become: i2_s keeps them to the bit,
-    tq2_0 rounds their scales to float16, f16 makes every matrix float16. A matrix that the type has no room for becomes
-    float16. What was written, how exact it is, and what has no place in the file is told in the end. OUT.gguf appears
-    when it is whole; what was there before stays until then.
+    A packed file (X.safetensors) keeps everything as it is. For X.gguf, TYPE is what ternary matrices become: i2_s
+    keeps them to the bit, tq2_0 rounds their scales to float16, f16 makes every matrix float16. A matrix that the type
+    has no room for becomes float16. What was written, how exact it is, and what has no place in the file is told in
+    the end. The tokenizer and the chat templates go into both. OUT appears when it is whole; what was there before
+    stays until then.
     """
     from bitnet_inference.conversion import convert as convert_model
 
     with progress_bar("converting") as progress:
-        result = convert_model(source, target, cast("Kind", kind), progress=progress)
-    print_table(_table(result))
+        result = convert_model(source, target, cast("Kind | None", kind), progress=progress)
+    if result.tensors:
+        print_table(_table(result))
+    else:
+        typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB")
     for note in result.notes:
         typer.echo(f"note: {note}", err=True)
 

@@ -32,13 +32,16 @@ def inspect(
     plan: Annotated[
         bool, typer.Option("--plan", help="Also the recorded computation, before and after fusion.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also compare a packed file with the hashes in it; reads all of it.")
+    ] = False,
 ) -> None:
     """Tell what a model is.
 
     Its shapes, its share of ternary weights, what it takes in memory, its words, and everything that is wrong with it.
     """
     from bitnet_inference.model_folder import find_model
-    from bitnet_inference.summary import plan_of, summarize
+    from bitnet_inference.summary import changed_tensors, plan_of, summarize
 
     folder = find_model(path)
     summary = summarize(folder)
@@ -47,9 +50,10 @@ def inspect(
         _print_lines(lines)
     if plan:
         typer.echo(f"\n{plan_of(folder)}")
-    for problem in summary.problems:
+    problems = summary.problems + (changed_tensors(folder) if verify else [])
+    for problem in problems:
         typer.echo(f"bitnet: {problem}", err=True)
-    if summary.problems:
+    if problems:
         raise typer.Exit(EXIT_MISTAKE)
 
 

@@ -22,6 +22,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference import ternary
+
 GROUP_SIZES = (64, 128)  # columns that may share a scale
 Activation = Literal["relu2", "silu", "gelu"]  # "gelu" by its tanh form
 Pooling = Literal["last", "mean"]
@@ -113,7 +115,7 @@ class Ternary:
     """
 
     data: NDArray[Any]
-    layout: Literal["codes", "quarters"]
+    layout: ternary.Layout
     shape: tuple[int, int]
     scale: float | NDArray[np.float32]
     group_size: int = 0

@@ -11,14 +11,17 @@ from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
 from bitnet_inference.formats.meta import MetaCheckpoint
+from bitnet_inference.formats.packed import PackedCheckpoint, is_packed
 
 _HUGGING_FACE = "a Hugging Face folder"
 _GGUF = "a GGUF file"
 _META = "a Meta checkpoint"
+_PACKED = "a packed file"
 _READERS: dict[str, Callable[[Path], Checkpoint]] = {
     _HUGGING_FACE: HuggingFaceCheckpoint,
     _GGUF: GgufCheckpoint,
     _META: MetaCheckpoint,
+    _PACKED: PackedCheckpoint,
 }
 # The file that gives a folder away, and what the folder then is; the first that is there counts.
 _FOLDERS = (
@@ -66,6 +69,8 @@ def _kind_of_file(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise FormatError(path, "", f"cannot be read ({type(error).__name__}): check its permissions") from error
     if path.suffix == ".safetensors":
+        if is_packed(path):
+            return _PACKED
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its config.json")
     if path.suffix == ".pth":
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its params.json")

@@ -58,6 +58,15 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Container:
+    """One file: its tensors by name in the order of its header, what its __metadata__ says, and its size."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, Any]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class TensorFiles:
     """Every tensor of a folder by name, and the files that hold them."""
 
@@ -103,6 +112,11 @@ def inside(folder: Path, name: str) -> Path:
 
 def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file, by name; raises FormatError where the header or the tiling of the data is broken."""
+    yield from read_container(path).tensors.items()
+
+
+def read_container(path: Path) -> Container:
+    """One file, of which the header is read only; raises FormatError where that or the tiling of the data is broken."""
     size = file_size(path)
     try:
         with path.open("rb") as file:
@@ -117,10 +131,10 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
     tensors = {name: _entry(path, name, value, 8 + length, data) for name, value in header.items()}
     _check_tiling(path, tensors, 8 + length, size)
-    yield from tensors.items()
+    return Container(tensors, metadata if isinstance(metadata, dict) else {}, size)
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import tokenizers
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
-from bitnet_inference.text.folder import TextFiles, read_text_files
+from bitnet_inference.text.folder import TextFiles
+from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.pieces import Decoding, read_decoding
-from bitnet_inference.text.ranks import is_meta_folder, read_meta_files
-from bitnet_inference.text.sentencepiece import is_sentencepiece_folder, read_sentencepiece_files
 from bitnet_inference.text.vocab import text_files
 
 # What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
@@ -54,9 +53,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a model folder. Raises NotFound, FormatError and Unsupported."""
-        if is_meta_folder(path):
-            return cls(read_meta_files(path))
-        return cls(read_sentencepiece_files(path) if is_sentencepiece_folder(path) else read_text_files(path))
+        return cls(read_folder(path))
 
     @classmethod
     def from_metadata(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:

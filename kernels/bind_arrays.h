@@ -1,0 +1,73 @@
+// Arrays that come from Python and go there, checked. Only binding files include this.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+#include "weights.h"
+
+namespace bitnet {
+
+namespace nb = nanobind;
+
+template <class T>
+using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+using Array1i = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array2i = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Array1f = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Seconds = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+inline void require(bool ok, const char* why) {
+    if (!ok) throw std::invalid_argument(why);
+}
+
+template <class A>
+void require_aligned(const A& array) {
+    const size_t item = array.itemsize() ? array.itemsize() : 1;
+    require(reinterpret_cast<uintptr_t>(array.data()) % item == 0, "an array lies at an address for no number");
+}
+
+inline Dtype dtype_of(const std::string& name) {
+    if (name == "float32") return Dtype::f32;
+    if (name == "float16") return Dtype::f16;
+    require(name == "bfloat16", "a dtype is float32, float16 or bfloat16");
+    return Dtype::bf16;
+}
+
+// A dense matrix that views an array; float16 and bfloat16 come as uint16.
+struct Dense {
+    nb::object owner;
+    DenseWeight weight;
+    Dense(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> array, const std::string& dtype)
+        : owner(nb::cast(array)),
+          weight{array.data(), dtype_of(dtype), int64_t(array.shape(0)), int64_t(array.shape(1))} {
+        require(array.itemsize() == (weight.dtype == Dtype::f32 ? 4u : 2u),
+                "the array has another item size than dtype");
+        require(array.dtype() == nb::dtype<float>() || array.dtype() == nb::dtype<uint16_t>() ||
+                    (weight.dtype == Dtype::f16 && array.dtype().code == uint8_t(nb::dlpack::dtype_code::Float)),
+                "a dense matrix is an array of float32, or of 16-bit floats as uint16");
+        require_aligned(array);
+        require(weight.columns >= 1 && weight.columns <= kMaxColumns, "a dense matrix has 1 to 262144 columns");
+        require(weight.rows >= 1 && weight.rows < int64_t(1) << 31, "a dense matrix has 1 to 2^31 - 1 rows");
+    }
+};
+
+template <class T>
+nb::ndarray<nb::numpy, T> new_matrix(size_t rows, size_t columns) {
+    if (columns && rows > size_t(std::numeric_limits<int64_t>::max()) / sizeof(T) / columns) throw std::bad_alloc();
+    T* data = new T[rows * columns];
+    const nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    const size_t shape[2] = {rows, columns};
+    return nb::ndarray<nb::numpy, T>(data, 2, shape, owner);
+}
+
+}  // namespace bitnet

@@ -1,0 +1,99 @@
+// Python's view of large heads: the screen that finds their best logits, and their scores in fewer bits.
+#include "bind_heads.h"
+
+#include <nanobind/stl/tuple.h>
+
+#include <memory>
+
+#include "bind_arrays.h"
+#include "executor.h"
+#include "float_mode.h"
+#include "quantised_head.h"
+#include "screen.h"
+
+namespace bitnet {
+namespace {
+
+struct BoundScreen {
+    nb::object head;
+    std::unique_ptr<Screen> screen;
+    BoundScreen(nb::object head_, Executor& executor) : head(head_) {
+        const DenseWeight weight = nb::cast<Dense&>(head).weight;
+        const nb::gil_scoped_release release;
+        screen = std::make_unique<Screen>(weight, executor);
+    }
+    BoundScreen(nb::object head_, Bytes high, Bytes low, Floats numbers) : head(head_) {
+        const DenseWeight weight = nb::cast<Dense&>(head).weight;
+        const size_t tiles = size_t((weight.rows + kHeadRows - 1) / kHeadRows);
+        const size_t steps = size_t((weight.columns + kStepColumns - 1) / kStepColumns);
+        const auto is = [](const auto& a, size_t x, size_t y) { return a.shape(0) == x && a.shape(1) == y; };
+        require(is(high, tiles, steps * kHeadBytes6) && is(low, tiles, steps * kHeadBytes2) &&
+                    is(numbers, 5, tiles * kHeadRows),
+                "the parts of the screen are those of another head");
+        require_aligned(numbers);
+        const nb::gil_scoped_release release;
+        screen = std::make_unique<Screen>(weight, QuantisedHead::Parts{high.data(), low.data(), numbers.data()});
+    }
+    nb::tuple parts() {
+        const QuantisedHead& quantised = screen->quantised();
+        const auto codes = [&](const uint8_t* data, int bytes) {
+            const size_t shape[2] = {size_t(quantised.num_tiles()), size_t(quantised.num_steps() * bytes)};
+            return nb::ndarray<nb::numpy, const uint8_t>(data, 2, shape, nb::find(this));
+        };
+        auto numbers = new_matrix<float>(5, size_t(quantised.num_tiles() * kHeadRows));
+        quantised.copy_numbers(numbers.data());
+        return nb::make_tuple(codes(quantised.high(), kHeadBytes6), codes(quantised.low(), kHeadBytes2), numbers);
+    }
+    nb::tuple top(Executor& executor, Floats x, int64_t k) {
+        require(int64_t(x.shape(1)) == nb::cast<Dense&>(head).weight.columns, "x has another width than the head");
+        require(k >= 1 && k <= nb::cast<Dense&>(head).weight.rows, "k lies outside 1 .. the number of rows");
+        require_aligned(x);
+        auto ids = new_matrix<int32_t>(x.shape(0), size_t(k));
+        auto logits = new_matrix<float>(x.shape(0), size_t(k));
+        int64_t computed;
+        {
+            const nb::gil_scoped_release release;
+            const FloatMode mode;
+            computed = screen->top(executor, x.data(), int64_t(x.shape(0)), k, ids.data(), logits.data());
+        }
+        return nb::make_tuple(ids, logits, computed);
+    }
+};
+
+// The scores of a head in fewer bits; the head itself is not needed once this is made.
+struct BoundHead {
+    std::unique_ptr<QuantisedHead> head;
+    BoundHead(const Dense& dense, int bits, Executor& executor) {
+        require(bits == 6 || bits == 8, "a quantised head has 6 or 8 bits");
+        const nb::gil_scoped_release release;
+        head = std::make_unique<QuantisedHead>(dense.weight, bits, executor);
+    }
+    void scores(Executor& executor, Floats x, FloatsOut out) const {
+        require(int64_t(x.shape(1)) == head->columns(), "x has another width than the head");
+        require(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == head->rows(), "out is [inputs, rows]");
+        require_aligned(x);
+        require_aligned(out);
+        const nb::gil_scoped_release release;
+        const FloatMode mode;
+        head->scores(executor, x.data(), int64_t(x.shape(0)), out.data());
+    }
+};
+
+}  // namespace
+}  // namespace bitnet
+
+void bind_heads(nanobind::module_& m) {
+    using namespace bitnet;
+    nb::class_<BoundScreen>(m, "Screen")
+        .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
+        .def(nb::init<nb::object, Bytes, Bytes, Floats>(), nb::arg("head"), nb::arg("high"), nb::arg("low"),
+             nb::arg("numbers"))
+        .def("parts", &BoundScreen::parts)
+        .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
+        .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
+    nb::class_<BoundHead>(m, "QuantisedHead")
+        .def(nb::init<const Dense&, int, Executor&>(), nb::arg("head"), nb::arg("bits"), nb::arg("executor"))
+        .def("scores", &BoundHead::scores, nb::arg("executor"), nb::arg("x").noconvert(), nb::arg("out").noconvert())
+        .def_prop_ro("num_bytes", [](const BoundHead& h) { return h.head->bytes(); });
+    m.attr("MAX_HEAD_COLUMNS") = kMaxHeadColumns;
+}

@@ -1,0 +1,213 @@
+"""Our own file: a safetensors file whose ternary matrices lie as the kernels read them (docs/packed_format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import ternary
+from bitnet_inference.errors import FormatError, VersionError
+from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.floats import FloatName, to_float32
+from bitnet_inference.formats.json_files import parse_object, shown
+from bitnet_inference.formats.packed_config import read_config
+from bitnet_inference.formats.safetensors_files import Tensor, read_container
+
+FORMAT, VERSION = "bitnet-inference", 1
+ALIGNMENT = 64
+FILE, PADDING = "file.", "padding."  # how the names of what is no weight begin
+FLOATS: dict[str, FloatName] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+SCREEN = ("screen.high", "screen.low", "screen.numbers")
+_Parts = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+_AGAIN = "convert the model again"
+_MAX_LINES = 100
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a safetensors file is one of ours; raises FormatError for a broken one."""
+    return read_container(path).metadata.get("format") == FORMAT
+
+
+class PackedCheckpoint:
+    """A file of ours. Opening reads its header only; tensors are mapped when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FormatError for broken files and impossible configurations, VersionError for newer ones."""
+        self.path = path
+        self.metadata: dict[str, Any] = {}  # of GGUF files only
+        container = read_container(path)
+        self._said, self._tensors, self.num_bytes = container.metadata, container.tensors, container.num_bytes
+        _require_known_version(path, self._said.get("version"))
+        self.config = read_config(self._text("config"), path)
+        self._shapes = dict(expected_shapes(self.config))
+
+    @property
+    def num_parameters(self) -> int:
+        """The weights of the model; a tied head counts once, scales do not count."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
+
+    @property
+    def files(self) -> dict[str, memoryview]:
+        """The text files that stand in the file, by name; mapped, not read."""
+        found = ((name, tensor) for name, tensor in self._tensors.items() if name.startswith(FILE))
+        return {name.removeprefix(FILE): _bytes(tensor) for name, tensor in found}
+
+    def check(self) -> list[str]:
+        """Everything wrong with names, shapes, dtypes, places, scales and norms, a line each; no matrix is read."""
+        lines = list(islice(map(str, self._problems()), _MAX_LINES + 1))
+        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+
+    def verify(self) -> Iterator[str]:
+        """Read the whole file; a line for each tensor whose bytes are not those that were written."""
+        hashes = parse_object(self._text("sha256").encode("utf-8", "surrogatepass"), self.path, "sha256", _AGAIN)
+        for name, tensor in self._tensors.items():
+            if hashlib.sha256(_bytes(tensor)).hexdigest() != hashes.get(name):
+                yield f"{self.path}: {shown(name)}: the bytes are not those of its SHA-256: copy the file again"
+            tensor.release()
+
+    def is_ternary(self, name: str) -> bool:
+        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        return name != "embed" and f"{name}.u2" in self._tensors
+
+    def group_size(self, name: str) -> int:
+        """How many columns share a scale, 0 for one scale a matrix; nothing is read."""
+        return next((size for size in GROUP_SIZES if f"{name}.scale{size}" in self._tensors), 0)
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong.
+
+        Whether all of its codes are ternary is seen by who unpacks it.
+        """
+        rows, columns = self._shapes[name]
+        self._require_sound(name)
+        if not self.is_ternary(name):
+            tensor = self._tensors[name]
+            return Dense(tensor.array(), FLOATS[tensor.dtype])
+        group_size = self.group_size(name)
+        scales = self._tensors[_scale_name(name, group_size)].array()
+        scale = scales if group_size else float(scales)
+        return Ternary(self._tensors[f"{name}.u2"].array(), "u2", (rows, columns), scale, group_size)
+
+    def screen(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]] | None:
+        """The parts of the head's screen as native.Screen takes them; None where the file holds none.
+
+        Raises FormatError where they are those of another head.
+        """
+        parts = self._screen_parts()
+        if not parts:
+            return None
+        for problem in self._problems_of_parts(parts):
+            raise problem
+        high, low, numbers = (self._tensors[name].array() for name in SCREEN)
+        return high, low, numbers
+
+    def release_screen(self) -> None:
+        """Let the system take back the memory of the screen's parts that were read."""
+        for name in SCREEN:
+            self._tensors[name].release()
+
+    def release(self, name: str) -> None:
+        """Let the system take back the memory of a matrix that was read."""
+        self._tensors[f"{name}.u2" if self.is_ternary(name) else name].release()
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
+        (_,) = self._shapes[name]
+        self._require_sound(name)
+        return to_float32(self._tensors[name].array(), "float32")
+
+    def notes(self) -> list[str]:
+        """How the file is meant: a line each, for `bitnet inspect`."""
+        lines = [f"packed file, version {self._said['version']}"]
+        known = ((key, self._said.get(key)) for key in ("source", "writer"))
+        return lines + [f"{key}: {shown(value)}" for key, value in known if value is not None]
+
+    def _text(self, key: str) -> str:
+        value = self._said.get(key)
+        if not isinstance(value, str):
+            raise FormatError(self.path, f"__metadata__.{key}", f"is missing, or no string: {_AGAIN}")
+        return value
+
+    def _require_sound(self, name: str) -> None:
+        for problem in self._problems_of(name):
+            raise problem
+
+    def _problems(self) -> Iterator[FormatError]:
+        known = {each for name in self._shapes for each in self._parts(name)} | self._screen_parts().keys()
+        for name in self._shapes:
+            yield from self._problems_of(name)
+        yield from self._problems_of_parts(self._screen_parts())
+        for name in self._tensors:
+            if name not in known and not name.startswith((FILE, PADDING)):
+                yield FormatError(self.path, shown(name), f"no tensor of this model has this name: {_AGAIN}")
+
+    def _screen_parts(self) -> _Parts:
+        """Nothing where the file holds no screen."""
+        if not any(name in self._tensors for name in SCREEN):
+            return {}
+        tiles, steps = -(-self.config.vocab_size // 16), -(-self.config.hidden_size // 16)
+        high, low, numbers = SCREEN
+        codes = ("U8",)
+        return {
+            high: (codes, (tiles, 192 * steps)),
+            low: (codes, (tiles, 64 * steps)),
+            numbers: (("F32",), (5, 16 * tiles)),
+        }
+
+    def _parts(self, name: str) -> _Parts:
+        """The tensors that hold a weight: the dtypes that they may have, and their shapes."""
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return {name: (("F32",), shape)}
+        rows, columns = shape
+        if not self.is_ternary(name):
+            return {name: (tuple(FLOATS), shape)}
+        group_size = self.group_size(name)
+        scales = (rows, -(-columns // group_size)) if group_size else ()
+        return {
+            f"{name}.u2": (("U8",), ternary.u2_shape(rows, columns)),
+            _scale_name(name, group_size): (("F32",), scales),
+        }
+
+    def _problems_of(self, name: str) -> Iterator[FormatError]:
+        return self._problems_of_parts(self._parts(name))
+
+    def _problems_of_parts(self, parts: _Parts) -> Iterator[FormatError]:
+        for part, (dtypes, shape) in parts.items():
+            tensor = self._tensors.get(part)
+            why = _problem(tensor, dtypes, shape)
+            if not why and tensor is not None and len(shape) < 2 and not np.isfinite(tensor.array()).all():
+                why = "holds what is NaN or infinite"
+            if why:
+                yield FormatError(self.path, part, f"{why}: {_AGAIN}")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.array().reshape(-1).view(np.uint8).data
+
+
+def _problem(tensor: Tensor | None, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> str:
+    if tensor is None:
+        return "is missing"
+    if tensor.dtype not in dtypes or tensor.shape != shape:
+        return f"is {tensor.dtype} {shown(list(tensor.shape))}, not {' or '.join(dtypes)} {shown(list(shape))}"
+    return f"begins at byte {tensor.begin}, no multiple of {ALIGNMENT}" if tensor.begin % ALIGNMENT else ""
+
+
+def _scale_name(name: str, group_size: int) -> str:
+    return f"{name}.scale{group_size or ''}"
+
+
+def _require_known_version(path: Path, version: Any) -> None:
+    if not isinstance(version, str) or not re.fullmatch("[1-9][0-9]{0,8}", version):
+        raise FormatError(path, "__metadata__.version", f"{shown(version)} is no version: {_AGAIN}")
+    if int(version) > VERSION:
+        raise VersionError(int(version), VERSION)

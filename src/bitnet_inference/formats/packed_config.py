@@ -1,0 +1,121 @@
+"""The ModelConfig as JSON, as our own files hold it, and back: read as strictly as any other stranger's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
+from bitnet_inference.formats.json_files import Fields, parse_object, shown
+
+WHERE = "__metadata__.config"
+_AGAIN = "convert the model again"
+_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
+_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_POSITIONS = 512, 512, 1024, 1 << 23
+_MAX_FAMILY = 40
+_Known = TypeVar("_Known", bound=str)
+_ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+_POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+_SCALINGS: tuple[Literal["linear", "llama3", "factors"], ...] = ("linear", "llama3", "factors")
+
+
+def write_config(config: ModelConfig) -> str:
+    """The configuration as JSON: every field of ModelConfig, none more; null for what there is not."""
+    return json.dumps(asdict(config), allow_nan=False, sort_keys=True)
+
+
+def read_config(text: str, path: Path) -> ModelConfig:
+    """The configuration that stands in a file; raises FormatError for what is missing, unknown or cannot be."""
+    found = Fields(path, parse_object(text.encode("utf-8", "surrogatepass"), path, WHERE, _AGAIN), f"{WHERE}.")
+    _require_names(found, {field.name for field in fields(ModelConfig)})
+    num_heads = found.size("num_heads", _MAX_HEADS)
+    head_dim, vocab_size = found.size("head_dim", _MAX_HEAD_DIM), found.size("vocab_size", _MAX_VOCAB)
+    if head_dim % 2:
+        raise found.wrong("head_dim", f"is not even: {_AGAIN}")
+    if num_heads % found.size("num_kv_heads", _MAX_HEADS):
+        raise found.wrong("num_kv_heads", f"does not divide num_heads, {num_heads}: {_AGAIN}")
+    bos_ids, eos_ids = found.ids("bos_id", -1), found.ids("eos_ids")
+    for key, ids in (("bos_id", bos_ids), ("eos_ids", eos_ids)):
+        if len(bos_ids) > 1 or max(ids, default=0) >= vocab_size:
+            raise found.wrong(key, f"is outside the vocabulary of {vocab_size} tokens: {_AGAIN}")
+    return ModelConfig(
+        family=_word(found, "family"),
+        vocab_size=vocab_size,
+        hidden_size=found.size("hidden_size", _MAX_HIDDEN),
+        intermediate_size=found.size("intermediate_size", _MAX_INTERMEDIATE),
+        num_layers=found.size("num_layers", _MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=found.size("num_kv_heads", _MAX_HEADS),
+        head_dim=head_dim,
+        max_positions=found.size("max_positions", _MAX_POSITIONS),
+        activation=_one_of(found, "activation", _ACTIVATIONS),
+        norm_eps=found.positive("norm_eps"),
+        rope_theta=found.positive("rope_theta"),
+        rope_scaling=_scaling(found.section("rope_scaling"), head_dim),
+        tie_embeddings=found.flag("tie_embeddings"),
+        sub_norms=found.flag("sub_norms"),
+        linear_norm=found.flag("linear_norm"),
+        linear_norm_eps=found.positive("linear_norm_eps"),
+        post_norms=found.flag("post_norms"),
+        head_norms=found.flag("head_norms"),
+        embed_scale=found.positive("embed_scale"),
+        attention_scale=found.positive("attention_scale") if "attention_scale" in found else None,
+        local=_local(found.section("local"), found.size("num_layers", _MAX_LAYERS)),
+        pooling=_one_of(found, "pooling", _POOLINGS) if "pooling" in found else None,
+        bos_id=bos_ids[0] if bos_ids else None,
+        eos_ids=eos_ids,
+    )
+
+
+def _scaling(found: Fields | None, head_dim: int) -> RopeScaling | None:
+    if found is None:
+        return None
+    _require_names(found, {field.name for field in fields(RopeScaling)})
+    kind, factors = _one_of(found, "kind", _SCALINGS), found.values.get("factors")
+    if not isinstance(factors, list) or len(factors) != (head_dim // 2 if kind == "factors" else 0):
+        raise found.wrong("factors", f'is not a list of head_dim / 2 numbers for "factors", else empty: {_AGAIN}')
+    each = Fields(found.path, {str(index): factor for index, factor in enumerate(factors)}, f"{WHERE}.factors.")
+    low, high = found.positive("low_freq_factor"), found.positive("high_freq_factor")
+    if high <= low:
+        raise found.wrong("high_freq_factor", f"is not above low_freq_factor, {low}: {_AGAIN}")
+    return RopeScaling(
+        kind=kind,
+        factor=found.positive("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_positions=found.size("original_max_positions", _MAX_POSITIONS),
+        factors=tuple(each.positive(key) for key in each.values),
+    )
+
+
+def _local(found: Fields | None, num_layers: int) -> LocalLayers | None:
+    if found is None:
+        return None
+    _require_names(found, {field.name for field in fields(LocalLayers)})
+    layers = found.ids("layers")
+    if list(layers) != sorted(set(layers)) or max(layers, default=0) >= num_layers:
+        raise found.wrong("layers", f"are not numbers of the {num_layers} layers in order: {_AGAIN}")
+    window, theta = found.size("window", _MAX_POSITIONS), found.positive("rope_theta")
+    return LocalLayers(layers=layers, window=window, rope_theta=theta)
+
+
+def _require_names(found: Fields, known: set[str]) -> None:
+    if others := sorted(known.symmetric_difference(found.values)):
+        raise found.wrong(shown(others[0]), f"is missing, or under a name that means nothing here: {_AGAIN}")
+
+
+def _word(found: Fields, key: str) -> str:
+    word = found.text(key, "")
+    if not 0 < len(word) <= _MAX_FAMILY or not word.isascii() or not word.isprintable():
+        raise found.wrong(key, f"is no short name: {_AGAIN}")
+    return word
+
+
+def _one_of(found: Fields, key: str, known: tuple[_Known, ...]) -> _Known:
+    value = found.text(key, "")
+    for each in known:
+        if value == each:
+            return each
+    raise found.wrong(key, f"is none of {', '.join(known)}: {_AGAIN}")

@@ -1,0 +1,153 @@
+"""Writes our own file (docs/packed_format.md): a matrix at a time, whole or not at all, the same bytes every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import native, ternary
+from bitnet_inference.errors import FormatError, InvalidParams
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.json_files import MAX_JSON_BYTES
+from bitnet_inference.formats.packed import ALIGNMENT, FILE, FLOATS, FORMAT, PADDING, SCREEN, VERSION
+from bitnet_inference.formats.packed_config import write_config
+from bitnet_inference.output_files import refuse_unwritable, whole_file
+
+_ENTRY_BYTES = 512  # more than a tensor, its padding and their hashes take in the header
+_CHUNK_BYTES = 1 << 24
+
+
+def write_packed(
+    checkpoint: Checkpoint,
+    files: Mapping[str, bytes],
+    path: str | Path,
+    *,
+    min_screened: int = 1 << 24,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a checkpoint and the text files that belong to it; what was at `path` is replaced.
+
+    Dense heads of at least `min_screened` weights get the screen beside them that is otherwise made at every load.
+    `progress` gets the weights written so far, and those in all.
+    Raises InvalidParams where the file cannot be written, FormatError where the checkpoint is wrong.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InvalidParams(f"{path}: a packed file is called NAME.safetensors: choose such a name")
+    refuse_unwritable(path)
+    if problems := checkpoint.check():
+        raise FormatError(checkpoint.path, "", "; ".join(problems))
+    shapes, done = dict(expected_shapes(checkpoint.config)), 0
+    said = {"format": FORMAT, "version": str(VERSION), "config": write_config(checkpoint.config)}
+    source = checkpoint.path.absolute().name.encode("utf-8", "replace").decode()
+    said |= {"source": source, "writer": f"bitnet-inference {_version()}"}
+    room = sum(len(json.dumps(each)) for each in said.values()) + _ENTRY_BYTES * (2 * len(shapes) + len(files) + 8)
+    if room > MAX_JSON_BYTES - ALIGNMENT:
+        raise InvalidParams(f"{path}: a header of {room} bytes would not be read again: such a model is not known")
+    with whole_file(path) as file:
+        target = _Target(file, -(-(8 + room) // ALIGNMENT) * ALIGNMENT)
+        for name in shapes:
+            for part, dtype, data in _parts(checkpoint, name):
+                target.add(part, dtype, data)
+            done += math.prod(shapes[name])
+            if progress is not None:
+                progress(done, sum(map(math.prod, shapes.values())))
+        for name, dtype, data in _screen(checkpoint, min_screened):
+            target.add(name, dtype, data)
+        for name, content in sorted(files.items()):
+            target.add(FILE + name, "U8", np.frombuffer(content, np.uint8))
+        target.finish(said)
+
+
+class _Target:
+    """The data of a file from byte `start` on; `finish` writes the header in front of it."""
+
+    def __init__(self, file: BinaryIO, start: int) -> None:
+        self._file, self._start, self._end = file, start, 0
+        self._entries: dict[str, Any] = {}
+        self._hashes: dict[str, str] = {}
+        file.seek(start)
+
+    def add(self, name: str, dtype: str, data: NDArray[Any]) -> None:
+        """Append a tensor, and what fills it up to a whole number of units of alignment."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        digest = hashlib.sha256()
+        for begin in range(0, len(flat), _CHUNK_BYTES):
+            chunk = flat[begin : begin + _CHUNK_BYTES]
+            digest.update(chunk)
+            self._file.write(chunk)
+        end = self._end + len(flat)
+        self._entries[name] = {"dtype": dtype, "shape": list(data.shape), "data_offsets": [self._end, end]}
+        self._hashes[name], self._end = digest.hexdigest(), end
+        if missing := -end % ALIGNMENT:
+            self.add(f"{PADDING}{len(self._entries)}", "U8", np.zeros(missing, np.uint8))
+
+    def finish(self, said: dict[str, str]) -> None:
+        """Write the header."""
+        hashes = json.dumps(self._hashes, separators=(",", ":"))
+        header = {"__metadata__": said | {"sha256": hashes}, **self._entries}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        room = self._start - 8
+        assert len(text) <= room, "the header is longer than the room that was left for it"
+        self._file.seek(0)
+        self._file.write(room.to_bytes(8, "little") + text.ljust(room))
+
+
+def _parts(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """The tensors of a weight: name, dtype and data."""
+    shape = dict(expected_shapes(checkpoint.config))[name]
+    if len(shape) == 1:
+        yield name, "F32", checkpoint.vector(name)
+        return
+    matrix = checkpoint.matrix(name)
+    if isinstance(matrix, Dense):
+        yield name, next(dtype for dtype, known in FLOATS.items() if known == matrix.dtype), matrix.data
+    else:
+        scale = np.asarray(matrix.scale, np.float32)
+        if problem := matrix.problem() or ("" if np.isfinite(scale).all() else "a scale is NaN or infinite"):
+            raise FormatError(checkpoint.path, name, problem)
+        yield f"{name}.u2", "U8", _packed(checkpoint, name, matrix)
+        yield f"{name}.scale{matrix.group_size or ''}", "F32", scale
+    checkpoint.release(name)
+
+
+def _packed(checkpoint: Checkpoint, name: str, matrix: Ternary) -> NDArray[np.uint8]:
+    rows, columns = matrix.shape
+    packed = native.TernaryWeight(columns, [rows], "u2", matrix.group_size)
+    scale = np.require(matrix.scale, requirements=["C", "A"]) if matrix.group_size else matrix.scale
+    data = np.ascontiguousarray(matrix.data).view(np.uint8)
+    try:
+        packed.pack(0, data.reshape(len(data), -1), matrix.layout, scale)
+    except ValueError as error:
+        raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
+    array: NDArray[np.uint8] = packed.packed()
+    return array.reshape(ternary.u2_shape(rows, columns))
+
+
+def _screen(checkpoint: Checkpoint, min_screened: int) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    config = checkpoint.config
+    name = "embed" if config.tie_embeddings else "head"
+    small = config.vocab_size * config.hidden_size < min_screened or config.hidden_size > native.MAX_HEAD_COLUMNS
+    matrix = None if small or checkpoint.is_ternary(name) else checkpoint.matrix(name)
+    if not isinstance(matrix, Dense):
+        return
+    data = matrix.data if matrix.dtype == "float32" else matrix.data.view(np.uint16)
+    head = native.DenseWeight(np.require(data, requirements=["C", "A"]), matrix.dtype)
+    parts = native.Screen(head, native.Executor("generic", 1)).parts()
+    yield from zip(SCREEN, ("U8", "U8", "F32"), parts, strict=True)
+    checkpoint.release(name)
+
+
+def _version() -> str:
+    try:
+        return version("bitnet-inference")
+    except PackageNotFoundError:
+        return "from its sources"

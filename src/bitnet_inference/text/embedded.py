@@ -1,0 +1,46 @@
+"""The text files of a model as two that stand within a file of weights, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError
+from bitnet_inference.text.folder import MAX_CONFIG_BYTES, MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, TextFiles
+
+_TOKENIZER, _REST = "tokenizer.json", "text.json"
+_AGAIN = "convert the model again"
+_KINDS = {"named": dict, "templates": dict, "generation": dict, "add_bos": bool | None, "add_eos": bool | None}
+
+
+def to_embedded(files: TextFiles) -> dict[str, bytes]:
+    """Two files by name: tokenizer.json byte for byte, and everything else as one JSON object."""
+    rest = {name: value for name, value in asdict(files).items() if name in _KINDS}
+    return {_TOKENIZER: files.tokenizer_json, _REST: json.dumps(rest, sort_keys=True).encode()}
+
+
+def from_embedded(path: Path, files: Mapping[str, bytes | memoryview]) -> TextFiles:
+    """What stands in a file of weights at `path`. Raises FormatError for what is missing, too large or wrong."""
+    for name, limit in ((_TOKENIZER, MAX_TOKENIZER_BYTES), (_REST, MAX_CONFIG_BYTES)):
+        if name not in files or len(files[name]) > limit:
+            raise FormatError(path, name, f"is missing, or larger than {limit} bytes: {_AGAIN}")
+    rest = _parse(path, bytes(files[_REST]))
+    if set(rest) != set(_KINDS) or not all(isinstance(rest[name], kind) for name, kind in _KINDS.items()):
+        raise FormatError(path, _REST, f"has not exactly {', '.join(_KINDS)}, each of its kind: {_AGAIN}")
+    texts = (*rest["named"].values(), *rest["templates"].values())
+    if not all(isinstance(text, str) and len(text) <= MAX_TEMPLATE_BYTES for text in texts):
+        raise FormatError(path, _REST, f"a token or a template is no string of at most 1 MiB: {_AGAIN}")
+    return TextFiles(path=path, tokenizer_json=bytes(files[_TOKENIZER]), **rest)
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(path, _REST, f"broken JSON ({type(error).__name__}): {_AGAIN}") from None
+    if not isinstance(value, dict):
+        raise FormatError(path, _REST, f"must be a JSON object: {_AGAIN}")
+    return value
