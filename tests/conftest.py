@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -191,6 +194,17 @@ class Listener:
     def finish(self, finish: Finish, usage: Usage) -> None:
         self.finishes.append(finish)
         self.usage = usage
+
+
+@contextmanager
+def modest(max_bytes: float) -> Iterator[None]:
+    """What is done here takes no more than that, and 5 s of this process: others may be busy; tracing is slow."""
+    tracemalloc.start()
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < 5
+    assert tracemalloc.get_traced_memory()[1] < max_bytes
+    tracemalloc.stop()
 
 
 def run(engine: Engine, max_steps: int = 10000) -> None:

@@ -121,21 +121,20 @@ class Measurements:
     def as_json(self) -> dict[str, Any]:
         """The numbers, in the units that the names tell; speeds are tokens a second."""
         kinds = {"prompt": self.prompt, "decode": self.decode, "batch": self.batch}
-        config = self.config
         return {
             "load_s": self.load_s,
             "peak_rss_mb": self.peak_bytes / 1e6,
             **{kind: {str(key): speed.tokens_s for key, speed in each.items()} for kind, each in kinds.items()},
             "limits": {"bandwidth_gb_s": self.bandwidth / 1e9, "int8_gmac_s": self.int8_peak / 1e9},
             "of_limit": {kind: {str(key): s.of_limit for key, s in each.items()} for kind, each in kinds.items()},
-            "model": self.model,
-            "device": config.device,
-            "isa": config.isa,
-            "threads": config.threads,
-            "cache_dtype": config.cache_dtype,
-            "head": config.head,
-            "samples": self.samples,
+            **conditions(self.model, self.config, self.samples),
         }
+
+
+def conditions(model: str, config: EngineConfig, samples: str) -> dict[str, Any]:
+    """What was measured, on what, and how, for the JSON of any measurement."""
+    names = ("device", "isa", "threads", "cache_dtype", "head")
+    return {"model": model, **{name: getattr(config, name) for name in names}, "samples": samples}
 
 
 def measure(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.backends import load_model
 from bitnet_inference.bare_batch import BareBatch, TimedModel
+from bitnet_inference.bench import conditions
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams, OutOfMemory
@@ -123,16 +124,9 @@ class EngineMeasurements:
 
     def as_json(self) -> dict[str, Any]:
         """The numbers, in the units that the names tell; speeds are tokens a second."""
-        config = self.config
         return {
             "concurrency": {str(count): each.as_json() for count, each in self.concurrency.items()},
-            "model": self.model,
-            "device": config.device,
-            "isa": config.isa,
-            "threads": config.threads,
-            "cache_dtype": config.cache_dtype,
-            "head": config.head,
-            "samples": self.samples,
+            **conditions(self.model, self.config, self.samples),
         }
 
 

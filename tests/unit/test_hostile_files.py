@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import modest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_folders import OFFLINE, Folder, file_bytes, floats_of, folder, safetensors_bytes, sharded
@@ -24,12 +23,8 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 @pytest.fixture(autouse=True)
 def bounded():
-    tracemalloc.start()
-    start = time.process_time()
-    yield
-    assert time.process_time() - start < 5  # of this process: others may be busy; tracing is slow
-    assert tracemalloc.get_traced_memory()[1] < 200e6
-    tracemalloc.stop()
+    with modest(max_bytes=200e6):
+        yield
 
 
 def refused(path: Path, *parts: str) -> str:

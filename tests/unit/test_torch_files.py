@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-import time
-import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
+from conftest import modest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meta_samples import (
@@ -39,12 +38,8 @@ SOUND_TENSOR = tensor(FIRST, (2, 3), (3, 1))
 
 @pytest.fixture(autouse=True)
 def bounded():
-    tracemalloc.start()
-    start = time.process_time()
-    yield
-    assert time.process_time() - start < 5  # of this process: others may be busy; tracing is slow
-    assert tracemalloc.get_traced_memory()[1] < 100e6
-    tracemalloc.stop()
+    with modest(max_bytes=100e6):
+        yield
 
 
 def arrays(tmp_path, content: bytes):

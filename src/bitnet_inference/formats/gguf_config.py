@@ -11,9 +11,16 @@ from typing import Any
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
 from bitnet_inference.formats.json_files import Fields, shown
+from bitnet_inference.formats.sizes import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+)
 
-_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
-_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_POSITIONS = 512, 512, 1024, 1 << 23
 _LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 32,000 tokens
 
 
@@ -72,10 +79,10 @@ def read_config(
     prefix = f"{metadata['general.architecture']}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     fields = Fields(path, values, prefix)
-    if not 1 <= vocab_size <= _MAX_VOCAB:
-        raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, at most {_MAX_VOCAB} are read")
+    if not 1 <= vocab_size <= MAX_VOCAB:
+        raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, at most {MAX_VOCAB} are read")
     num_heads, num_kv_heads, head_dim = _heads(fields)
-    num_layers, hidden_size = fields.size("block_count", _MAX_LAYERS), fields.size("embedding_length", _MAX_HIDDEN)
+    num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     is_27b = kind.gemma and num_layers == _GEMMA_27B_LAYERS
     tokens = Fields(path, dict(metadata))
     bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
@@ -84,12 +91,12 @@ def read_config(
         family=kind.name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=fields.size("feed_forward_length", _MAX_INTERMEDIATE),
+        intermediate_size=fields.size("feed_forward_length", MAX_INTERMEDIATE),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_positions=fields.size("context_length", _MAX_POSITIONS),
+        max_positions=fields.size("context_length", MAX_POSITIONS),
         activation="relu2" if is_misnamed(metadata, vocab_size) else kind.activation,
         norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
         rope_theta=fields.positive("rope.freq_base", 10000.0),
@@ -113,9 +120,9 @@ def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
             raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported")
     if not fields.values.get("attention.sliding_window"):
         return None
-    period = fields.size("attention.sliding_window_pattern", _MAX_LAYERS, 6)
+    period = fields.size("attention.sliding_window_pattern", MAX_LAYERS, 6)
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
-    window = fields.size("attention.sliding_window", _MAX_POSITIONS)
+    window = fields.size("attention.sliding_window", MAX_POSITIONS)
     theta = fields.positive("rope.freq_base_swa", 10000.0)
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
 
@@ -128,18 +135,18 @@ def _pooling(fields: Fields) -> Pooling | None:
 
 
 def _heads(fields: Fields) -> tuple[int, int, int]:
-    hidden = fields.size("embedding_length", _MAX_HIDDEN)
-    num_heads = fields.size("attention.head_count", _MAX_HEADS)
-    num_kv_heads = fields.size("attention.head_count_kv", _MAX_HEADS, num_heads)
+    hidden = fields.size("embedding_length", MAX_HIDDEN)
+    num_heads = fields.size("attention.head_count", MAX_HEADS)
+    num_kv_heads = fields.size("attention.head_count_kv", MAX_HEADS, num_heads)
     if num_heads % num_kv_heads:
         raise fields.wrong("attention.head_count_kv", f"does not divide head_count, {num_heads}: download it again")
     if "attention.key_length" not in fields and hidden % num_heads:
         raise fields.wrong("embedding_length", f"is no multiple of head_count, {num_heads}: download it again")
-    head_dim = fields.size("attention.key_length", _MAX_HEAD_DIM, max(1, hidden // num_heads))
-    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+    head_dim = fields.size("attention.key_length", MAX_HEAD_DIM, max(1, hidden // num_heads))
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         raise fields.wrong("attention.key_length", f"makes heads of {head_dim} features: download it again")
     for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.size(key, _MAX_HEAD_DIM, head_dim) != head_dim:
+        if fields.size(key, MAX_HEAD_DIM, head_dim) != head_dim:
             raise Unsupported(f"{fields.path}: {key} is not the size of a head, {head_dim}: this is not supported")
     return num_heads, num_kv_heads, head_dim
 

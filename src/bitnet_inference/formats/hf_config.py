@@ -7,10 +7,16 @@ from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelCo
 from bitnet_inference.formats.hf_families import Family, find_family
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import Fields, shown
+from bitnet_inference.formats.sizes import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+)
 
-# Far above every model of these families; below what would let a lying file make anyone allocate gigabytes.
-_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
-_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_POSITIONS = 512, 512, 1024, 1 << 23
 _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
 
 
@@ -25,10 +31,10 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     """
     family = find_family(fields)
     _refuse_extras(fields, family)
-    vocab_size = fields.size("vocab_size", _MAX_VOCAB)
+    vocab_size = fields.size("vocab_size", MAX_VOCAB)
     num_heads, num_kv_heads, head_dim = _heads(fields, family.head_dim)
-    num_layers = fields.size("num_hidden_layers", _MAX_LAYERS)
-    max_positions = fields.size("max_position_embeddings", _MAX_POSITIONS, family.max_positions)
+    num_layers = fields.size("num_hidden_layers", MAX_LAYERS)
+    max_positions = fields.size("max_position_embeddings", MAX_POSITIONS, family.max_positions)
     bos_ids = fields.ids("bos_token_id", family.bos_id)
     eos_ids = fields.ids("eos_token_id", family.eos_id) + more_eos_ids
     theta, scaling = _rope(fields, family, max_positions)
@@ -36,8 +42,8 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
-        hidden_size=fields.size("hidden_size", _MAX_HIDDEN),
-        intermediate_size=fields.size("intermediate_size", _MAX_INTERMEDIATE),
+        hidden_size=fields.size("hidden_size", MAX_HIDDEN),
+        intermediate_size=fields.size("intermediate_size", MAX_INTERMEDIATE),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -82,19 +88,19 @@ def _refuse_partial(section: Fields) -> None:
 
 
 def _heads(fields: Fields, default_dim: int | None) -> tuple[int, int, int]:
-    hidden = fields.size("hidden_size", _MAX_HIDDEN)
-    num_heads = fields.size("num_attention_heads", _MAX_HEADS)
-    num_kv_heads = fields.size("num_key_value_heads", _MAX_HEADS, num_heads)
+    hidden = fields.size("hidden_size", MAX_HIDDEN)
+    num_heads = fields.size("num_attention_heads", MAX_HEADS)
+    num_kv_heads = fields.size("num_key_value_heads", MAX_HEADS, num_heads)
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"does not divide num_attention_heads, {num_heads}: correct one")
     if "head_dim" in fields or default_dim:
-        source, head_dim = "head_dim", fields.size("head_dim", _MAX_HEAD_DIM, default_dim)
+        source, head_dim = "head_dim", fields.size("head_dim", MAX_HEAD_DIM, default_dim)
     elif hidden % num_heads:
         raise fields.wrong("hidden_size", f"is no multiple of num_attention_heads, {num_heads}: add head_dim")
     else:
         source, head_dim = "hidden_size", hidden // num_heads
-    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
-        why = f"makes heads of {head_dim} features, not an even number up to {_MAX_HEAD_DIM}: correct it"
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        why = f"makes heads of {head_dim} features, not an even number up to {MAX_HEAD_DIM}: correct it"
         raise fields.wrong(source, why)
     return num_heads, num_kv_heads, head_dim
 
@@ -126,7 +132,7 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
     """The layers of `layer_types`, or all but every n-th one, that see a window only."""
     if family.local_rope_theta is None:
         return None
-    period = fields.size("sliding_window_pattern", _MAX_LAYERS, 6)
+    period = fields.size("sliding_window_pattern", MAX_LAYERS, 6)
     types = fields.strings("layer_types") or [_LOCAL if (at + 1) % period else _FULL for at in range(num_layers)]
     if len(types) != num_layers or not {*types} <= {_LOCAL, _FULL}:
         raise fields.wrong("layer_types", f"does not say {_LOCAL} or {_FULL} of {num_layers} layers: correct it")
@@ -138,7 +144,7 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
         if _scaling(local, 1) is not None:
             raise Unsupported(f"{fields.path}: rope_parameters: only layers without a window can have scaled rotations")
     layers = tuple(at for at, kind in enumerate(types) if kind == _LOCAL)
-    window = fields.size("sliding_window", _MAX_POSITIONS, 4096)
+    window = fields.size("sliding_window", MAX_POSITIONS, 4096)
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
 
 
@@ -159,5 +165,5 @@ def _scaling(section: Fields, max_positions: int) -> RopeScaling | None:
         factor=section.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_positions=section.size("original_max_position_embeddings", _MAX_POSITIONS, max_positions),
+        original_max_positions=section.size("original_max_position_embeddings", MAX_POSITIONS, max_positions),
     )

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
 from bitnet_inference.formats.json_files import Fields
+from bitnet_inference.formats.sizes import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_VOCAB
 
-_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
-_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM = 512, 512, 1024
 _LLAMA2_VOCAB = 32000
 _LLAMA31_SCALING = RopeScaling(kind="llama3", factor=8.0)  # Meta's code has these numbers, its files have not
 _KNOWN = {
@@ -23,13 +22,13 @@ def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
     No file says how long texts may be: this is what the models were published with. A vocabulary of 32000 tells
     Llama 2, whose files lack rope_theta too. Raises FormatError for values that contradict each other or cannot be.
     """
-    hidden = params.size("dim", _MAX_HIDDEN)
+    hidden = params.size("dim", MAX_HIDDEN)
     vocab_size = _vocab_size(params, num_rows(hidden))
-    num_heads = params.size("n_heads", _MAX_HEADS)
-    num_kv_heads = params.size("n_kv_heads", _MAX_HEADS, num_heads)
+    num_heads = params.size("n_heads", MAX_HEADS)
+    num_kv_heads = params.size("n_kv_heads", MAX_HEADS, num_heads)
     head_dim = hidden // num_heads
-    if hidden % num_heads or head_dim % 2 or head_dim > _MAX_HEAD_DIM:
-        raise params.wrong("dim", f"is not {num_heads} heads of an even number up to {_MAX_HEAD_DIM}: correct it")
+    if hidden % num_heads or head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        raise params.wrong("dim", f"is not {num_heads} heads of an even number up to {MAX_HEAD_DIM}: correct it")
     if num_heads % num_kv_heads:
         raise params.wrong("n_kv_heads", f"does not divide n_heads, {num_heads}: correct one")
     is_llama2, scaled = vocab_size == _LLAMA2_VOCAB, params.flag("use_scaled_rope")
@@ -38,7 +37,7 @@ def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=_intermediate_size(params, hidden),
-        num_layers=params.size("n_layers", _MAX_LAYERS),
+        num_layers=params.size("n_layers", MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -57,8 +56,8 @@ def ignored_keys(params: Fields) -> list[str]:
 
 def _vocab_size(params: Fields, num_rows: int) -> int:
     if params.values.get("vocab_size") not in (-1, None):
-        return params.size("vocab_size", _MAX_VOCAB)
-    if not 1 <= num_rows <= _MAX_VOCAB:
+        return params.size("vocab_size", MAX_VOCAB)
+    if not 1 <= num_rows <= MAX_VOCAB:
         raise params.wrong("vocab_size", f"leaves it to the embeddings, which have {num_rows} rows: correct it")
     return num_rows
 
@@ -68,9 +67,9 @@ def _intermediate_size(params: Fields, hidden: int) -> int:
     size = 2 * 4 * hidden // 3
     if "ffn_dim_multiplier" in params:
         size = int(params.positive("ffn_dim_multiplier") * size)
-    multiple = params.size("multiple_of", _MAX_INTERMEDIATE, 256)
+    multiple = params.size("multiple_of", MAX_INTERMEDIATE, 256)
     size = -(-size // multiple) * multiple
-    if not 0 < size <= _MAX_INTERMEDIATE:
+    if not 0 < size <= MAX_INTERMEDIATE:
         key = "ffn_dim_multiplier" if "ffn_dim_multiplier" in params else "multiple_of"
-        raise params.wrong(key, f"makes an MLP of {size:.6g} features, not 1 to {_MAX_INTERMEDIATE}: correct it")
+        raise params.wrong(key, f"makes an MLP of {size:.6g} features, not 1 to {MAX_INTERMEDIATE}: correct it")
     return size

@@ -9,11 +9,18 @@ from typing import Literal, TypeVar, get_args
 
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
 from bitnet_inference.formats.json_files import Fields, parse_object, shown
+from bitnet_inference.formats.sizes import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_INTERMEDIATE,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+)
 
 WHERE = "__metadata__.config"
 _AGAIN = "convert the model again"
-_MAX_HIDDEN, _MAX_INTERMEDIATE, _MAX_VOCAB = 1 << 16, 1 << 18, 1 << 21
-_MAX_LAYERS, _MAX_HEADS, _MAX_HEAD_DIM, _MAX_POSITIONS = 512, 512, 1024, 1 << 23
 _MAX_FAMILY = 40
 _Known = TypeVar("_Known", bound=str)
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -30,11 +37,11 @@ def read_config(text: str, path: Path) -> ModelConfig:
     """The configuration that stands in a file; raises FormatError for what is missing, unknown or cannot be."""
     found = Fields(path, parse_object(text.encode("utf-8", "surrogatepass"), path, WHERE, _AGAIN), f"{WHERE}.")
     _require_names(found, {field.name for field in fields(ModelConfig)})
-    num_heads = found.size("num_heads", _MAX_HEADS)
-    head_dim, vocab_size = found.size("head_dim", _MAX_HEAD_DIM), found.size("vocab_size", _MAX_VOCAB)
+    num_heads = found.size("num_heads", MAX_HEADS)
+    head_dim, vocab_size = found.size("head_dim", MAX_HEAD_DIM), found.size("vocab_size", MAX_VOCAB)
     if head_dim % 2:
         raise found.wrong("head_dim", f"is not even: {_AGAIN}")
-    if num_heads % found.size("num_kv_heads", _MAX_HEADS):
+    if num_heads % found.size("num_kv_heads", MAX_HEADS):
         raise found.wrong("num_kv_heads", f"does not divide num_heads, {num_heads}: {_AGAIN}")
     bos_ids, eos_ids = found.ids("bos_id", -1), found.ids("eos_ids")
     for key, ids in (("bos_id", bos_ids), ("eos_ids", eos_ids)):
@@ -43,13 +50,13 @@ def read_config(text: str, path: Path) -> ModelConfig:
     return ModelConfig(
         family=_word(found, "family"),
         vocab_size=vocab_size,
-        hidden_size=found.size("hidden_size", _MAX_HIDDEN),
-        intermediate_size=found.size("intermediate_size", _MAX_INTERMEDIATE),
-        num_layers=found.size("num_layers", _MAX_LAYERS),
+        hidden_size=found.size("hidden_size", MAX_HIDDEN),
+        intermediate_size=found.size("intermediate_size", MAX_INTERMEDIATE),
+        num_layers=found.size("num_layers", MAX_LAYERS),
         num_heads=num_heads,
-        num_kv_heads=found.size("num_kv_heads", _MAX_HEADS),
+        num_kv_heads=found.size("num_kv_heads", MAX_HEADS),
         head_dim=head_dim,
-        max_positions=found.size("max_positions", _MAX_POSITIONS),
+        max_positions=found.size("max_positions", MAX_POSITIONS),
         activation=_one_of(found, "activation", _ACTIVATIONS),
         norm_eps=found.positive("norm_eps"),
         rope_theta=found.positive("rope_theta"),
@@ -62,7 +69,7 @@ def read_config(text: str, path: Path) -> ModelConfig:
         head_norms=found.flag("head_norms"),
         embed_scale=found.positive("embed_scale"),
         attention_scale=found.positive("attention_scale") if "attention_scale" in found else None,
-        local=_local(found.section("local"), found.size("num_layers", _MAX_LAYERS)),
+        local=_local(found.section("local"), found.size("num_layers", MAX_LAYERS)),
         pooling=_one_of(found, "pooling", _POOLINGS) if "pooling" in found else None,
         bos_id=bos_ids[0] if bos_ids else None,
         eos_ids=eos_ids,
@@ -85,7 +92,7 @@ def _scaling(found: Fields | None, head_dim: int) -> RopeScaling | None:
         factor=found.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_positions=found.size("original_max_positions", _MAX_POSITIONS),
+        original_max_positions=found.size("original_max_positions", MAX_POSITIONS),
         factors=tuple(each.positive(key) for key in each.values),
     )
 
@@ -97,7 +104,7 @@ def _local(found: Fields | None, num_layers: int) -> LocalLayers | None:
     layers = found.ids("layers")
     if list(layers) != sorted(set(layers)) or max(layers, default=0) >= num_layers:
         raise found.wrong("layers", f"are not numbers of the {num_layers} layers in order: {_AGAIN}")
-    window, theta = found.size("window", _MAX_POSITIONS), found.positive("rope_theta")
+    window, theta = found.size("window", MAX_POSITIONS), found.positive("rope_theta")
     return LocalLayers(layers=layers, window=window, rope_theta=theta)
 
 
