@@ -27,6 +27,10 @@ struct RopeWriteStep final : Step {
     }
 };
 
+int64_t piece_floats(const CacheLayout& layout, int64_t heads) {
+    return (heads * (layout.padded_dim + 2) + 15) / 16 * 16;
+}
+
 struct AttendStep final : Step {
     const Cache* cache;
     int64_t layer;
@@ -35,40 +39,54 @@ struct AttendStep final : Step {
     int window;
     AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s, int w)
         : cache(ca), layer(l), q(q_), out(o), scale(s), window(w) {}
-    // All tokens with one head, then with the next: neighbours read the same keys and values.
-    int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads; }
+    // All tokens with one head, then with the next: neighbours read the same keys and values. Or all segments of each.
+    int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads * c.segments; }
     int64_t chunk(const Context& c) const override {
         const int64_t at_once = kQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
-        return std::max<int64_t>(1, std::min(at_once, even));
+        return c.segments > 1 ? 1 : std::max<int64_t>(1, std::min(at_once, even));
     }
     int64_t scratch_floats(int64_t) const override {
         return 3 * kQueries * cache->layout().padded_dim + 8 * kBlockTokens;
     }
     int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        const CacheLayout& layout = cache->layout();
-        for (int64_t unit = first, count; unit < last; unit += count) {
-            const int64_t t = unit % c.num_tokens, head = unit / c.num_tokens;
-            const int64_t column = head * heads() * layout.head_dim;
-            const int32_t sequence = c.sequences[size_t(t)];
-            count = std::min({last - unit, c.num_tokens - t, c.batch->starts[sequence + 1] - t});
-            AttendTask task{};
-            task.layout = layout;
-            task.cache = cache->layer(layer);
-            task.blocks = c.batch->block_tables + sequence * c.batch->table_width;
-            task.tokens = int(count);
-            task.positions = c.batch->positions + t;
-            task.window = window;
-            task.kv_head = int(head);
-            task.num_heads = int(heads());
-            task.q = c.at(q, t) + column;
-            task.q_stride = q.stride;
-            task.out = c.at(out, t) + column;
-            task.out_stride = out.stride;
-            task.scale = scale;
-            task.scratch = c.scratch_of(thread);
-            c.kernels.attend(task);
+        for (int64_t unit = first; unit < last && c.segments > 1; unit++) attend_piece(c, unit, thread);
+        for (int64_t unit = first, count; unit < last && c.segments == 1; unit += count) {
+            const int64_t t = unit % c.num_tokens;
+            count = std::min({last - unit, c.num_tokens - t, c.batch->starts[c.sequences[size_t(t)] + 1] - t});
+            c.kernels.attend(task(c, unit / c.num_tokens, t, count, thread));
         }
+    }
+    void attend_piece(const Context& c, int64_t unit, int thread) const {
+        const int64_t pair = unit / c.segments, floats = piece_floats(cache->layout(), heads());
+        AttendTask piece = task(c, pair / c.num_tokens, pair % c.num_tokens, 1, thread);
+        piece.pieces = c.pieces + pair * c.segments * floats;
+        piece.piece_floats = floats;
+        piece.segment = int(unit % c.segments);
+        c.kernels.attend(piece);
+        if (c.num_done[pair].fetch_add(1, std::memory_order_acq_rel) + 1 < c.segments) return;
+        c.num_done[pair].store(0, std::memory_order_relaxed);  // before the next barrier
+        c.kernels.attend_merge(piece);
+    }
+    AttendTask task(const Context& c, int64_t head, int64_t t, int64_t count, int thread) const {
+        const CacheLayout& layout = cache->layout();
+        const int64_t column = head * heads() * layout.head_dim;
+        AttendTask task{};
+        task.layout = layout;
+        task.cache = cache->layer(layer);
+        task.blocks = c.batch->block_tables + c.sequences[size_t(t)] * c.batch->table_width;
+        task.tokens = int(count);
+        task.positions = c.batch->positions + t;
+        task.window = window;
+        task.kv_head = int(head);
+        task.num_heads = int(heads());
+        task.q = c.at(q, t) + column;
+        task.q_stride = q.stride;
+        task.out = c.at(out, t) + column;
+        task.out_stride = out.stride;
+        task.scale = scale;
+        task.scratch = c.scratch_of(thread);
+        return task;
     }
 };
 
@@ -80,6 +98,10 @@ std::unique_ptr<Step> rope_write_step(const Cache* cache, int64_t layer, Rows q,
 
 std::unique_ptr<Step> attend_step(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int window) {
     return std::make_unique<AttendStep>(cache, layer, q, out, scale, window);
+}
+
+int64_t attend_piece_floats(const CacheLayout& layout, int64_t width) {
+    return layout.num_kv_heads * piece_floats(layout, width / layout.head_dim / layout.num_kv_heads);
 }
 
 }  // namespace bitnet

@@ -26,6 +26,8 @@ constexpr int64_t kCostOfHelp = 20'000'000;
 // What keeps every product of sizes inside int64, and units inside the 32 bits that Phases has for them.
 constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
 constexpr int32_t kMaxPosition = 1 << 30;
+// With so many units of attention a thread, none has to wait long for another.
+constexpr int kCutUnits = 4;
 
 void check_sequence(const Batch& b, int64_t s, const Cache* cache) {
     for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) {
@@ -92,6 +94,7 @@ Executor::Executor(const std::string& isa, int num_threads)
       pool_(num_threads),
       phases_(num_threads),
       team_(num_threads),
+      num_done_(size_t(num_threads * kCutUnits)),
       scratch_(size_t(num_threads)) {}
 
 void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
@@ -117,6 +120,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
         if (scratch.bytes() < program.scratch_floats(num_tokens) * 4)
             scratch = Memory(program.scratch_floats(num_tokens) * 4);
 
+    const int64_t segments = cut_attention(program, batch);
     const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
     const Context context{*kernels_,
                           num_tokens,
@@ -126,7 +130,10 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
                           output,
                           batch,
                           sequences_,
-                          scratch_};
+                          scratch_,
+                          segments,
+                          reinterpret_cast<float*>(pieces_.data()),
+                          num_done_.data()};
     parallel(std::min(program.cost(), kMaxCost) * num_tokens, [&](int thread) noexcept {  // others wait at the barrier
         const FloatMode mode;
         Clock::time_point before;
@@ -147,6 +154,17 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
         phases_.begin(thread, 0);
         lap(program.steps().size());
     });
+}
+
+// Into how many segments attention is cut, with room for them.
+int64_t Executor::cut_attention(const Program& program, const Batch* batch) {
+    if (!program.piece_floats()) return 1;
+    if (batch->num_tokens * program.cache()->layout().num_kv_heads >= int64_t(num_done_.size())) return 1;
+    const int32_t last = *std::max_element(batch->positions, batch->positions + batch->num_tokens);
+    const int64_t segments = last / kSegmentTokens + 1,
+                  bytes = batch->num_tokens * segments * program.piece_floats() * 4;
+    if (segments > 1 && pieces_.bytes() < bytes) pieces_ = Memory(bytes);
+    return segments;
 }
 
 // A copy that nobody else can write: what has been checked is what is used.

@@ -1,5 +1,6 @@
 // Runs a Plan: a straight list of steps over one arena, all threads going through it together.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -72,6 +73,11 @@ struct Context {
     const Batch* batch;                     // null in programs that work on rows alone
     const std::vector<int32_t>& sequences;  // the sequence of each token
     const std::vector<Memory>& scratch;     // of each thread
+    // Into so many segments attention to a key head is cut, where there are few tokens for many threads; else 1. Of
+    // each token and key head: what the segments give, and how many of them are done.
+    int64_t segments;
+    float* pieces;
+    std::atomic<int32_t>* num_done;
 
     float* at(const Rows& rows, int64_t token) const;
     float* scratch_of(int thread) const { return reinterpret_cast<float*>(scratch[size_t(thread)].data()); }
@@ -137,6 +143,7 @@ class Program {
     int64_t cost() const { return cost_; }  // multiply-adds a token, but for attention
     const Cache* cache() const { return cache_; }
     bool needs_batch() const { return needs_batch_; }
+    int64_t piece_floats() const { return piece_floats_; }  // of a token, of all key heads, of a segment
     // No step can be added from now on.
     void seal() { sealed_ = true; }
 
@@ -149,7 +156,7 @@ class Program {
     void use(const Cache* cache, int64_t layer);
 
     int64_t arena_floats_, group_sums_floats_ = 0;  // a token; the sums stand behind what the caller laid out
-    int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0;
+    int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
     const Cache* cache_ = nullptr;
     bool needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
@@ -173,6 +180,7 @@ class Executor {
 
   private:
     Batch keep(const Batch& batch);
+    int64_t cut_attention(const Program& program, const Batch* batch);
     void parallel(int64_t cost, const std::function<void(int)>& work);
 
     std::mutex mutex_;
@@ -180,7 +188,8 @@ class Executor {
     Pool pool_;
     Phases phases_;
     Team team_;
-    Memory arena_;
+    Memory arena_, pieces_;
+    std::vector<std::atomic<int32_t>> num_done_;
     std::vector<int32_t> sequences_, indices_;
     std::vector<Memory> scratch_;
 };

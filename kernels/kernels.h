@@ -125,6 +125,11 @@ struct AttendTask {
     int64_t out_stride;
     float scale;
     float* scratch;  // 3 * kQueries * padded_dim + 8 * kBlockTokens floats
+    // Where not null, `attend` does one segment of one token only and leaves here what that gives; `attend_merge` makes
+    // `out` of all segments. Each has piece_floats: padded_dim a query head, then two a query head.
+    float* pieces;
+    int64_t piece_floats;
+    int segment;
 };
 
 // 16 rows of a quantised head and one input: half_scale * (high * high_sums + low * low_sums).
@@ -173,6 +178,7 @@ struct Kernels {
     void (*rope)(float* x, int num_heads, int head_dim, const float* cosine, const float* sine);
     void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
     void (*attend)(const AttendTask& task);
+    void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // acc[vector][16] = sum over columns of 6-bit or 2-bit code * activation, for a tile of a quantised head and 2, 4,
     // 6 or 8 vectors of activations, which are interleaved: [steps * 4][vectors][4].

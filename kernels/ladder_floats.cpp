@@ -1,5 +1,6 @@
 // Times the float steps of the 2B-4T shape, as the executor runs them: on one thread.
 #include <cstdio>
+#include <cstring>
 
 #include "executor.h"
 #include "ladder.h"
@@ -37,6 +38,7 @@ double time_program(const Kernels& kernels, const Program& program, int length, 
 void time_attention(const Kernels& kernels, int length, int tokens, int layers) {
     Cache cache(cache_layout(Dtype::bf16, int(kKeys / kDim), int(kDim)), layers);
     cache.reserve(length / kBlockTokens + 1);
+    std::memset(cache.layer(0), 0, size_t(cache.num_blocks() * cache.block_bytes()));  // untouched, it is one page
     Program program(2 * kHidden);
     for (int layer = 0; layer < layers; layer++)
         program.attend(&cache, layer, rows(0, kHidden), rows(kHidden, kHidden), 0.088f);

@@ -324,6 +324,7 @@ void Program::attend(const Cache* cache, int64_t layer, Rows q, Rows out, float 
             "query heads come in whole groups of key heads");
     check_written(out, q.width);
     push(attend_step(cache, layer, q, out, scale, int(window)));
+    piece_floats_ = std::max(piece_floats_, attend_piece_floats(cache->layout(), q.width));
 }
 
 void Program::add(Rows x, Rows y, Rows out) {

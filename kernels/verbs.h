@@ -30,6 +30,7 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.rope = rope;
     kernels.cache_write = cache_write;
     kernels.attend = attend;
+    kernels.attend_merge = attend_merge;
     kernels.add = add_rows;
     kernels.head_sums6 = head_sums<kHeadBytes6>;
     kernels.head_sums2 = head_sums<kHeadBytes2>;

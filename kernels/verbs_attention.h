@@ -344,42 +344,79 @@ inline void interleave(const Query* queries, int count, int head_dim, float* q) 
     });
 }
 
+inline void divide(int padded_dim, const Query* queries, int count, int head_dim, const Attended& all) {
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < head_dim; d++) queries[i].out[d] = all.sums[i * padded_dim + d] / all.states[i].total;
+}
+
 template <Dtype D>
-void attend_queries(const AttendTask& t, const Query* queries, int count) {
+void attend_queries(const AttendTask& t, const Query* queries, int count, const Attended* piece) {
     const int padded = t.layout.padded_dim, dim = t.layout.head_dim, length = queries[count - 1].length;
+    const int seen = queries[0].first / kBlockTokens * kBlockTokens, start = queries[0].first / kSegmentTokens;
     Softmax states[kQueries], more_states[kQueries];
     float* q = t.scratch + 8 * kBlockTokens;
     const Attended all{states, q + count * dim}, more{more_states, all.sums + count * padded};
     interleave(queries, count, dim, q);
-    const int start = queries[0].first / kSegmentTokens * kSegmentTokens;
-    for (int begin = start; begin < length; begin += kSegmentTokens) {
-        const int end = length - begin < kSegmentTokens ? length : begin + kSegmentTokens;
-        const bool is_first = begin == start;
-        attend_segment<D>(t, is_first ? queries[0].first / kBlockTokens * kBlockTokens : begin, end, queries, count, q,
-                          is_first ? all : more);
-        for (int i = 0; i < count && !is_first; i++)
-            if (queries[i].length > begin)
+    const auto attend_to = [&](int segment, const Attended& to) {
+        const int begin = segment * kSegmentTokens, end = begin + kSegmentTokens;
+        attend_segment<D>(t, begin < seen ? seen : begin, end < length ? end : length, queries, count, q, to);
+    };
+    if (piece) return attend_to(t.segment, *piece);
+    attend_to(start, all);
+    for (int segment = start + 1; segment * kSegmentTokens < length; segment++) {
+        attend_to(segment, more);
+        for (int i = 0; i < count; i++)
+            if (queries[i].length > segment * kSegmentTokens)
                 merge_segment(padded, states[i], all.sums + i * padded, more_states[i], more.sums + i * padded);
     }
-    for (int i = 0; i < count; i++)
-        for (int d = 0; d < dim; d++) queries[i].out[d] = all.sums[i * padded + d] / states[i].total;
+    divide(padded, queries, count, dim, all);
+}
+
+// What a segment gives for the query heads from `head` on.
+inline Attended piece_of(const AttendTask& t, int segment, int head) {
+    float* at = t.pieces + segment * t.piece_floats;
+    return {(Softmax*)(at + t.num_heads * t.layout.padded_dim) + head, at + head * t.layout.padded_dim};
+}
+
+// The queries of all heads of all tokens, as many at a time as go together; of a piece they have one token.
+template <class F>
+BITNET_INLINE void each_queries(const AttendTask& t, F f) {
+    Query queries[kQueries];
+    const int all = t.tokens * t.num_heads;
+    for (int from = 0, count; from < all; from += count) {
+        count = all - from < kQueries ? all - from : kQueries;
+        for (int i = 0; i < count; i++) {
+            const int token = (from + i) / t.num_heads, feature = (from + i) % t.num_heads * t.layout.head_dim;
+            const int length = t.positions[token] + 1;
+            queries[i] = {t.q + token * t.q_stride + feature, t.out + token * t.out_stride + feature,
+                          t.window && t.window < length ? length - t.window : 0, length};
+        }
+        f(queries, count, from);
+    }
 }
 
 void attend(const AttendTask& t) {
     const auto run = t.layout.dtype == Dtype::f32  ? attend_queries<Dtype::f32>
                      : t.layout.dtype == Dtype::i8 ? attend_queries<Dtype::i8>
                                                    : attend_queries<Dtype::bf16>;
-    Query queries[kQueries];
-    int count = 0;
-    for (int i = 0; i < t.tokens * t.num_heads; i++) {
-        const int token = i / t.num_heads, feature = i % t.num_heads * t.layout.head_dim;
-        const int length = t.positions[token] + 1;
-        queries[count++] = {t.q + token * t.q_stride + feature, t.out + token * t.out_stride + feature,
-                            t.window && t.window < length ? length - t.window : 0, length};
-        if (count < kQueries && i + 1 < t.tokens * t.num_heads) continue;
-        run(t, queries, count);
-        count = 0;
-    }
+    each_queries(t, [&](const Query* queries, int count, int from) {
+        const Attended piece = t.pieces ? piece_of(t, t.segment, from) : Attended{};
+        run(t, queries, count, t.pieces ? &piece : nullptr);
+    });
+}
+
+void attend_merge(const AttendTask& t) {
+    const int padded = t.layout.padded_dim;
+    each_queries(t, [&](const Query* queries, int count, int from) {
+        const int start = queries[0].first / kSegmentTokens;
+        const Attended all = piece_of(t, start, from);
+        for (int segment = start + 1; segment * kSegmentTokens < queries[0].length; segment++) {
+            const Attended more = piece_of(t, segment, from);
+            for (int i = 0; i < count; i++)
+                merge_segment(padded, all.states[i], all.sums + i * padded, more.states[i], more.sums + i * padded);
+        }
+        divide(padded, queries, count, t.layout.head_dim, all);
+    });
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -213,9 +215,17 @@ def test_dense(isa: str, dtype: str, rows: int, columns: int, tokens: int) -> No
 
 
 def attend(
-    isa: str, cache_dtype: str, qkv: Floats, heads: int, kv_heads: int, dim: int, threads: int, window: int = 0
+    isa: str,
+    cache_dtype: str,
+    qkv: Floats,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    threads: int,
+    window: int = 0,
+    num_alone: int = 0,
 ) -> Floats:
-    """One sequence of len(qkv) tokens in scattered blocks; no rotation."""
+    """One sequence of len(qkv) tokens in scattered blocks, the last `num_alone` in a step each; no rotation."""
     tokens, width = qkv.shape
     cache = native.Cache(cache_dtype, 1, kv_heads, dim)
     num_blocks = -(-tokens // native.BLOCK_TOKENS)
@@ -232,8 +242,13 @@ def attend(
     position = np.arange(tokens, dtype=np.int32)
     table = np.arange(num_blocks, dtype=np.int32)[::-1] * 2 + 1
     slots = table[position // native.BLOCK_TOKENS] * native.BLOCK_TOKENS + position % native.BLOCK_TOKENS
-    arrays = (position * 0, position, slots, np.array([0, tokens], np.int32), np.ascontiguousarray(table[None]))
-    return run(program, isa, qkv, queries, threads, arrays)
+    table = np.ascontiguousarray(table[None])
+
+    def step(a: int, b: int) -> Floats:
+        arrays = (position[a:b] * 0, position[a:b], slots[a:b], np.array([0, b - a], np.int32), table)
+        return run(program, isa, qkv[a:b], queries, threads, arrays)
+
+    return np.concatenate([step(a, b) for a, b in pairwise([0, *range(tokens - num_alone, tokens + 1)]) if a < b])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -254,6 +269,8 @@ def test_attention(isa: str, cache_dtype: str, tokens: int, heads: int, kv_heads
     assert np.allclose(y, expected, rtol=1e-4, atol=2e-2 if cache_dtype == "int8" else 2e-6)
     assert np.median(np.abs(y - expected)) < 2e-6
     assert y.tobytes() == attend("generic", cache_dtype, qkv, heads, kv_heads, dim, 1, window).tobytes()
+    # threads share a token's segments
+    assert y.tobytes() == attend(isa, cache_dtype, qkv, heads, kv_heads, dim, 2, window, num_alone=1).tobytes()
 
 
 def test_rotation_is_right_to_the_last_place() -> None:
