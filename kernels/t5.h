@@ -5,6 +5,8 @@
 
 namespace bitnet {
 
+constexpr int kNumT5 = 243;  // bytes from here on mean nothing
+
 struct T5Tables {
     uint8_t first[256] = {};  // t0 | t1 << 2 | t2 << 4 | t3 << 6, by the whole byte
     uint8_t fifth[256] = {};  // t4 << 6

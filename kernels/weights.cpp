@@ -75,6 +75,11 @@ uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_co
                                 " holds no ternary code");
 }
 
+[[noreturn]] void refuse_group(int64_t group) {
+    throw std::invalid_argument("one of the rows from " + std::to_string(group * kGroupRows) +
+                                " on holds no ternary code");
+}
+
 // Whether a code among bytes of U2 is the fourth pattern.
 bool has_invalid(const uint8_t* bytes, int64_t count) {
     uint64_t bad = 0, x;
@@ -154,7 +159,7 @@ void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* cod
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
     packed_[size_t(part)] = 0;
-    layout == Layout::u2 ? copy_u2(part, data) : pack_codes(part, data, layout);
+    read(part, data, layout);
     for (int64_t g = first_groups_[size_t(part)]; g < first_groups_[size_t(part) + 1]; g++)
         groups_[size_t(g)].scale = scale;
     packed_[size_t(part)] = 1;
@@ -162,7 +167,7 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float sca
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const float* scales) {
     packed_[size_t(part)] = 0;
-    layout == Layout::u2 ? copy_u2(part, data) : pack_codes(part, data, layout);
+    read(part, data, layout);
     float* out = scale_data() + first_groups_[size_t(part)] * column_groups_ * kGroupRows;
     for (int64_t row = 0; row < part_rows_[size_t(part)]; row++)
         for (int64_t g = 0; g < column_groups_; g++) {
@@ -173,6 +178,12 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const flo
             out[(row / kGroupRows * column_groups_ + g) * kGroupRows + row % kGroupRows] = scale;
         }
     packed_[size_t(part)] = 1;
+}
+
+void TernaryWeight::read(int part, const uint8_t* data, Layout layout) {
+    if (layout == Layout::u2) return copy_u2(part, data);
+    if (layout == Layout::t5) return copy_t5(part, data);
+    pack_codes(part, data, layout);
 }
 
 void TernaryWeight::pack_codes(int part, const uint8_t* data, Layout layout) {
@@ -200,9 +211,7 @@ void TernaryWeight::copy_u2(int part, const uint8_t* data) {
     const auto step = [&](int64_t s) { return s * kStepBytes < bytes ? data + s * kStepBytes : padding.data(); };
     for (int64_t group = first; group < last; group++, data += bytes) {
         uint8_t* out = memory_.data() + group * group_bytes_;
-        if (has_invalid(data, bytes))
-            throw std::invalid_argument("one of the rows from " + std::to_string((group - first) * kGroupRows) +
-                                        " on holds no ternary code");
+        if (has_invalid(data, bytes)) refuse_group(group - first);
         if (format_ == Format::u2) {
             std::memcpy(out, data, size_t(bytes));
             continue;
@@ -211,6 +220,20 @@ void TernaryWeight::copy_u2(int part, const uint8_t* data) {
             const uint8_t *four = step(s), *fifths = step(steps + s / 4);
             for (int i = 0; i < kStepBytes; i++) out[i] = kU2ToT5.byte[fifths[i] >> 2 * (s % 4) & 3][four[i]];
         }
+    }
+}
+
+void TernaryWeight::copy_t5(int part, const uint8_t* data) {
+    const int64_t blocks = (columns_ + kBlockColumns - 1) / kBlockColumns, bytes = blocks * kBlockBytes;
+    std::vector<uint8_t> steps(format_ == Format::u2 ? size_t(bytes + blocks * kStepBytes) : 0);
+    const int64_t first = first_groups_[size_t(part)], last = first_groups_[size_t(part) + 1];
+    for (int64_t group = first; group < last; group++, data += bytes) {
+        uint8_t largest = 0;
+        for (int64_t i = 0; i < bytes; i++) largest = std::max(largest, data[i]);
+        if (largest >= kNumT5) refuse_group(group - first);
+        if (format_ == Format::u2) expand_blocks(data, int(blocks), steps.data());
+        const uint8_t* source = format_ == Format::u2 ? steps.data() : data;
+        std::memcpy(memory_.data() + group * group_bytes_, source, size_t(group_bytes_));
     }
 }
 

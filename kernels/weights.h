@@ -39,7 +39,7 @@ class Arena {
     int64_t used_ = 0;
 };
 
-enum class Layout : int { codes, quarters, u2 };  // ternary.py says what they are
+enum class Layout : int { codes, quarters, u2, t5 };  // ternary.py says what they are
 
 enum class Format : int { u2 = 0, t5 = 1 };  // 2 bits or 1.6 bits a weight, see kernels.h
 
@@ -82,8 +82,10 @@ class TernaryWeight {
 
   private:
     float* scale_data() const { return reinterpret_cast<float*>(scales_.data()); }
+    void read(int part, const uint8_t* data, Layout layout);
     void pack_codes(int part, const uint8_t* data, Layout layout);
     void copy_u2(int part, const uint8_t* data);
+    void copy_t5(int part, const uint8_t* data);
     void pack_row(int64_t group, int row_in_group, const uint8_t* codes);
 
     Format format_;

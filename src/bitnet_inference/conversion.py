@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import get_args
 
+from bitnet_inference.backends.choose import load_model
+from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint
@@ -39,22 +42,29 @@ class Conversion:
 
 
 def convert(
-    source: str | Path, target: str | Path, kind: Kind | None = None, progress: Progress | None = None
+    source: str | Path,
+    target: str | Path,
+    kind: Kind | None = None,
+    progress: Progress | None = None,
+    *,
+    compressed: bool = False,
 ) -> Conversion:
     """Write the model of a folder or file, or "default", with its tokenizer as X.gguf or as a packed X.safetensors.
 
     `kind`, for GGUF only, is what ternary matrices become: "i2_s", the default, keeps them to the bit, "tq2_0" rounds
     their scales to float16, and "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes`
-    say so. The target appears when it is whole. `progress` gets the weights written so far, and those in all. Raises
-    NotFound, FormatError, Unsupported and InvalidParams.
+    say so. A packed file that is `compressed` is smaller, and takes longer to load. The target appears when it is
+    whole. `progress` gets the weights written so far, and those in all. Raises NotFound, FormatError, Unsupported and
+    InvalidParams.
     """
     path, target = find_model(source), Path(target)
-    _check_target(path, target, kind)
+    _check_target(path, target, kind, compressed)
     checkpoint = open_checkpoint(path)
     require_sound(checkpoint)
     if target.suffix == _PACKED:
         load_tokenizer(checkpoint)  # what cannot be read again is not written
-        write_packed(checkpoint, to_embedded(load_text_files(checkpoint)), target, progress=progress)
+        files = to_embedded(load_text_files(checkpoint))
+        write_packed(checkpoint, files, target, compressed=compressed, progress=progress)
         return Conversion(target, target.stat().st_size, (), ())
     kind = kind or "i2_s"
     metadata, notes = _metadata(checkpoint)
@@ -67,13 +77,24 @@ def convert(
     return Conversion(target, target.stat().st_size, tuple(tensors.written), (*tensors.notes(), *notes))
 
 
-def _check_target(source: Path, target: Path, kind: str | None) -> None:
+def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
+    """How long a model takes to be ready to run, with its tokenizer. Raises as LLM.load does."""
+    start = perf_counter()
+    checkpoint = open_checkpoint(path)
+    load_tokenizer(checkpoint)
+    load_model(checkpoint, EngineConfig.from_env(), progress).close()
+    return perf_counter() - start
+
+
+def _check_target(source: Path, target: Path, kind: str | None, compressed: bool) -> None:
     if kind not in (None, *KINDS):
         raise InvalidParams(f"the type {kind!r} is not known: choose one of {', '.join(KINDS)}")
     if target.suffix not in _TARGETS:
         raise InvalidParams(f"{target}: what to write shows in the name: end it in {' or '.join(_TARGETS)}")
     if kind and target.suffix != _GGUF:
         raise InvalidParams(f"{target}: a packed file keeps every weight as it is: leave the type {kind} out")
+    if compressed and target.suffix != _PACKED:
+        raise InvalidParams(f"{target}: a GGUF file is not compressed: give X{_PACKED}, or leave --compress out")
     refuse_unwritable(target)
     if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
         raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")

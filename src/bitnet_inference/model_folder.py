@@ -41,7 +41,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 def load_text_files(checkpoint: Checkpoint) -> TextFiles:
     """What a model says about its texts: in the file itself, or beside it. Raises FormatError and Unsupported."""
     if isinstance(checkpoint, PackedCheckpoint):
-        return from_embedded(checkpoint.path, checkpoint.files)
+        return from_embedded(checkpoint.path, checkpoint.file)
     if checkpoint.metadata:
         return text_files(checkpoint.path, checkpoint.metadata)
     return read_folder(checkpoint.path)

@@ -7,7 +7,8 @@ A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
     u2        uint8 [ceil(out / 32), ceil(in / 16), 128], the kernels' R32/U2 layout
     t5        uint8 [ceil(out / 32), ceil(in / 80) * 4, 128], five values a byte
 
-Packed, a value is stored as value + 1, in two bits but for t5; the fourth pattern, 3, is invalid everywhere.
+Packed, a value is stored as value + 1, in two bits but for t5; the fourth pattern, 3, is invalid everywhere, and so are
+the bytes of t5 from 243 on.
 Scales stand beside it: one a matrix, or float32 [out, ceil(in / group)], one for every `group` columns of a row.
 """
 
@@ -18,11 +19,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Layout = Literal["codes", "quarters", "u2"]
+Layout = Literal["codes", "quarters", "u2", "t5"]
 GROUP_ROWS = 32
 STEP_COLUMNS = 16
 STEP_BYTES = 128
 BLOCK_COLUMNS = 80  # of t5: four steps of 20
+NUM_T5 = 243  # bytes of t5 that mean something: from here on they are invalid
 _MIN_MAGNITUDE = np.float32(1e-5)
 _LOW_BITS = np.uint8(0b01010101)
 _MEAN_LANES = 16
@@ -94,7 +96,7 @@ def pack_t5(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     other than -1, 0, 1.
     """
     fields = _fields(codes)
-    num_groups, num_steps = -(-codes.shape[0] // GROUP_ROWS), -(-codes.shape[1] // BLOCK_COLUMNS) * 4
+    num_groups, num_steps, _ = t5_shape(*codes.shape)
     padded = np.ones((num_groups * GROUP_ROWS, num_steps * 20), np.uint8)
     padded[: codes.shape[0], : codes.shape[1]] = fields
     rows = padded.reshape(num_groups, GROUP_ROWS, num_steps * 20)
@@ -105,9 +107,36 @@ def pack_t5(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
     return packed.reshape(num_groups, num_steps, STEP_BYTES)
 
 
+def unpack_t5(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.int8]:
+    """t5 uint8 [ceil(out / 32), ceil(in / 80) * 4, 128] to codes int8 of `shape` [out, in].
+
+    Raises ValueError where a byte is 243 or more, and for a wrong number of groups or steps.
+    """
+    num_groups, num_steps, _ = expected = t5_shape(*shape)
+    if packed.shape != expected:
+        raise ValueError(f"{shape} takes {expected} bytes, the array has {packed.shape}")
+    if packed.size and packed.max() >= NUM_T5:
+        raise ValueError(f"a byte is {packed.max()}: those of t5 are below {NUM_T5}")
+    q = np.arange(NUM_T5)
+    q[192:] = 64 + (q[192:] - 192) // 3
+    q[:192] %= 64
+    t4 = np.where(np.arange(NUM_T5) < 192, np.arange(NUM_T5) >> 6, np.arange(NUM_T5) % 3)
+    tables = np.stack([*(q // 3**power % 3 for power in range(4)), t4]).astype(np.uint8)
+    fields = tables[:, packed.reshape(num_groups, num_steps, GROUP_ROWS, 4)]
+    num_rows = num_groups * GROUP_ROWS
+    first = fields[:4].transpose(1, 3, 2, 0, 4).reshape(num_rows, num_steps * STEP_COLUMNS)
+    rows = np.concatenate([first, fields[4].transpose(0, 2, 1, 3).reshape(num_rows, num_steps * 4)], axis=1)
+    return _codes(rows[: shape[0], : shape[1]])
+
+
 def u2_shape(rows: int, columns: int) -> tuple[int, int, int]:
     """The shape of the array that holds a matrix [rows, columns] in u2."""
     return -(-rows // GROUP_ROWS), -(-columns // STEP_COLUMNS), STEP_BYTES
+
+
+def t5_shape(rows: int, columns: int) -> tuple[int, int, int]:
+    """The shape of the array that holds a matrix [rows, columns] in t5."""
+    return -(-rows // GROUP_ROWS), -(-columns // BLOCK_COLUMNS) * 4, STEP_BYTES
 
 
 def unpack(data: NDArray[np.generic], layout: Layout, shape: tuple[int, int]) -> NDArray[np.int8]:
@@ -116,6 +145,8 @@ def unpack(data: NDArray[np.generic], layout: Layout, shape: tuple[int, int]) ->
         return data.view(np.int8)
     if layout == "quarters":
         return unpack_quarters(data.view(np.uint8), shape[0])
+    if layout == "t5":
+        return unpack_t5(data.view(np.uint8), shape)
     return unpack_u2(data.view(np.uint8), shape)
 
 

@@ -36,26 +36,31 @@ def same_logits(one: Any, other: Any, **options: Any) -> bool:
     return np.array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bits_as_from_the_folder(tmp_path, name):
+def test_the_same_bits_as_from_the_folder(tmp_path, name, compressed):
     original = open_checkpoint(GOLDEN / name)
-    packed = rewritten(original, tmp_path)
+    packed = rewritten(original, tmp_path, compressed=compressed)
     assert packed.config == original.config
     assert packed.num_parameters == original.num_parameters
     assert same_logits(original, packed)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("options", [{"ternary_format": "u2"}, {"ternary_format": "t5"}, {"device": "reference"}])
-def test_every_format_and_backend(tmp_path, options):
-    original = open_checkpoint(GOLDEN / "bitnet-bitlinear")
-    assert same_logits(original, rewritten(original, tmp_path), **options)
+def test_every_format_and_backend(tmp_path, options, compressed):
+    original = open_checkpoint(find_model("default"))
+    packed = rewritten(original, tmp_path, compressed=compressed)
+    assert packed.matrix("layers.0.down").layout == ("t5" if compressed else "u2")
+    assert same_logits(original, packed, **options)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("group_size", [64, 128])
 @pytest.mark.parametrize("name", ["bitnet-packed", "llama-ternary-head"])
-def test_groups_of_columns_keep_their_scales(tmp_path, name, group_size):
+def test_groups_of_columns_keep_their_scales(tmp_path, name, group_size, compressed):
     original = Grouped(name, group_size)
-    packed = rewritten(original, tmp_path)
+    packed = rewritten(original, tmp_path, compressed=compressed)
     assert packed.group_size("layers.0.q") == group_size
     assert same_logits(original, packed)
 
@@ -70,12 +75,13 @@ def test_a_model_answers_as_from_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["u2", "t5"])
+@pytest.mark.parametrize("source", ["u2", "t5"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_kernels_copy_their_own_layout(shape, target):
+def test_kernels_copy_their_own_layouts(shape, source, target):
     codes = np.random.default_rng(sum(shape)).integers(-1, 2, shape).astype(np.int8)
     weight = native.TernaryWeight(shape[1], [shape[0]], target)
-    data = ternary.pack_u2(codes)
-    weight.pack(0, data.reshape(len(data), -1), "u2", 0.5)
+    data = PACK[source](codes)
+    weight.pack(0, data.reshape(len(data), -1), source, 0.5)
     assert np.array_equal(weight.packed().reshape(-1), PACK[target](codes).reshape(-1))
 
 
@@ -87,6 +93,20 @@ def test_the_fourth_pattern_is_refused(target, byte):
     weight = native.TernaryWeight(20, [40], target)
     with pytest.raises(ValueError, match="rows from 32 on"):
         weight.pack(0, data.reshape(len(data), -1), "u2", 1.0)
+
+
+@pytest.mark.parametrize("target", ["u2", "t5"])
+@pytest.mark.parametrize("byte", [243, 255])
+def test_bytes_of_t5_that_mean_nothing_are_refused(target, byte):
+    data = ternary.pack_t5(np.zeros((40, 20), np.int8))
+    data[1, 2, 5] = byte
+    weight = native.TernaryWeight(20, [40], target)
+    with pytest.raises(ValueError, match="rows from 32 on"):
+        weight.pack(0, data.reshape(len(data), -1), "t5", 1.0)
+    with pytest.raises(ValueError, match=f"a byte is {byte}"):
+        ternary.unpack(data, "t5", (40, 20))
+    with pytest.raises(ValueError, match="wrong shape"):
+        weight.pack(0, data[:1].reshape(1, -1), "t5", 1.0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])

@@ -67,6 +67,7 @@ DOORS = {
     "rich": "cli/",
     "tokenizers": "text/tokenizer.py",
     "typer": "cli/",
+    "zstandard": "formats/compressed.py",
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
 # "path" or "path:function" -> why it is longer. Better split it by meaning.

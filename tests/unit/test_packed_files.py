@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from bitnet_inference.formats.checkpoint import Dense, LocalLayers, ModelConfig,
 from bitnet_inference.formats.packed_config import read_config, write_config
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
+from bitnet_inference.ternary import unpack
 from bitnet_inference.text.embedded import to_embedded
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def write(folder: Path, path: Path) -> Path:
+def write(folder: Path, path: Path, **options: Any) -> Path:
     checkpoint = open_checkpoint(folder)
-    write_packed(checkpoint, to_embedded(load_text_files(checkpoint)), path)
+    write_packed(checkpoint, to_embedded(load_text_files(checkpoint)), path, **options)
     return path
 
 
@@ -62,8 +64,10 @@ def test_what_stands_in_a_file(sound):
     header, data = split(sound)
     said = header.pop("__metadata__")
     assert said["format"] == "bitnet-inference"
-    assert said["version"] == "1"
+    assert said["version"] == "2"
     assert said["source"] == "bitnet-packed"
+    assert said["source_format"] == "a Hugging Face folder"
+    assert said["compressed"] == "{}"
     assert all(isinstance(value, str) for value in said.values())
     assert json.loads(said["sha256"]).keys() == header.keys()
     assert (len(sound) - len(data)) % 64 == 0
@@ -73,10 +77,14 @@ def test_what_stands_in_a_file(sound):
     assert data[begin:end] == (GOLDEN / "bitnet-packed" / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["bitnet-packed", "llama3-bf16", "llama-f16", "llama-rms-norm", "default"])
-def test_everything_comes_back(tmp_path, name):
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    "name", ["bitnet-packed", "llama3-bf16", "llama-f16", "llama-f32", "llama-rms-norm", "default"]
+)
+def test_everything_comes_back(tmp_path, name, compressed):
     folder = find_model("default") if name == "default" else GOLDEN / name
-    original, packed = open_checkpoint(folder), open_checkpoint(write(folder, tmp_path / "a.safetensors"))
+    written = write(folder, tmp_path / "a.safetensors", compressed=compressed)
+    original, packed = open_checkpoint(folder), open_checkpoint(written)
     assert packed.check() == list(packed.verify()) == []
     assert packed.config == original.config
     for each, shape in expected_shapes(original.config):
@@ -90,6 +98,8 @@ def test_everything_comes_back(tmp_path, name):
             assert found.data.tobytes() == expected.data.tobytes()
         else:
             assert isinstance(found, Ternary)
+            codes = (unpack(each.data, each.layout, each.shape) for each in (found, expected))
+            assert np.array_equal(*codes)
             assert np.float32(found.scale) == np.float32(expected.scale)
     texts, others = load_text_files(original), load_text_files(packed)
     assert vars(others) == vars(texts) | {"path": packed.path}
@@ -136,10 +146,41 @@ def test_a_failure_leaves_what_was_there(tmp_path):
         write_packed(checkpoint, {}, tmp_path / "a.bin")
 
 
+def test_a_file_of_version_1_opens_and_becomes_one_of_the_newest(tmp_path):
+    """The file was written when 1 was the newest version."""
+    path = Path(__file__).with_name("packed_v1.safetensors")
+    older = open_checkpoint(path)
+    assert older.check() == list(older.verify()) == []
+    assert older.notes()[:2] == [
+        "packed file, version 1",
+        "version 2 is the newest: `bitnet convert` writes it, and loses nothing",
+    ]
+    convert(path, tmp_path / "plain.safetensors")
+    convert(path, tmp_path / "compressed.safetensors", compressed=True)
+    assert open_checkpoint(tmp_path / "plain.safetensors").notes()[:2] == [
+        "packed file, version 2",
+        "source: 'bitnet-packed'",
+    ]
+    data = [split(file.read_bytes())[0] for file in (path, tmp_path / "plain.safetensors")]
+    hashes = [json.loads(header["__metadata__"]["sha256"]) for header in data]
+    # The screen of so small a head is not made anew.
+    assert {name: each for name, each in hashes[0].items() if "screen" not in name and "padding" not in name} == {
+        name: each for name, each in hashes[1].items() if "padding" not in name
+    }
+    for name in ("plain", "compressed"):
+        newer = open_checkpoint(tmp_path / f"{name}.safetensors")
+        assert newer.config == older.config
+        assert load_tokenizer(newer).encode("a b") == load_tokenizer(older).encode("a b")
+        for each, shape in expected_shapes(older.config):
+            if len(shape) == 2 and older.is_ternary(each):
+                matrices = (newer.matrix(each), older.matrix(each))
+                assert np.array_equal(*(unpack(matrix.data, matrix.layout, matrix.shape) for matrix in matrices))
+
+
 def test_newer_versions_are_refused(tmp_path, sound):
     header, data = split(sound)
-    header["__metadata__"]["version"] = "2"
-    with pytest.raises(VersionError, match="version 2 found, at most 1"):
+    header["__metadata__"]["version"] = "3"
+    with pytest.raises(VersionError, match="version 3 found, at most 2"):
         problems(tmp_path, header, data)
 
 
@@ -277,7 +318,9 @@ def test_truncated(tmp_path, sound, length):
 
 def test_the_command_converts_there_and_back(tmp_path):
     packed, there, back = tmp_path / "a.safetensors", tmp_path / "a.gguf", tmp_path / "b.gguf"
-    assert CliRunner().invoke(app, ["convert", "default", str(packed)]).exit_code == 0
+    written = CliRunner().invoke(app, ["convert", "default", str(packed)])
+    assert written.exit_code == 0
+    assert re.fullmatch(rf"{packed}: 3\.1 MB, opens in [0-9.]+ s\n", written.stdout)
     convert("default", there)
     convert(packed, back)
     one, other = map(open_checkpoint, (there, back))
@@ -287,6 +330,9 @@ def test_the_command_converts_there_and_back(tmp_path):
     refused = CliRunner().invoke(app, ["convert", "default", str(packed), "--type", "f16"])
     assert refused.exit_code == 2
     assert "leave the type f16 out" in refused.stderr
+    refused = CliRunner().invoke(app, ["convert", "default", str(there), "--compress"])
+    assert refused.exit_code == 2
+    assert "leave --compress out" in refused.stderr
 
 
 def test_inspect_verifies(tmp_path, sound):

@@ -27,23 +27,32 @@ def convert(
             help='Of GGUF: "i2_s" (exact; the default), "tq2_0" (for llama.cpp) or "f16".',
         ),
     ] = None,
+    compress: Annotated[
+        bool, typer.Option("--compress", help="A packed file that is smaller, and takes longer to load.")
+    ] = False,
 ) -> None:
     """Write a model as a GGUF file, or as a packed file, which loads fastest.
 
-    A packed file (X.safetensors) keeps everything as it is. For X.gguf, TYPE is what ternary matrices become: i2_s
-    keeps them to the bit, tq2_0 rounds their scales to float16, f16 makes every matrix float16. A matrix that the type
-    has no room for becomes float16. What was written, how exact it is, and what has no place in the file is told in
-    the end. The tokenizer and the chat templates go into both. OUT appears when it is whole; what was there before
-    stays until then.
+    A packed file (X.safetensors) keeps everything as it is, compressed or not; one of an older version becomes one of
+    the newest. For X.gguf, TYPE is what ternary matrices become: i2_s keeps them to the bit, tq2_0 rounds their scales
+    to float16, f16 makes every matrix float16. A matrix that the type has no room for becomes float16. What was
+    written, how exact it is, how long it takes to open here, and what has no place in the file is told in the end. The
+    tokenizer and the chat templates go into both. OUT appears when it is whole; what was there before stays until then.
     """
     from bitnet_inference.conversion import convert as convert_model
+    from bitnet_inference.conversion import seconds_to_open
+    from bitnet_inference.errors import OutOfMemory
 
     with progress_bar("converting") as progress:
-        result = convert_model(source, target, cast("Kind | None", kind), progress=progress)
+        result = convert_model(source, target, cast("Kind | None", kind), progress, compressed=compress)
     if result.tensors:
         print_table(_table(result))
-    else:
-        typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB")
+    try:
+        with progress_bar("opening") as progress:
+            opened = f"opens in {seconds_to_open(target, progress):.2f} s"
+    except OutOfMemory:
+        opened = "this machine has not the memory to open it"
+    typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB, {opened}")
     for note in result.notes:
         typer.echo(f"note: {note}", err=True)
 

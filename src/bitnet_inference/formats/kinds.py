@@ -45,6 +45,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return _READERS[kind](path)
 
 
+def kind_of(checkpoint: Checkpoint) -> str:
+    """What a checkpoint was read from, as in "a GGUF file"; empty where it was read from nothing."""
+    return next((kind for kind, reader in _READERS.items() if reader is type(checkpoint)), "")
+
+
 def _kind_of_folder(path: Path) -> str:
     for name, kind in _FOLDERS:
         if os.path.exists(path / name):

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
-from bitnet_inference.errors import FormatError, VersionError
+from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.compressed import SUFFIX, Compressed, open_compressed
 from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.formats.packed_config import read_config
+from bitnet_inference.formats.packed_versions import VERSION, migrated, version_of
 from bitnet_inference.formats.safetensors_files import Tensor, read_container
 
-FORMAT, VERSION = "bitnet-inference", 1
+FORMAT = "bitnet-inference"
 ALIGNMENT = 64
 FILE, PADDING = "file.", "padding."  # how the names of what is no weight begin
 FLOATS: dict[str, FloatName] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PACKED: tuple[Literal["u2", "t5"], ...] = ("u2", "t5")  # the layouts that a ternary matrix may have
 SCREEN = ("screen.high", "screen.low", "screen.numbers")
+PROVENANCE = ("source", "source_format", "command", "writer")
 _Parts = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 _AGAIN = "convert the model again"
 _MAX_LINES = 100
@@ -37,15 +40,20 @@ def is_packed(path: Path) -> bool:
 
 
 class PackedCheckpoint:
-    """A file of ours. Opening reads its header only; tensors are mapped when asked for."""
+    """A file of ours. Opening reads its header only; tensors are mapped, or decompressed, when asked for."""
 
     def __init__(self, path: Path) -> None:
         """Raises FormatError for broken files and impossible configurations, VersionError for newer ones."""
         self.path = path
         self.metadata: dict[str, Any] = {}  # of GGUF files only
         container = read_container(path)
-        self._said, self._tensors, self.num_bytes = container.metadata, container.tensors, container.num_bytes
-        _require_known_version(path, self._said.get("version"))
+        self._version = version_of(container.metadata, path)
+        self._said, self._stored = migrated(container.metadata, path), container.tensors
+        self.num_bytes = container.num_bytes
+        self._compressed = dict(open_compressed(path, self._text("compressed"), self._stored))
+        held = {name + SUFFIX for name in self._compressed}
+        mapped = {name: tensor for name, tensor in self._stored.items() if name not in held}
+        self._tensors: dict[str, Tensor | Compressed] = mapped | self._compressed
         self.config = read_config(self._text("config"), path)
         self._shapes = dict(expected_shapes(self.config))
 
@@ -55,10 +63,14 @@ class PackedCheckpoint:
         return sum(math.prod(shape) for shape in self._shapes.values())
 
     @property
-    def files(self) -> dict[str, memoryview]:
-        """The text files that stand in the file, by name; mapped, not read."""
-        found = ((name, tensor) for name, tensor in self._tensors.items() if name.startswith(FILE))
-        return {name.removeprefix(FILE): _bytes(tensor) for name, tensor in found}
+    def said(self) -> Mapping[str, str]:
+        """Where the file comes from, as it says: those of PROVENANCE that it has."""
+        return {key: self._said[key] for key in PROVENANCE if isinstance(self._said.get(key), str)}
+
+    def file(self, name: str, max_bytes: int) -> memoryview | None:
+        """The text file of this name that stands in the file; None where there is none, or a larger one."""
+        tensor = self._tensors.get(FILE + name)
+        return None if tensor is None or tensor.num_bytes > max_bytes else _bytes(tensor)
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, dtypes, places, scales and norms, a line each; no matrix is read."""
@@ -68,14 +80,14 @@ class PackedCheckpoint:
     def verify(self) -> Iterator[str]:
         """Read the whole file; a line for each tensor whose bytes are not those that were written."""
         hashes = parse_object(self._text("sha256").encode("utf-8", "surrogatepass"), self.path, "sha256", _AGAIN)
-        for name, tensor in self._tensors.items():
+        for name, tensor in self._stored.items():
             if hashlib.sha256(_bytes(tensor)).hexdigest() != hashes.get(name):
                 yield f"{self.path}: {shown(name)}: the bytes are not those of its SHA-256: copy the file again"
             tensor.release()
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
-        return name != "embed" and f"{name}.u2" in self._tensors
+        return name != "embed" and any(f"{name}.{layout}" in self._tensors for layout in PACKED)
 
     def group_size(self, name: str) -> int:
         """How many columns share a scale, 0 for one scale a matrix; nothing is read."""
@@ -94,7 +106,8 @@ class PackedCheckpoint:
         group_size = self.group_size(name)
         scales = self._tensors[_scale_name(name, group_size)].array()
         scale = scales if group_size else float(scales)
-        return Ternary(self._tensors[f"{name}.u2"].array(), "u2", (rows, columns), scale, group_size)
+        layout = self._layout(name)
+        return Ternary(self._tensors[f"{name}.{layout}"].array(), layout, (rows, columns), scale, group_size)
 
     def screen(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]] | None:
         """The parts of the head's screen as native.Screen takes them; None where the file holds none.
@@ -116,7 +129,7 @@ class PackedCheckpoint:
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a matrix that was read."""
-        self._tensors[f"{name}.u2" if self.is_ternary(name) else name].release()
+        self._tensors[f"{name}.{self._layout(name)}" if self.is_ternary(name) else name].release()
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """The vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
@@ -126,15 +139,22 @@ class PackedCheckpoint:
 
     def notes(self) -> list[str]:
         """How the file is meant: a line each, for `bitnet inspect`."""
-        lines = [f"packed file, version {self._said['version']}"]
-        known = ((key, self._said.get(key)) for key in ("source", "writer"))
-        return lines + [f"{key}: {shown(value)}" for key, value in known if value is not None]
+        lines = [f"packed file, version {self._version}"]
+        if self._version < VERSION:
+            lines.append(f"version {VERSION} is the newest: `bitnet convert` writes it, and loses nothing")
+        if self._compressed:
+            sizes = (sum(size) / 1e6 for size in zip(*map(_sizes, self._compressed.values()), strict=True))
+            lines.append("{} tensors are compressed, from {:.1f} MB to {:.1f}".format(len(self._compressed), *sizes))
+        return lines + [f"{key}: {shown(value)}" for key, value in self.said.items()]
 
     def _text(self, key: str) -> str:
         value = self._said.get(key)
         if not isinstance(value, str):
             raise FormatError(self.path, f"__metadata__.{key}", f"is missing, or no string: {_AGAIN}")
         return value
+
+    def _layout(self, name: str) -> Literal["u2", "t5"]:
+        return next(layout for layout in PACKED if f"{name}.{layout}" in self._tensors)
 
     def _require_sound(self, name: str) -> None:
         for problem in self._problems_of(name):
@@ -172,8 +192,10 @@ class PackedCheckpoint:
             return {name: (tuple(FLOATS), shape)}
         group_size = self.group_size(name)
         scales = (rows, -(-columns // group_size)) if group_size else ()
+        layout = self._layout(name)
+        packed = {"u2": ternary.u2_shape, "t5": ternary.t5_shape}[layout](rows, columns)
         return {
-            f"{name}.u2": (("U8",), ternary.u2_shape(rows, columns)),
+            f"{name}.{layout}": (("U8",), packed),
             _scale_name(name, group_size): (("F32",), scales),
         }
 
@@ -183,20 +205,25 @@ class PackedCheckpoint:
     def _problems_of_parts(self, parts: _Parts) -> Iterator[FormatError]:
         for part, (dtypes, shape) in parts.items():
             tensor = self._tensors.get(part)
-            why = _problem(tensor, dtypes, shape)
-            if not why and tensor is not None and len(shape) < 2 and not np.isfinite(tensor.array()).all():
-                why = "holds what is NaN or infinite"
-            if why:
-                yield FormatError(self.path, part, f"{why}: {_AGAIN}")
+            if tensor is None or (why := _problem(tensor, dtypes, shape)):
+                yield FormatError(self.path, part, f"{why if tensor else 'is missing'}: {_AGAIN}")
+                continue
+            try:
+                if len(shape) < 2 and not np.isfinite(tensor.array()).all():
+                    yield FormatError(self.path, part, f"holds what is NaN or infinite: {_AGAIN}")
+            except FormatError as error:  # of a compressed tensor
+                yield error
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _bytes(tensor: Tensor | Compressed) -> memoryview:
     return tensor.array().reshape(-1).view(np.uint8).data
 
 
-def _problem(tensor: Tensor | None, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> str:
-    if tensor is None:
-        return "is missing"
+def _sizes(tensor: Compressed) -> tuple[int, int]:
+    return tensor.num_bytes, tensor.stored.num_bytes
+
+
+def _problem(tensor: Tensor | Compressed, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> str:
     if tensor.dtype not in dtypes or tensor.shape != shape:
         return f"is {tensor.dtype} {shown(list(tensor.shape))}, not {' or '.join(dtypes)} {shown(list(shape))}"
     return f"begins at byte {tensor.begin}, no multiple of {ALIGNMENT}" if tensor.begin % ALIGNMENT else ""
@@ -204,10 +231,3 @@ def _problem(tensor: Tensor | None, dtypes: tuple[str, ...], shape: tuple[int, .
 
 def _scale_name(name: str, group_size: int) -> str:
     return f"{name}.scale{group_size or ''}"
-
-
-def _require_known_version(path: Path, version: Any) -> None:
-    if not isinstance(version, str) or not re.fullmatch("[1-9][0-9]{0,8}", version):
-        raise FormatError(path, "__metadata__.version", f"{shown(version)} is no version: {_AGAIN}")
-    if int(version) > VERSION:
-        raise VersionError(int(version), VERSION)

@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.compressed import SUFFIX, compress
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES
-from bitnet_inference.formats.packed import ALIGNMENT, FILE, FLOATS, FORMAT, PADDING, SCREEN, VERSION
+from bitnet_inference.formats.kinds import kind_of
+from bitnet_inference.formats.packed import ALIGNMENT, FILE, FLOATS, FORMAT, PADDING, SCREEN, PackedCheckpoint
 from bitnet_inference.formats.packed_config import write_config
+from bitnet_inference.formats.packed_versions import VERSION
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 
 _ENTRY_BYTES = 512  # more than a tensor, its padding and their hashes take in the header
+_WEIGHTS_A_BYTE = 1 << 14  # the end of a frame stands for a MiB of them, in 16 bytes of the header
 _CHUNK_BYTES = 1 << 24
 
 
@@ -30,11 +34,14 @@ def write_packed(
     files: Mapping[str, bytes],
     path: str | Path,
     *,
+    compressed: bool = False,
     min_screened: int = 1 << 24,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write a checkpoint and the text files that belong to it; what was at `path` is replaced.
 
+    `compressed` files take less room, and longer to load: ternary matrices have 1.6 bits a weight where that is less,
+    everything else is compressed where that saves something, and there is no screen.
     Dense heads of at least `min_screened` weights get the screen beside them that is otherwise made at every load.
     `progress` gets the weights written so far, and those in all.
     Raises InvalidParams where the file cannot be written, FormatError where the checkpoint is wrong.
@@ -47,20 +54,22 @@ def write_packed(
         raise FormatError(checkpoint.path, "", "; ".join(problems))
     shapes, done = dict(expected_shapes(checkpoint.config)), 0
     said = {"format": FORMAT, "version": str(VERSION), "config": write_config(checkpoint.config)}
-    source = checkpoint.path.absolute().name.encode("utf-8", "replace").decode()
-    said |= {"source": source, "writer": f"bitnet-inference {_version()}"}
+    said |= _provenance(checkpoint, compressed)
     room = sum(len(json.dumps(each)) for each in said.values()) + _ENTRY_BYTES * (2 * len(shapes) + len(files) + 8)
+    if compressed:
+        dense = (math.prod(shape) for name, shape in shapes.items() if not checkpoint.is_ternary(name))
+        room += sum(dense) // _WEIGHTS_A_BYTE
     if room > MAX_JSON_BYTES - ALIGNMENT:
         raise InvalidParams(f"{path}: a header of {room} bytes would not be read again: such a model is not known")
     with whole_file(path) as file:
-        target = _Target(file, -(-(8 + room) // ALIGNMENT) * ALIGNMENT)
+        target = _Target(file, -(-(8 + room) // ALIGNMENT) * ALIGNMENT, compressed)
         for name in shapes:
-            for part, dtype, data in _parts(checkpoint, name):
+            for part, dtype, data in _parts(checkpoint, name, compressed):
                 target.add(part, dtype, data)
             done += math.prod(shapes[name])
             if progress is not None:
                 progress(done, sum(map(math.prod, shapes.values())))
-        for name, dtype, data in _screen(checkpoint, min_screened):
+        for name, dtype, data in [] if compressed else _screen(checkpoint, min_screened):
             target.add(name, dtype, data)
         for name, content in sorted(files.items()):
             target.add(FILE + name, "U8", np.frombuffer(content, np.uint8))
@@ -68,16 +77,27 @@ def write_packed(
 
 
 class _Target:
-    """The data of a file from byte `start` on; `finish` writes the header in front of it."""
+    """The data of a file from byte `start` on, compressed where wanted; `finish` writes the header in front of it."""
 
-    def __init__(self, file: BinaryIO, start: int) -> None:
+    def __init__(self, file: BinaryIO, start: int, compressed: bool) -> None:
         self._file, self._start, self._end = file, start, 0
+        self._is_compressed = compressed
         self._entries: dict[str, Any] = {}
         self._hashes: dict[str, str] = {}
+        self._compressed: dict[str, Any] = {}
         file.seek(start)
 
     def add(self, name: str, dtype: str, data: NDArray[Any]) -> None:
-        """Append a tensor, and what fills it up to a whole number of units of alignment."""
+        """Append a tensor. Those in t5 stay as the kernels read them."""
+        if self._is_compressed and not name.endswith(".t5") and (found := compress(data)):
+            frames, ends = found
+            self._compressed[name] = {"dtype": dtype, "shape": list(data.shape), "ends": list(ends)}
+            name, dtype, data = name + SUFFIX, "U8", frames
+        self._append(name, dtype, data)
+        if missing := -self._end % ALIGNMENT:
+            self._append(f"{PADDING}{len(self._entries)}", "U8", np.zeros(missing, np.uint8))
+
+    def _append(self, name: str, dtype: str, data: NDArray[Any]) -> None:
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         digest = hashlib.sha256()
         for begin in range(0, len(flat), _CHUNK_BYTES):
@@ -87,13 +107,12 @@ class _Target:
         end = self._end + len(flat)
         self._entries[name] = {"dtype": dtype, "shape": list(data.shape), "data_offsets": [self._end, end]}
         self._hashes[name], self._end = digest.hexdigest(), end
-        if missing := -end % ALIGNMENT:
-            self.add(f"{PADDING}{len(self._entries)}", "U8", np.zeros(missing, np.uint8))
 
     def finish(self, said: dict[str, str]) -> None:
         """Write the header."""
-        hashes = json.dumps(self._hashes, separators=(",", ":"))
-        header = {"__metadata__": said | {"sha256": hashes}, **self._entries}
+        tables = {"sha256": self._hashes, "compressed": self._compressed}
+        said |= {key: json.dumps(table, separators=(",", ":")) for key, table in tables.items()}
+        header = {"__metadata__": said, **self._entries}
         text = json.dumps(header, separators=(",", ":")).encode()
         room = self._start - 8
         assert len(text) <= room, "the header is longer than the room that was left for it"
@@ -101,7 +120,7 @@ class _Target:
         self._file.write(room.to_bytes(8, "little") + text.ljust(room))
 
 
-def _parts(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, str, NDArray[Any]]]:
+def _parts(checkpoint: Checkpoint, name: str, compressed: bool) -> Iterator[tuple[str, str, NDArray[Any]]]:
     """The tensors of a weight: name, dtype and data."""
     shape = dict(expected_shapes(checkpoint.config))[name]
     if len(shape) == 1:
@@ -114,22 +133,24 @@ def _parts(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, str, NDArra
         scale = np.asarray(matrix.scale, np.float32)
         if problem := matrix.problem() or ("" if np.isfinite(scale).all() else "a scale is NaN or infinite"):
             raise FormatError(checkpoint.path, name, problem)
-        yield f"{name}.u2", "U8", _packed(checkpoint, name, matrix)
+        layout, data = _packed(checkpoint, name, matrix, compressed)
+        yield f"{name}.{layout}", "U8", data
         yield f"{name}.scale{matrix.group_size or ''}", "F32", scale
     checkpoint.release(name)
 
 
-def _packed(checkpoint: Checkpoint, name: str, matrix: Ternary) -> NDArray[np.uint8]:
-    rows, columns = matrix.shape
-    packed = native.TernaryWeight(columns, [rows], "u2", matrix.group_size)
-    scale = np.require(matrix.scale, requirements=["C", "A"]) if matrix.group_size else matrix.scale
+def _packed(checkpoint: Checkpoint, name: str, matrix: Ternary, compressed: bool) -> tuple[str, NDArray[np.uint8]]:
+    """The layout and the bytes; of small matrices, whole blocks of t5 can take more than steps of u2."""
+    shapes = {"u2": ternary.u2_shape(*matrix.shape), "t5": ternary.t5_shape(*matrix.shape)}
+    layout = "t5" if compressed and shapes["t5"] < shapes["u2"] else "u2"
+    packed = native.TernaryWeight(matrix.shape[1], [matrix.shape[0]], layout)
     data = np.ascontiguousarray(matrix.data).view(np.uint8)
     try:
-        packed.pack(0, data.reshape(len(data), -1), matrix.layout, scale)
+        packed.pack(0, data.reshape(len(data), -1), matrix.layout, 1.0)
     except ValueError as error:
         raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
     array: NDArray[np.uint8] = packed.packed()
-    return array.reshape(ternary.u2_shape(rows, columns))
+    return layout, array.reshape(shapes[layout])
 
 
 def _screen(checkpoint: Checkpoint, min_screened: int) -> Iterator[tuple[str, str, NDArray[Any]]]:
@@ -144,6 +165,16 @@ def _screen(checkpoint: Checkpoint, min_screened: int) -> Iterator[tuple[str, st
     parts = native.Screen(head, native.Executor("generic", 1)).parts()
     yield from zip(SCREEN, ("U8", "U8", "F32"), parts, strict=True)
     checkpoint.release(name)
+
+
+def _provenance(checkpoint: Checkpoint, compressed: bool) -> dict[str, str]:
+    """Where the file comes from. Who writes a packed file anew keeps what it says of its source."""
+    found = {"source": checkpoint.path.absolute().name, "source_format": kind_of(checkpoint)}
+    if isinstance(checkpoint, PackedCheckpoint):
+        found = {key: value for key, value in checkpoint.said.items() if key in found}
+    said = {key: value.encode("utf-8", "replace").decode() for key, value in found.items() if value}
+    said["command"] = f"bitnet convert IN OUT.safetensors{' --compress' if compressed else ''}"
+    return said | {"writer": f"bitnet-inference {_version()}"}
 
 
 def _version() -> str:

@@ -41,10 +41,15 @@ class Tensor:
     end: int
     data: mmap.mmap
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.begin
+
     def array(self) -> NDArray[Any]:
         """The tensor as a read-only array on the mapped file; a copy where the file does not align it."""
         dtype = np.dtype(_DTYPES[self.dtype])
-        flat = np.frombuffer(self.data, np.uint8, self.end - self.begin, self.begin)
+        flat = np.frombuffer(self.data, np.uint8, self.num_bytes, self.begin)
         if self.begin % dtype.itemsize:
             flat = flat.copy()
         return flat.view(dtype).reshape(self.shape)

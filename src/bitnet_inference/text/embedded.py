@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,26 @@ def to_embedded(files: TextFiles) -> dict[str, bytes]:
     return {_TOKENIZER: files.tokenizer_json, _REST: json.dumps(rest, sort_keys=True).encode()}
 
 
-def from_embedded(path: Path, files: Mapping[str, bytes | memoryview]) -> TextFiles:
-    """What stands in a file of weights at `path`. Raises FormatError for what is missing, too large or wrong."""
-    for name, limit in ((_TOKENIZER, MAX_TOKENIZER_BYTES), (_REST, MAX_CONFIG_BYTES)):
-        if name not in files or len(files[name]) > limit:
-            raise FormatError(path, name, f"is missing, or larger than {limit} bytes: {_AGAIN}")
-    rest = _parse(path, bytes(files[_REST]))
+def from_embedded(path: Path, read: Callable[[str, int], memoryview | None]) -> TextFiles:
+    """What stands in a file of weights at `path`. Raises FormatError for what is missing, too large or wrong.
+
+    `read(name, max_bytes)` gives a file, or None where there is none or a larger one.
+    """
+
+    def required(name: str, max_bytes: int) -> bytes:
+        content = read(name, max_bytes)
+        if content is None:
+            raise FormatError(path, name, f"is missing, or larger than {max_bytes} bytes: {_AGAIN}")
+        return bytes(content)
+
+    tokenizer_json = required(_TOKENIZER, MAX_TOKENIZER_BYTES)
+    rest = _parse(path, required(_REST, MAX_CONFIG_BYTES))
     if set(rest) != set(_KINDS) or not all(isinstance(rest[name], kind) for name, kind in _KINDS.items()):
         raise FormatError(path, _REST, f"has not exactly {', '.join(_KINDS)}, each of its kind: {_AGAIN}")
     texts = (*rest["named"].values(), *rest["templates"].values())
     if not all(isinstance(text, str) and len(text) <= MAX_TEMPLATE_BYTES for text in texts):
         raise FormatError(path, _REST, f"a token or a template is no string of at most 1 MiB: {_AGAIN}")
-    return TextFiles(path=path, tokenizer_json=bytes(files[_TOKENIZER]), **rest)
+    return TextFiles(path=path, tokenizer_json=tokenizer_json, **rest)
 
 
 def _parse(path: Path, content: bytes) -> dict[str, Any]:
