@@ -18,7 +18,7 @@ from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.llm import LLM
 from bitnet_inference.stream import Generation
 from bitnet_inference.text.messages import Message, check_messages
-from bitnet_inference.tools import Style, ToolCall, read_tools
+from bitnet_inference.tools import Style, ToolCall, Tools, call_style, read_tools
 
 
 class TextCompletion(TypedDict):
@@ -97,12 +97,8 @@ def chat_completion(
     "schema": {...}}}, which is kept to. `tools` and `tool_choice` are OpenAI's too: with "auto" a call is looked for in
     the answer, "required" or a function's name forces one. Otherwise as text_completion.
     """
-    grammar, callable_tools = read_response_format(response_format), read_tools(tools, tool_choice)
-    style: Style = "hermes" if any("<tool_call>" in each for each in llm.tokenizer.templates.values()) else "llama"
-    if callable_tools is not None and callable_tools.forced:
-        if grammar is not None:
-            raise InvalidParams("response_format and a forced tool_choice exclude each other: leave one out")
-        grammar = callable_tools.grammar(style)
+    style = call_style(llm.tokenizer.templates)
+    grammar, callable_tools = read_form(style, response_format, tools, tool_choice)
     if not _is_list(dialogs):
         raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
@@ -122,6 +118,21 @@ def chat_completion(
                 message["tool_calls"] = calls
         answers.append({"generation": message, **text})  # type: ignore[typeddict-item]
     return answers
+
+
+def read_form(
+    style: Style,
+    response_format: Mapping[str, Any] | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any] | None,
+) -> tuple[Grammar | None, Tools | None]:
+    """The form that an answer shall have, and what it may call. Raises InvalidParams."""
+    grammar, callable_tools = read_response_format(response_format), read_tools(tools, tool_choice)
+    if callable_tools is None or not callable_tools.forced:
+        return grammar, callable_tools
+    if grammar is not None:
+        raise InvalidParams("response_format and a forced tool_choice exclude each other: leave one out")
+    return callable_tools.grammar(style), callable_tools
 
 
 def _params(

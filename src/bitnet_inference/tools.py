@@ -16,6 +16,7 @@ from bitnet_inference.grammar.grammar import Grammar
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
 Style = Literal["llama", "hermes"]
 PYTHON_TAG = "<|python_tag|>"
+_HERMES_OPEN = "<tool_call>"
 _HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}  # as Grammar(json_schema)
 _BETWEEN = re.compile(r"[\s;]*")
@@ -71,6 +72,44 @@ class Tools:
             raise ValueError("no call of a function that is known")
         function: FunctionCall = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
         return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+class HeldText:
+    """What of a text may be shown while it grows, because no call can begin there."""
+
+    def __init__(self, style: Style) -> None:
+        self._style, self._text, self._num_shown = style, "", 0
+
+    def push(self, text: str) -> str:
+        """The part of the text so far that may be shown now."""
+        self._text += text
+        clear = max(self._num_shown, self._num_clear())
+        shown, self._num_shown = self._text[self._num_shown : clear], clear
+        return shown
+
+    def rest(self) -> str:
+        """What has been held back."""
+        return self._text[self._num_shown :]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self._text
+
+    def _num_clear(self) -> int:
+        if self._style == "llama":  # a call stands alone
+            start = self._text.lstrip()
+            may_be_call = start.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(start)
+            return 0 if may_be_call else len(self._text)
+        if (found := self._text.find(_HERMES_OPEN)) >= 0:
+            return found
+        begun = (n for n in range(len(_HERMES_OPEN) - 1, 0, -1) if self._text.endswith(_HERMES_OPEN[:n]))
+        return len(self._text) - next(begun, 0)
+
+
+def call_style(templates: Mapping[str, str]) -> Style:
+    """How a model with these chat templates writes its calls."""
+    return "hermes" if any(_HERMES_OPEN in each for each in templates.values()) else "llama"
 
 
 def read_tools(tools: object, choice: object) -> Tools | None:

@@ -16,6 +16,7 @@ from bitnet_inference.cli.conversation import chat
 from bitnet_inference.cli.convert import convert
 from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
+from bitnet_inference.cli.serve import serve
 from bitnet_inference.errors import BitNetError
 
 EXIT_INTERRUPTED = 130
@@ -86,6 +87,6 @@ def bitnet(
     """
 
 
-for command in (run, chat, batch, inspect, convert, bench, doctor):
+for command in (run, chat, serve, batch, inspect, convert, bench, doctor):
     app.command()(command)
 app.command("eval")(evaluate)

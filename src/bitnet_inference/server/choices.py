@@ -1,0 +1,82 @@
+"""Several streams of one request, read side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitnet_inference.stream import Generation, Piece, Stream
+
+_FINISH = {"stop": "stop", "length": "length", "timeout": "length", "filtered": "content_filter"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of choice `index`, or its end."""
+
+    index: int
+    piece: Piece | None
+
+
+async def parts(streams: Sequence[Stream]) -> AsyncIterator[Part]:
+    """The pieces of all streams as they come, and the end of each. Leaving early cancels them."""
+    if len(streams) == 1:
+        async for piece in streams[0]:
+            yield Part(0, piece)
+        yield Part(0, None)
+        return
+    arrived: asyncio.Queue[Part | BaseException] = asyncio.Queue(maxsize=2 * len(streams))
+    readers = [asyncio.create_task(_read(index, stream, arrived)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            part = await arrived.get()
+            if isinstance(part, BaseException):
+                raise part
+            num_open -= part.piece is None
+            yield part
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _read(index: int, stream: Stream, arrived: asyncio.Queue[Part | BaseException]) -> None:
+    try:
+        async for piece in stream:
+            await arrived.put(Part(index, piece))
+        await arrived.put(Part(index, None))
+    except Exception as error:
+        await arrived.put(error)
+
+
+async def outputs(streams: Sequence[Stream]) -> list[Generation]:
+    """All of them, when all have ended."""
+    async for _ in parts(streams):
+        pass
+    return [output_of(stream) for stream in streams]
+
+
+def output_of(stream: Stream) -> Generation:
+    """What a stream that has been read to its end has given."""
+    assert stream.output is not None, "a generation without an output has an error"
+    return stream.output
+
+
+def finish_reason(output: Generation) -> str:
+    """In OpenAI's words."""
+    return _FINISH.get(output.finish_reason, "stop")
+
+
+def usage(found: Sequence[Generation]) -> dict[str, Any]:
+    """What a request has cost, of all its choices, which share their prompt."""
+    prompt = found[0].usage.num_prompt_tokens
+    completion = sum(each.usage.num_output_tokens for each in found)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": found[0].usage.num_cached_tokens},
+    }

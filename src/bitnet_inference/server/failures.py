@@ -1,0 +1,60 @@
+"""What goes wrong, in OpenAI's shape: {"error": {"message", "type", "param", "code"}} and a status."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from bitnet_inference.errors import (
+    BitNetError,
+    EngineError,
+    Filtered,
+    InvalidParams,
+    NotFound,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
+
+
+class Failure(Exception):
+    """An answer that is an error: `status`, and what OpenAI's clients read."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class _Kind(NamedTuple):
+    error: type[BitNetError]
+    status: int
+    code: str | None
+
+
+# The first that fits counts.
+_KINDS = (
+    _Kind(PromptTooLong, 400, "context_length_exceeded"),
+    _Kind(Filtered, 400, "content_filter"),
+    _Kind(InvalidParams, 400, None),
+    _Kind(RequestError, 400, None),
+    _Kind(NotFound, 404, "model_not_found"),
+    _Kind(QueueFull, 429, "queue_full"),
+    _Kind(EngineError, 503, "unavailable"),
+    _Kind(BitNetError, 500, None),
+)
+
+
+def failure_of(error: Exception) -> Failure:
+    """How an error is told to a client. What is no error of ours is told as nothing but a defect."""
+    if isinstance(error, Failure):
+        return error
+    for kind in _KINDS:
+        if isinstance(error, kind.error):
+            return Failure(kind.status, str(error), code=kind.code)
+    return Failure(500, "the server has a defect: its log says more", code="internal_error")

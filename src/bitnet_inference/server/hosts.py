@@ -1,0 +1,58 @@
+"""The models that a server offers, by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bitnet_inference.errors import NotFound
+from bitnet_inference.llm import LLM
+from bitnet_inference.models import Models
+
+MAX_THREADS = 64
+
+Result = TypeVar("Result")
+
+
+class ServedModels:
+    """Models by the name that clients know them by; the first one is meant where a request names none.
+
+    `models` loads them when they are used. Close it.
+    """
+
+    def __init__(self, models: Models, paths: Mapping[str, str | Path]) -> None:
+        """`paths`: name -> what Models.use takes."""
+        self.models, self._paths = models, dict(paths)
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "bitnet-http")
+
+    @property
+    def names(self) -> list[str]:
+        """All names, the first one is the default."""
+        return list(self._paths)
+
+    def path(self, name: str) -> str | Path:
+        """What a name stands for; "" for the first. Raises NotFound."""
+        name = name or self.names[0]
+        if name not in self._paths:
+            raise NotFound(f"the model {name!r:.80} is not served here: there are {', '.join(self.names)}")
+        return self._paths[name]
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[LLM]:
+        """A model, for as long as the `async with` block lasts; loaded if need be."""
+        with ExitStack() as stack:
+            yield await self.in_thread(stack.enter_context, self.models.use(self.path(name)))
+
+    async def in_thread(self, work: Callable[..., Result], *args: object) -> Result:
+        """Do what takes its time where it holds up nobody."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args))
+
+    def close(self) -> None:
+        """Unload all models."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.models.close()
