@@ -141,12 +141,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from bitnet_inference.config import installed_version
 
-        try:
-            return version("bitnet-inference")
-        except PackageNotFoundError:
-            return "0+uninstalled"  # run from a checkout
+        return installed_version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)

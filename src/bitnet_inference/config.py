@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,11 @@ def _read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
+
+
+def installed_version() -> str:
+    """The version of this package, or "0+uninstalled" where it runs from a checkout."""
+    try:
+        return version("bitnet-inference")
+    except PackageNotFoundError:
+        return "0+uninstalled"

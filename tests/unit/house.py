@@ -60,6 +60,11 @@ LIGHT = ("errors", "config")
 # One door a third-party library: the file, or the folder, that may import it.
 DOORS = {
     "_native": "native.py",
+    "fastapi": "server/",
+    "orjson": "server/",
+    "pydantic": "server/",
+    "starlette": "server/",
+    "uvicorn": "server/run.py",
     "jinja2": "text/chat.py",
     "llguidance": "grammar/matcher.py",
     "numpy": "",
@@ -69,6 +74,7 @@ DOORS = {
     "typer": "cli/",
     "zstandard": "formats/compressed.py",
 }
+UNSEEN = ("httptools", "uvloop")  # uvicorn takes them where they are
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
 # "path" or "path:function" -> why it is longer. Better split it by meaning.
 LONGER: dict[str, str] = {}

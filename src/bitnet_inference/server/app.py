@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from bitnet_inference import __version__
+from bitnet_inference.config import installed_version
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.server.chat import open_chat
 from bitnet_inference.server.failures import Failure, failure_of
@@ -41,7 +41,7 @@ class Answer(Protocol):
 
 def make_app(served: ServedModels) -> FastAPI:
     """OpenAI's API over these models."""
-    app = FastAPI(title="bitnet-inference", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="bitnet-inference", version=installed_version(), docs_url=None, redoc_url=None)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_path)
     for kind in (BitNetError, Failure, Exception):
@@ -71,7 +71,7 @@ def make_app(served: ServedModels) -> FastAPI:
 
     @app.get("/version")
     async def version() -> Response:
-        return json_response({"version": __version__})
+        return json_response({"version": installed_version()})
 
     return app
 
