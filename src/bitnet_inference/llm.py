@@ -102,7 +102,7 @@ class LLM(PromptNumbers, RankedTexts):
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer, self._filters)
         self._named = Named()
-        self._worker = Worker(engine)
+        self._worker, self._wakeups = Worker(engine), engine.wakeups
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
         self._noting = threading.Lock()
         models = [model] if isinstance(drafts, str) else [model, drafts]
@@ -318,7 +318,8 @@ class LLM(PromptNumbers, RankedTexts):
     def _search(self, prompt: Sequence[int], params: BeamParams, terms: Terms, opening: bool) -> Search:
         if not isinstance(params, BeamParams):
             raise InvalidParams("params must be BeamParams, as in BeamParams(num_beams=4)")
-        boxes = [Mailbox(Detokenizer(self.tokenizer, opening=opening)) for _ in range(params.num_choices)]
+        detokenizers = [Detokenizer(self.tokenizer, opening=opening) for _ in range(params.num_choices)]
+        boxes = [Mailbox(each, later=self._wakeups.add) for each in detokenizers]
         beams = Beams(prompt, params, boxes, eos_ids=self.eos_ids, terms=terms)
         screens = [self._filters.start() for _ in boxes]
         self._submit(beams.head)
@@ -340,7 +341,7 @@ class LLM(PromptNumbers, RankedTexts):
         **options: Any,
     ) -> Stream:
         detokenizer = Detokenizer(self.tokenizer, params.stop, opening=opening)
-        mailbox = Mailbox(detokenizer, max_unread=max_unread, on_room=self._worker.wake)
+        mailbox = Mailbox(detokenizer, max_unread=max_unread, on_room=self._worker.wake, later=self._wakeups.add)
         fitted = fit(prompt, params, self.max_context, self._bos_ids)
         options |= {"eos_ids": self.eos_ids, "terms": terms, "num_dropped": fitted.num_dropped}
         request = Request(fitted.token_ids, params, mailbox, **options)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +54,11 @@ class Generation:
     score: float | None = None
 
 
+class _Token(NamedTuple):
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
 class _Letter(NamedTuple):
     """A token, and the text that it made certain; `num_held` characters at most are still to come."""
 
@@ -61,6 +66,11 @@ class _Letter(NamedTuple):
     num_held: int
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+class _Last(NamedTuple):
+    finish: Finish
+    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -72,16 +82,27 @@ class _End:
 
 
 class Mailbox:
-    """The Sink that turns tokens into text, in the engine's thread, and leaves them for the reader."""
+    """The Sink that leaves tokens for the reader, in whose thread they become text.
+
+    With stop strings they do so in the engine's thread, which must know when one is complete.
+    """
 
     def __init__(
-        self, detokenizer: Detokenizer, *, max_unread: int | None = None, on_room: Callable[[], None] = lambda: None
+        self,
+        detokenizer: Detokenizer,
+        *,
+        max_unread: int | None = None,
+        on_room: Callable[[], None] = lambda: None,
+        later: Callable[[Callable[[], None]], None] = lambda wake: wake(),
     ) -> None:
-        """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. None: never."""
-        self._detokenizer, self._max_unread, self._on_room = detokenizer, max_unread, on_room
+        """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. None: never.
+
+        `later` gets the calls that wake who waits for letters or the end, and makes them soon, in the engine's thread.
+        """
+        self._detokenizer, self._max_unread, self._on_room, self._later = detokenizer, max_unread, on_room, later
         self._is_full = False  # as the engine has seen it
-        self._letters: queue.SimpleQueue[_Letter | _End] = queue.SimpleQueue()
-        self._wake: Callable[[], None] | None = None
+        self._letters: deque[_Letter | _Token | _Last] = deque()
+        self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
         self._ending = threading.Lock()
         self._has_ended = False
         self._at_end: list[Callable[[], None]] = []
@@ -90,23 +111,22 @@ class Mailbox:
     def is_full(self) -> bool:
         """See Sink."""
         if self._max_unread is not None:
-            self._is_full = self._letters.qsize() > (self._max_unread // 2 if self._is_full else self._max_unread - 1)
+            self._is_full = len(self._letters) > (self._max_unread // 2 if self._is_full else self._max_unread - 1)
         return self._is_full
 
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """See Sink; True after a stop string."""
-        text = self._detokenizer.push(token_id)
-        self._put(_Letter(text, self._detokenizer.num_held, token_id, logprobs))
+        token = _Token(token_id, logprobs)
+        self._put(self._letter(token) if self._detokenizer.may_stop else token)
         return self._detokenizer.stopped is not None
 
     def finish(self, finish: Finish, usage: Usage) -> None:
         """See Sink."""
-        rest = self._detokenizer.finish()
-        self._put(_End(rest, finish, usage, self._detokenizer.stopped))
+        self._put(_Last(finish, usage))
         with self._ending:
             self._has_ended = True
         for call in self._at_end:
-            call()
+            self._later(call)
 
     def call_at_end(self, call: Callable[[], None]) -> None:
         """See Stream."""
@@ -118,30 +138,46 @@ class Mailbox:
 
     def take(self) -> _Letter | _End:
         """The next letter; waits for it."""
-        return self._taken(self._letters.get())
+        while not self._letters:
+            asleep = threading.Lock()
+            asleep.acquire()
+            self._wake = asleep.release
+            if not self._letters:  # looked for after the wake-up call is set, so none is missed
+                asleep.acquire()
+        return self._taken()
 
     async def take_async(self) -> _Letter | _End:
         """The same without blocking the event loop."""
-        loop = asyncio.get_running_loop()
-        while True:
+        while not self._letters:
             arrived = asyncio.Event()
-            self._wake = partial(_call_in, loop, arrived.set)
-            try:
-                # Looked for after the wake-up call is set, so none is missed.
-                return self._taken(self._letters.get_nowait())
-            except queue.Empty:
+            self._wake = partial(_call_in, asyncio.get_running_loop(), arrived.set)
+            if not self._letters:
                 await arrived.wait()
+        return self._taken()
 
-    def _taken(self, letter: _Letter | _End) -> _Letter | _End:
+    def _taken(self) -> _Letter | _End:
+        content = self._letters.popleft()
         # The engine looks once more before it falls asleep, so it misses no room that is made while it finds us full.
-        if self._is_full and self._max_unread is not None and self._letters.qsize() <= self._max_unread // 2:
+        if self._is_full and self._max_unread is not None and len(self._letters) <= self._max_unread // 2:
             self._on_room()
-        return letter
+        if isinstance(content, _Last):
+            return _End(self._detokenizer.finish(), content.finish, content.usage, self._detokenizer.stopped)
+        return self._letter(content) if isinstance(content, _Token) else content
 
-    def _put(self, letter: _Letter | _End) -> None:
-        self._letters.put(letter)
-        if self._wake is not None:
-            self._wake()
+    def _letter(self, token: _Token) -> _Letter:
+        text = self._detokenizer.push(token.token_id)
+        return _Letter(text, self._detokenizer.num_held, token.token_id, token.logprobs)
+
+    def _put(self, content: _Letter | _Token | _Last) -> None:
+        self._letters.append(content)
+        wake = self._wake
+        if wake is not self._woken:
+            self._woken = wake
+            self._later(wake)
+
+
+def _nobody() -> None:
+    """Wakes nobody, because nobody has waited yet."""
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from time import monotonic
 
-from bitnet_inference.engine.batch import build_batch
+from bitnet_inference.engine.batch import Batches
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.constraint import Constraint
@@ -18,6 +17,7 @@ from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.speculative import Drafter, Speculation
+from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.window import check_window, slide
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.model.contract import Capabilities, Model, Output
@@ -51,7 +51,8 @@ class Engine:
         num_blocks = _num_blocks(self._limits, model.config.max_positions, max_num_blocks)
         model.reserve(num_blocks)
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
-        self._masks = Masks()
+        self._masks, self._batches = Masks(), Batches(self._limits.block_size)
+        self.wakeups = Wakeups()  # of those who wait for what the engine's thread does
         self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top)
         self._events = Events(listener, plan_times)
         self._scheduler = Scheduler(
@@ -111,12 +112,11 @@ class Engine:
         shares = self._schedule()
         self._events.forward(shares)
         if shares:
-            with self._answering_for(shares), self._timing(shares):
-                self._masks.start(shares)
-                output = self._forward(shares)
-                self._events.enter("sample")
-                for scores in self._sampler.scores(output, self._take_note(output, shares)):
-                    self._go_on(scores)
+            try:
+                self._compute(shares)
+            except Exception as error:
+                for request in [share.request for share in shares if share.request.finish is None]:
+                    self._end(request, Finish("error", error=error))
         self._events.end_step(self._scheduler)
 
     def end_all(self, finish: Finish) -> None:
@@ -126,6 +126,7 @@ class Engine:
                 self._tell(request, finish)
         for request in self._scheduler.all_requests():
             self._scheduler.drop(request)
+        self.wakeups.make()
 
     def _check(self, request: Request) -> None:
         vocab_size, max_positions = self._model.config.vocab_size, self._model.config.max_positions
@@ -149,11 +150,24 @@ class Engine:
         self._events.enter("draft")
         return self._speculation.add(shares) if self._speculation else shares
 
+    def _compute(self, shares: Sequence[Share]) -> None:
+        num_decoding = sum([1 + len(share.draft) for share in shares if share.request.num_pending == 1])
+        num_prompt_tokens = sum([share.num_tokens + len(share.draft) for share in shares]) - num_decoding
+        start = self._clock()
+        self._masks.start(shares)
+        output = self._forward(shares)
+        self._events.enter("sample")
+        for scores in self._sampler.scores(output, self._take_note(output, shares)):
+            self._go_on(scores)
+        self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
+
     def _forward(self, shares: Sequence[Share]) -> Output:
         copies = self._scheduler.take_copies()
         if copies:
             self._model.copy_blocks(copies)
-        return self._model.forward(build_batch(shares, self._limits.block_size))
+        batch = self._batches.build(shares)
+        self.wakeups.make()
+        return self._model.forward(batch)
 
     def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
         """Write down what has been computed; the rows that tell next tokens."""
@@ -165,13 +179,18 @@ class Engine:
             shown += prompt_rows(request, first + 1)
             if request.num_pending == 0:
                 wanted.append(Rows(request, first, share.draft))
-        for request, error in show_prompts(output, shown, self._sampler.vocab_size):
+        for request, error in show_prompts(output, shown, self._sampler.vocab_size) if shown else ():
             self._end(request, Finish("error", error=error))
-        for request in [rows.request for rows in wanted if rows.request.finish is None]:
-            finish = Finish("length") if request.has_enough else self._masks.take(request)  # max_tokens is 0
-            if finish is not None:
-                self._end(request, finish)
-        return [rows for rows in wanted if rows.request.finish is None]
+        return [rows for rows in wanted if self._gets_token(rows.request)]
+
+    def _gets_token(self, request: Request) -> bool:
+        """Whether a request whose known tokens are computed goes on; else it has ended, or does now."""
+        if request.finish is not None:
+            return False
+        finish = Finish("length") if request.has_enough else self._masks.take(request)  # max_tokens is 0
+        if finish is not None:
+            self._end(request, finish)
+        return finish is None
 
     def _go_on(self, scores: Scores) -> None:
         """Give the request its next token, and those behind it as long as they are the ones of its draft."""
@@ -212,7 +231,7 @@ class Engine:
         """The best text of a search becomes that of its head, which counts for the whole search."""
         beams.head.tokens.cut(beams.head.num_prompt)
         for token_id in beams.best[0].token_ids:
-            beams.head.tokens.extend((token_id,))
+            beams.head.tokens.append(token_id)
             self._events.token(beams.head)
 
     def _accept(self, pick: Pick) -> Finish | None:
@@ -222,7 +241,7 @@ class Engine:
             return Finish("error", error=pick.error)
         if pick.token_id in request.end_ids:
             return Finish("stop", token_id=pick.token_id)
-        request.tokens.extend((pick.token_id,))
+        request.tokens.append(pick.token_id)
         self._events.token(request)
         try:
             wants_end = request.sink.token(pick.token_id, pick.logprobs)
@@ -231,7 +250,7 @@ class Engine:
             return Finish("error", error=error)
         if wants_end or is_complete:
             return Finish("stop")
-        is_full = len(request.tokens) >= self.max_context
+        is_full = request.tokens.length >= self.max_context
         if is_full and request.params.overflow == "sliding" and not request.has_enough:
             self._slide(request)
             return None
@@ -242,23 +261,6 @@ class Engine:
         if self._speculation:
             self._speculation.forget(request)
         slide(request, self.max_context)
-
-    @contextmanager
-    def _timing(self, shares: Sequence[Share]) -> Iterator[None]:
-        num_decoding = sum([1 + len(share.draft) for share in shares if share.request.num_pending == 1])
-        num_prompt_tokens = sum([share.num_tokens + len(share.draft) for share in shares]) - num_decoding
-        start = self._clock()
-        yield
-        self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
-
-    @contextmanager
-    def _answering_for(self, shares: Sequence[Share]) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            for share in shares:
-                if share.request.finish is None:
-                    self._end(share.request, Finish("error", error=error))
 
     def _end(self, request: Request, finish: Finish) -> None:
         self._scheduler.drop(request)

@@ -9,38 +9,52 @@ from numpy.typing import NDArray
 
 
 class Ints:
-    """int32 values in one array with room to grow."""
+    """int32 values in one array with room to grow; there are `length` of them."""
 
     def __init__(self, values: Sequence[int] | NDArray[np.int32] = ()) -> None:
-        self._data = np.array(values, dtype=np.int32)
-        self._length = len(self._data)
+        self._keep(np.array(values, dtype=np.int32))
+        self.length = len(self._data)
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        """One of the values, counted from the first."""
+        return self._cells[index]
 
     @property
     def view(self) -> NDArray[np.int32]:
-        """The values, [len]; stale after the next `extend` or `clear`."""
-        return self._data[: self._length]
+        """The values, [len]; stale after the next `extend`, `append` or `clear`."""
+        return self._data[: self.length]
+
+    def append(self, value: int) -> None:
+        """Append one value, sooner than `extend` does."""
+        if self.length == len(self._cells):
+            self._grow(self.length + 1)
+        self._cells[self.length] = value
+        self.length += 1
 
     def extend(self, values: Sequence[int]) -> None:
         """Append the values."""
-        length = self._length + len(values)
-        if length > len(self._data):
-            grown = np.empty(max(2 * len(self._data), length, 16), dtype=np.int32)
-            grown[: self._length] = self.view
-            self._data = grown
-        if len(values) == 1:  # most often; a single value is set sooner than a slice
-            self._data[self._length] = values[0]
-        else:
-            self._data[self._length : length] = values
-        self._length = length
+        length = self.length + len(values)
+        if length > len(self._cells):
+            self._grow(length)
+        self._data[self.length : length] = values
+        self.length = length
 
     def cut(self, length: int) -> None:
         """Keep the first so many values, of at least as many."""
-        assert 0 <= length <= self._length, f"{length} of {self._length} values"
-        self._length = length
+        assert 0 <= length <= self.length, f"{length} of {self.length} values"
+        self.length = length
 
     def clear(self) -> None:
         """Drop all values."""
         self.cut(0)
+
+    def _grow(self, length: int) -> None:
+        grown = np.empty(max(2 * len(self._data), length, 16), dtype=np.int32)
+        grown[: self.length] = self.view
+        self._keep(grown)
+
+    def _keep(self, data: NDArray[np.int32]) -> None:
+        self._data, self._cells = data, memoryview(data)  # which gives and takes a single value sooner

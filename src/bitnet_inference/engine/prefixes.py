@@ -47,9 +47,9 @@ class Prefixes:
     def publish(self, request: Request) -> None:
         """Let others find the blocks that the request has filled."""
         contents = request.contents
-        for index in range(len(contents) - 1, request.num_computed // self._block_size):
-            block = int(request.blocks.view[index])
-            contents.append(self._pool.publish(block, contents[-1], self._tokens(request, index)))
+        while len(contents) * self._block_size <= request.num_computed:
+            index = len(contents) - 1
+            contents.append(self._pool.publish(request.blocks[index], contents[-1], self._tokens(request, index)))
 
     def _published(self, request: Request) -> Beginning:
         blocks: list[int] = []

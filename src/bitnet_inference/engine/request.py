@@ -110,6 +110,7 @@ class Request:
     is_parked = False  # it has no turn until its search gives it a token
     deadline: float | None = None
     rule: SamplingRule | None = None
+    num_best = 0  # the choice of a token depends on so many best ones; 0: on all, or too many
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class Request:
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.seed = seed % (1 << 64)
-        self.blocks = Ints()
+        self.blocks = Ints()  # which only grow, until others take their place
         self.num_computed = 0
         self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
         self.contents: list[Parent] = [self.terms.cache_salt]  # and the numbers of its published blocks
@@ -178,7 +179,7 @@ class Request:
     @property
     def num_pending(self) -> int:
         """How many known tokens are not in the cache yet."""
-        return len(self.tokens) - self.num_computed
+        return self.tokens.length - self.num_computed
 
     @property
     def num_reusable(self) -> int:
@@ -186,7 +187,7 @@ class Request:
 
         The last known one must be, because somebody must tell what follows it, and all that its reader waits for.
         """
-        num_before = len(self.tokens) - 1
+        num_before = self.tokens.length - 1
         return min(num_before, self._unread.start) if self._unread else num_before
 
     @property
@@ -220,26 +221,28 @@ class Request:
     @property
     def num_output(self) -> int:
         """How many tokens were generated and delivered."""
-        return self.past.num_output + len(self.tokens) - self.num_prompt
+        return self.past.num_output + self.tokens.length - self.num_prompt
 
     @property
     def position(self) -> int:
         """Of the next token in the whole text, slid or not."""
-        return self.past.num_prompt + self.past.num_output + len(self.tokens)
+        return self.past.num_prompt + self.past.num_output + self.tokens.length
 
     @property
     def bans_ends(self) -> bool:
         """Whether the next token must not be an end token."""
-        return self.num_output < self.params.min_tokens and bool(self.end_ids)
+        least = self.params.min_tokens
+        return least > 0 and self.num_output < least and bool(self.end_ids)
 
     @property
     def has_enough(self) -> bool:
         """Whether max_tokens is reached."""
-        return self.params.max_tokens is not None and self.num_output >= self.params.max_tokens
+        most = self.params.max_tokens
+        return most is not None and self.num_output >= most
 
     def take_unread(self) -> range:
         """The positions of the prompt that are computed now, and that its reader has not got yet: it gets them now."""
-        ready = range(self._unread.start, min(self.num_computed, self._unread.stop))
+        ready = self._unread and range(self._unread.start, min(self.num_computed, self._unread.stop))
         if ready:
             self._unread = range(ready.stop, self._unread.stop)
         return ready
@@ -256,17 +259,18 @@ class Request:
         if leader is not self:
             self.leader, self.num_shared = leader, num_shared
             self.tokens = Ints(leader.tokens.view[:num_shared])
-        self.tokens.extend((token_id,))
+        self.tokens.append(token_id)
 
     def forget(self) -> None:
         """Start over: nothing of this request is in the cache any more."""
-        self.blocks.clear()
+        self.blocks = Ints()
         self.num_computed = 0
         self.contents = [self.terms.cache_salt]
 
     def mark(self, stage: Stage) -> None:
         """Note when a stage was first reached."""
-        self._times.setdefault(stage, monotonic())
+        if stage not in self._times:
+            self._times[stage] = monotonic()
 
     def time_of(self, stage: Stage) -> float:
         """When a stage was first reached, which it was; by time.monotonic()."""
@@ -284,7 +288,7 @@ class Request:
             *times,
             num_cached_tokens=self.num_cached or 0,
             num_dropped_tokens=self.num_dropped,
-            num_context_tokens=len(self.tokens),
+            num_context_tokens=self.tokens.length,
             max_context=self.max_context,
             num_slides=self.past.num_slides,
         )

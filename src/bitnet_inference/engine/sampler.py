@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -41,12 +42,16 @@ class Rows(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What a request's next tokens are chosen from, a row each: the best few and their ids, or the whole vocabulary."""
+    """What a request's next tokens are chosen from, a row each: the best few and their ids, or the whole vocabulary.
+
+    Where the best is what is wanted, `best` has it for each row, -1 for a broken one.
+    """
 
     request: Request
     draft: Sequence[int]
     logits: NDArray[np.float32]
     ids: NDArray[np.int32] | None = None
+    best: Sequence[int] | None = None
 
 
 class Sampler:
@@ -79,29 +84,34 @@ class Sampler:
             bias_values=list(bias.values()),
             end_ids=sorted(token_id for token_id in request.end_ids if 0 <= token_id < self.vocab_size),
         )
+        request.num_best = self._num_best(request)
 
     def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
         """What the next tokens of each request are chosen from: all that the output is asked for in a step."""
-        needed = [(rows, self._num_needed(rows.request)) for rows in wanted]
-        few = [(rows, count) for rows, count in needed if count]
+        few = [rows for rows in wanted if rows.request.num_best and not rows.request.bans_ends]
         if few:
             yield from _few_scores(output, few)
-        step = max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
-        for group in _groups([rows for rows, count in needed if not count], step):
-            yield from _whole_scores(output, group)
+        if len(few) < len(wanted):
+            step = max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
+            others = [rows for rows in wanted if not rows.request.num_best or rows.request.bans_ends]
+            for group in _groups(others, step):
+                yield from _whole_scores(output, group)
 
     def pick(self, scores: Scores, index: int) -> Pick:
         """The next token of the request, whose last known token has that row of the scores."""
+        request, best = scores.request, scores.best
+        if best is not None:
+            return Pick(request, best[index]) if best[index] >= 0 else _broken(request)
         if scores.ids is None:
-            return self._pick_and_score(scores.request, scores.logits[index])
-        request, ids, logits = scores.request, scores.ids[index], scores.logits[index]
+            return self._pick_and_score(request, scores.logits[index])
+        ids, logits = scores.ids[index], scores.logits[index]
         token_id = self.rows.sample_few(ids, logits, request.rule, request.seed, request.choice, request.position)
         return Pick(request, token_id) if token_id >= 0 else _broken(request)
 
-    def _num_needed(self, request: Request) -> int:
-        """How many of the best tokens the choice depends on; 0 where it is all of them, or too many."""
+    def _num_best(self, request: Request) -> int:
+        """See Request; while it bans end tokens, its choice depends on all."""
         params = request.params
-        if params.logprobs is not None or params.edits_logits or request.bans_ends or request.constraint is not None:
+        if params.logprobs is not None or params.edits_logits or request.constraint is not None:
             return 0
         if request.beams is not None or params.is_steered:
             return 0
@@ -147,13 +157,18 @@ class Sampler:
         return TokenLogprobs(logprob, tuple(best))
 
 
-def _few_scores(output: Output, wanted: Sequence[tuple[Rows, int]]) -> Iterator[Scores]:
-    best, logits = output.top([row for rows, _ in wanted for row in rows.all], max(count for _, count in wanted))
-    start = 0
-    for rows, count in wanted:
-        part = slice(start, start + len(rows.all))
-        start = part.stop
-        yield Scores(rows.request, rows.draft, logits[part, :count], best[part, :count])
+def _few_scores(output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
+    count = max([rows.request.num_best for rows in wanted])
+    ids, logits = output.top([row for rows in wanted for row in rows.all], count)
+    best = [token_id if isfinite(logit) else -1 for token_id, logit in zip(ids[:, 0].tolist(), logits[:, 0].tolist())]
+    end = 0
+    for request, _, draft in wanted:
+        start, end = end, end + 1 + len(draft)
+        if request.num_best == 1:
+            yield Scores(request, draft, logits, best=best[start:end])
+        else:
+            count = request.num_best
+            yield Scores(request, draft, logits[start:end, :count], ids[start:end, :count])
 
 
 def _whole_scores(output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:

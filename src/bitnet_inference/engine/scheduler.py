@@ -143,9 +143,9 @@ class Scheduler:
 
     def room_behind(self, request: Request, num_tokens: int) -> int:
         """Get blocks for so many tokens behind the known ones, or as many as are free; how many have room."""
-        wanted = self.num_blocks_for(len(request.tokens) + num_tokens) - len(request.blocks)
+        wanted = self.num_blocks_for(request.tokens.length + num_tokens) - request.blocks.length
         request.blocks.extend(self.pool.allocate(max(0, min(wanted, self.pool.num_free))))
-        return min(num_tokens, len(request.blocks) * self.block_size - len(request.tokens))
+        return min(num_tokens, request.blocks.length * self.block_size - request.tokens.length)
 
     def join(self, request: Request) -> None:
         """Let a request wait that has its rank already."""
@@ -194,12 +194,11 @@ class Scheduler:
     def _decode(self) -> list[Share]:
         """One token for each running request that lacks no more, as far as the budget goes."""
         shares: list[Share] = []
-        at = 0
-        while at < len(self.running) and len(shares) < self.max_tokens:
-            request, at = self.running[at], at + 1
-            if request.num_pending == 1:
-                self._make_room(request)
-                shares += [Share(request, 1)] if at <= len(self.running) else []  # else it was the last itself
+        for request in self.running:  # whose end may be sent back meanwhile
+            if len(shares) == self.max_tokens:
+                break
+            if request.num_pending == 1 and self._make_room(request):
+                shares.append(Share(request, 1))
         return shares
 
     def _continue_prompts(self, budget: int) -> list[Share]:
@@ -211,16 +210,20 @@ class Scheduler:
                 budget -= shares[-1].num_tokens
         return shares
 
-    def _make_room(self, request: Request) -> None:
-        """Get a block for the request's next token, at the cost of those of the lowest rank, maybe its own."""
-        missing = self.num_blocks_for(request.num_computed + 1) - len(request.blocks)
-        while missing > self.pool.num_free:
+    def _make_room(self, request: Request) -> bool:
+        """Get a block for the request's next token if it has none, at the cost of those of the lowest rank.
+
+        Whether there is room; else the blocks were its own.
+        """
+        if request.num_computed < request.blocks.length * self.block_size:
+            return True
+        while self.pool.num_free == 0:
             victim = self.running[-1]
             self.send_back(victim)
             if victim is request:
-                return
-        if missing > 0:
-            request.blocks.extend(self.pool.allocate(missing))
+                return False
+        request.blocks.extend(self.pool.allocate(1))
+        return True
 
     def _admit(self, budget: int) -> list[Share]:
         shares: list[Share] = []

@@ -102,6 +102,7 @@ class Worker:
         """Sleep until there is something to do; False when the thread shall end."""
         if self._is_open and self._engine.has_turn:
             return True
+        self._engine.wakeups.make()
         with self._wake:
             if not self._is_called():
                 self._wake.wait_for(self._is_called, self._max_sleep_s())

@@ -36,6 +36,7 @@ class Detokenizer:
         decoding = pieces.decoding
         self._text = _ByteText() if decoding.byte_level else _MarkedText(decoding, opening)
         self._stops = StopStrings(stop)
+        self.may_stop = bool(stop)
 
     @property
     def stopped(self) -> str | None:
@@ -129,18 +130,22 @@ class _ByteText:
     """Bytes to text: what is no UTF-8 becomes U+FFFD, a character waits until it is whole."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""  # of a character that is not whole
 
     @property
     def num_held(self) -> int:
-        return 1 if self._decoder.getstate()[0] else 0
+        return 1 if self._rest else 0
 
     def push(self, piece: bytes | str) -> str:
         assert isinstance(piece, bytes)
-        return self._decoder.decode(piece)
+        data = self._rest + piece
+        text, num_used = codecs.utf_8_decode(data, "replace")
+        self._rest = data[num_used:]
+        return text
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors="replace")
 
 
 class _MarkedText:
