@@ -117,7 +117,10 @@ class Mailbox:
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """See Sink; True after a stop string."""
         token = _Token(token_id, logprobs)
-        self._put(self._letter(token) if self._detokenizer.may_stop else token)
+        if not self._detokenizer.may_stop:
+            self._put(token)
+            return False
+        self._put(self._letter(token))
         return self._detokenizer.stopped is not None
 
     def finish(self, finish: Finish, usage: Usage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -106,10 +107,9 @@ class ModelDrafter:
 
     def _choose(self, output: Output, shares: Sequence[Share]) -> None:
         rows = [Rows(share.request, row) for row, share in enumerate(shares)]
-        for scores in self._sampler.scores(output, rows):
-            pick = self._sampler.pick(scores, 0)
-            if pick.error is None:
-                pick.request.tokens.extend((pick.token_id,))
+        for scores in chain.from_iterable(self._sampler.scores(output, rows)):
+            if scores.first is not None and scores.first.error is None:
+                scores.request.tokens.append(scores.first.token_id)
 
 
 def _drafted(request: Request, follower: Request | None) -> Draft:

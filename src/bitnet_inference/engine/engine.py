@@ -157,8 +157,11 @@ class Engine:
         self._masks.start(shares)
         output = self._forward(shares)
         self._events.enter("sample")
-        for scores in self._sampler.scores(output, self._take_note(output, shares)):
-            self._go_on(scores)
+        for part in self._sampler.scores(output, self._take_note(output, shares)):
+            self._events.enter("deliver")
+            for scores in part:
+                self._go_on(scores)
+            self._events.enter("sample")
         self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
 
     def _forward(self, shares: Sequence[Share]) -> Output:
@@ -176,7 +179,8 @@ class Engine:
             request, first, end = share.request, end + share.num_tokens - 1, end + share.num_rows
             request.num_computed += share.num_tokens
             self._scheduler.prefixes.publish(request)
-            shown += prompt_rows(request, first + 1)
+            if request.is_read:
+                shown += prompt_rows(request, first + 1)
             if request.num_pending == 0:
                 wanted.append(Rows(request, first, share.draft))
         for request, error in show_prompts(output, shown, self._sampler.vocab_size) if shown else ():
@@ -187,40 +191,50 @@ class Engine:
         """Whether a request whose known tokens are computed goes on; else it has ended, or does now."""
         if request.finish is not None:
             return False
-        finish = Finish("length") if request.has_enough else self._masks.take(request)  # max_tokens is 0
+        if request.params.max_tokens == 0:
+            finish: Finish | None = Finish("length")
+        elif request.constraint is not None:
+            finish = self._masks.take(request)
+        else:
+            return True
         if finish is not None:
             self._end(request, finish)
         return finish is None
 
     def _go_on(self, scores: Scores) -> None:
         """Give the request its next token, and those behind it as long as they are the ones of its draft."""
-        request = scores.request
+        request, pick = scores.request, scores.first
+        request.mark("sampled")
         if request.beams is not None:
             self._branch(request.beams, scores)
             return
-        for index, drafted in enumerate((*scores.draft, None)):
-            pick = self._sampler.pick(scores, index)
-            request.mark("sampled")
-            self._events.enter("deliver")
-            finish = self._accept(pick)
-            self._events.enter("sample")
-            if finish is None and pick.token_id == drafted:
-                request.num_computed += 1
-                self._scheduler.prefixes.publish(request)
-                finish = mask_next(request)
-            if finish is not None:
-                self._end(request, finish)
+        assert pick is not None, "only beams choose for themselves"
+        finish = self._accept(pick)
+        for index, drafted in enumerate(scores.draft, 1):
             if finish is not None or pick.token_id != drafted:
-                return
+                break
+            request.num_computed += 1
+            self._scheduler.prefixes.publish(request)
+            finish = mask_next(request)
+            if finish is None:
+                pick = self._next_pick(scores, index)
+                finish = self._accept(pick)
+        if finish is not None:
+            self._end(request, finish)
+
+    def _next_pick(self, scores: Scores, index: int) -> Pick:
+        self._events.enter("sample")
+        pick = self._sampler.pick(scores, index)
+        self._events.enter("deliver")
+        return pick
 
     def _branch(self, beams: Beams, scores: Scores) -> None:
         """Let the beam's search have its candidates, and go on if it has those of all."""
         request, finish = scores.request, None
         if beams.is_over:
             return
-        request.mark("sampled")
         try:
-            beams.take(request, scores.logits[0], self._sampler.rows)
+            beams.take(request, scores.logits[scores.row], self._sampler.rows)
             if beams.is_complete and (finish := beams.branch(self._scheduler)) is not None:
                 self._conclude(beams)
                 self._end(beams.head, finish)
@@ -245,7 +259,7 @@ class Engine:
         self._events.token(request)
         try:
             wants_end = request.sink.token(pick.token_id, pick.logprobs)
-            is_complete = _advance(request.constraint, pick.token_id)
+            is_complete = request.constraint is not None and _advance(request.constraint, pick.token_id)
         except Exception as error:
             return Finish("error", error=error)
         if wants_end or is_complete:
@@ -281,10 +295,8 @@ class Engine:
                 self._end(other, finish)
 
 
-def _advance(constraint: Constraint | None, token_id: int) -> bool:
+def _advance(constraint: Constraint, token_id: int) -> bool:
     """Tell a request's constraint of a token; whether nothing may follow."""
-    if constraint is None:
-        return False
     constraint.accept(token_id)
     return constraint.is_done
 

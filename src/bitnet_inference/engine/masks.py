@@ -18,17 +18,17 @@ class Masks:
 
     def start(self, shares: Sequence[Share]) -> None:
         """Begin with the requests that get a token in the step of these shares."""
-        requests = [share.request for share in shares if _gets_masked_token(share)]
+        constrained = [share for share in shares if share.request.constraint is not None]
+        requests = [share.request for share in constrained if _gets_token(share)]
         self._outcomes = self._thread.submit(_compute, requests) if requests else None
 
     def take(self, request: Request) -> Finish | None:
-        """Wait for the request's mask, which then is in `request.mask`; or its end, where no token may follow."""
-        return None if request.constraint is None or self._outcomes is None else self._outcomes.result()[request]
+        """Wait for the constrained request's mask, which then is in `request.mask`; or its end, where no token may follow."""
+        return None if self._outcomes is None else self._outcomes.result()[request]
 
 
-def _gets_masked_token(share: Share) -> bool:
-    request = share.request
-    return request.constraint is not None and request.num_pending == share.num_tokens and not request.has_enough
+def _gets_token(share: Share) -> bool:
+    return share.request.num_pending == share.num_tokens and not share.request.has_enough
 
 
 def mask_next(request: Request) -> Finish | None:

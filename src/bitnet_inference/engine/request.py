@@ -196,6 +196,11 @@ class Request:
         return None if self._reader is None else self._reader.kind
 
     @property
+    def is_read(self) -> bool:
+        """Whether its reader waits for positions of its prompt."""
+        return bool(self._unread)
+
+    @property
     def was_submitted(self) -> bool:
         """Whether an engine has taken it."""
         return "submitted" in self._times
@@ -238,11 +243,11 @@ class Request:
     def has_enough(self) -> bool:
         """Whether max_tokens is reached."""
         most = self.params.max_tokens
-        return most is not None and self.num_output >= most
+        return most is not None and self.past.num_output + self.tokens.length - self.num_prompt >= most
 
     def take_unread(self) -> range:
         """The positions of the prompt that are computed now, and that its reader has not got yet: it gets them now."""
-        ready = self._unread and range(self._unread.start, min(self.num_computed, self._unread.stop))
+        ready = range(self._unread.start, min(self.num_computed, self._unread.stop))
         if ready:
             self._unread = range(ready.stop, self._unread.stop)
         return ready

@@ -42,16 +42,18 @@ class Rows(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What a request's next tokens are chosen from, a row each: the best few and their ids, or the whole vocabulary.
+    """What a request's next tokens are chosen from: rows from `row` on, with those of others before and behind them.
 
-    Where the best is what is wanted, `best` has it for each row, -1 for a broken one.
+    A row is the whole vocabulary, or the best few tokens and their `ids`. The `first` token is chosen already, but for a
+    beam, whose search does that.
     """
 
     request: Request
     draft: Sequence[int]
+    first: Pick | None
+    row: int
     logits: NDArray[np.float32]
     ids: NDArray[np.int32] | None = None
-    best: Sequence[int] | None = None
 
 
 class Sampler:
@@ -86,27 +88,26 @@ class Sampler:
         )
         request.num_best = self._num_best(request)
 
-    def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
-        """What the next tokens of each request are chosen from: all that the output is asked for in a step."""
+    def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[list[Scores]]:
+        """What the next tokens of each request are chosen from: all that the output is asked for in a step.
+
+        Comes in several parts where the whole vocabulary is asked for, for many.
+        """
         few = [rows for rows in wanted if rows.request.num_best and not rows.request.bans_ends]
         if few:
-            yield from _few_scores(output, few)
+            yield self._few_scores(output, few)
         if len(few) < len(wanted):
             step = max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
             others = [rows for rows in wanted if not rows.request.num_best or rows.request.bans_ends]
             for group in _groups(others, step):
-                yield from _whole_scores(output, group)
+                yield self._whole_scores(output, group)
 
     def pick(self, scores: Scores, index: int) -> Pick:
-        """The next token of the request, whose last known token has that row of the scores."""
-        request, best = scores.request, scores.best
-        if best is not None:
-            return Pick(request, best[index]) if best[index] >= 0 else _broken(request)
+        """The next token of the request, whose last known token has that of its rows."""
+        row = scores.row + index
         if scores.ids is None:
-            return self._pick_and_score(request, scores.logits[index])
-        ids, logits = scores.ids[index], scores.logits[index]
-        token_id = self.rows.sample_few(ids, logits, request.rule, request.seed, request.choice, request.position)
-        return Pick(request, token_id) if token_id >= 0 else _broken(request)
+            return self._pick_and_score(scores.request, scores.logits[row])
+        return self._pick_of_few(scores.request, scores.ids[row], scores.logits[row])
 
     def _num_best(self, request: Request) -> int:
         """See Request; while it bans end tokens, its choice depends on all."""
@@ -118,6 +119,36 @@ class Sampler:
         if params.is_greedy:
             return 1
         return params.top_k if params.top_k <= min(self._quick_top, self.vocab_size) else 0
+
+    def _few_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
+        count = max([rows.request.num_best for rows in wanted])
+        ids, logits = output.top([row for rows in wanted for row in rows.all], count)
+        best = list(zip(ids[:, 0].tolist(), logits[:, 0].tolist(), strict=True))
+        scores, row = [], 0
+        for request, _, draft in wanted:
+            if request.num_best == 1:
+                token_id, logit = best[row]
+                pick = Pick(request, token_id) if isfinite(logit) else _broken(request)
+            else:
+                pick = self._pick_of_few(request, ids[row], logits[row])
+            scores.append(Scores(request, draft, pick, row, logits, ids))
+            row += 1 + len(draft)
+        return scores
+
+    def _pick_of_few(self, request: Request, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Pick:
+        few = slice(request.num_best)
+        key = (request.seed, request.choice, request.position)
+        token_id = self.rows.sample_few(ids[few], logits[few], request.rule, *key)
+        return Pick(request, token_id) if token_id >= 0 else _broken(request)
+
+    def _whole_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
+        logits = output.full([row for rows in wanted for row in rows.all])
+        scores, row = [], 0
+        for request, _, draft in wanted:
+            pick = None if request.beams is not None else self._pick_and_score(request, logits[row])
+            scores.append(Scores(request, draft, pick, row, logits))
+            row += 1 + len(draft)
+        return scores
 
     def _pick_and_score(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits)
@@ -155,29 +186,6 @@ class Sampler:
             return None
         logprob, best = self.rows.score(logits, token_id, request.params.logprobs)
         return TokenLogprobs(logprob, tuple(best))
-
-
-def _few_scores(output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
-    count = max([rows.request.num_best for rows in wanted])
-    ids, logits = output.top([row for rows in wanted for row in rows.all], count)
-    best = [token_id if isfinite(logit) else -1 for token_id, logit in zip(ids[:, 0].tolist(), logits[:, 0].tolist())]
-    end = 0
-    for request, _, draft in wanted:
-        start, end = end, end + 1 + len(draft)
-        if request.num_best == 1:
-            yield Scores(request, draft, logits, best=best[start:end])
-        else:
-            count = request.num_best
-            yield Scores(request, draft, logits[start:end, :count], ids[start:end, :count])
-
-
-def _whole_scores(output: Output, wanted: Sequence[Rows]) -> Iterator[Scores]:
-    logits = output.full([row for rows in wanted for row in rows.all])
-    start = 0
-    for rows in wanted:
-        part = slice(start, start + len(rows.all))
-        start = part.stop
-        yield Scores(rows.request, rows.draft, logits[part])
 
 
 def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:

@@ -121,6 +121,8 @@ class Scheduler:
     def drop_expired(self, now: float) -> list[Request]:
         """Forget the requests whose time is over, and give their blocks back."""
         self._welcome()
+        if not self._timed:
+            return []
         expired = [request for request in self._timed if request.deadline is not None and request.deadline <= now]
         for request in expired:
             self.drop(request)
@@ -132,7 +134,7 @@ class Scheduler:
         for request in [each for each in self.running if each.sink.is_full]:
             self.send_back(request)
         decoding = self._decode()
-        if len(decoding) == len(self.running) and not self.waiting:
+        if not self.waiting and len(decoding) == len(self.running):
             return decoding
         budget = self.max_tokens - len(decoding)
         if decoding:
