@@ -100,6 +100,7 @@ class Mailbox:
         `later` gets the calls that wake who waits for letters or the end, and makes them soon, in the engine's thread.
         """
         self._detokenizer, self._max_unread, self._on_room, self._later = detokenizer, max_unread, on_room, later
+        self._may_stop = detokenizer.may_stop
         self._is_full = False  # as the engine has seen it
         self._letters: deque[_Letter | _Token | _Last] = deque()
         self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
@@ -117,7 +118,7 @@ class Mailbox:
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """See Sink; True after a stop string."""
         token = _Token(token_id, logprobs)
-        if not self._detokenizer.may_stop:
+        if not self._may_stop:
             self._put(token)
             return False
         self._put(self._letter(token))

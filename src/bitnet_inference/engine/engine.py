@@ -175,14 +175,15 @@ class Engine:
     def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
         """Write down what has been computed; the rows that tell next tokens."""
         wanted, shown, end = [], [], 0
-        for share in shares:
-            request, first, end = share.request, end + share.num_tokens - 1, end + share.num_rows
-            request.num_computed += share.num_tokens
+        for request, num_tokens, draft in shares:
+            end += num_tokens
+            request.num_computed += num_tokens
             self._scheduler.prefixes.publish(request)
-            if request.is_read:
-                shown += prompt_rows(request, first + 1)
-            if request.num_pending == 0:
-                wanted.append(Rows(request, first, share.draft))
+            if request.unread:
+                shown += prompt_rows(request, end)
+            if request.num_computed == request.tokens.length:
+                wanted.append(Rows(request, end - 1, draft))
+            end += len(draft)
         for request, error in show_prompts(output, shown, self._sampler.vocab_size) if shown else ():
             self._end(request, Finish("error", error=error))
         return [rows for rows in wanted if self._gets_token(rows.request)]

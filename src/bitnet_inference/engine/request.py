@@ -148,7 +148,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         assert reader is None or params.prompt_logprobs is None, "a prompt has one reader"
         self._reader = reader if params.prompt_logprobs is None else self._scorer(params.prompt_logprobs)
-        self._unread = range(0) if self._reader is None else self._reader.positions
+        self.unread = range(0) if self._reader is None else self._reader.positions  # of the prompt, by its reader
         self._check_leader()
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -188,17 +188,12 @@ class Request:
         The last known one must be, because somebody must tell what follows it, and all that its reader waits for.
         """
         num_before = self.tokens.length - 1
-        return min(num_before, self._unread.start) if self._unread else num_before
+        return min(num_before, self.unread.start) if self.unread else num_before
 
     @property
     def reads(self) -> Literal["logits", "hidden"] | None:
         """What rows of its prompt its reader gets."""
         return None if self._reader is None else self._reader.kind
-
-    @property
-    def is_read(self) -> bool:
-        """Whether its reader waits for positions of its prompt."""
-        return bool(self._unread)
 
     @property
     def was_submitted(self) -> bool:
@@ -247,9 +242,9 @@ class Request:
 
     def take_unread(self) -> range:
         """The positions of the prompt that are computed now, and that its reader has not got yet: it gets them now."""
-        ready = range(self._unread.start, min(self.num_computed, self._unread.stop))
+        ready = range(self.unread.start, min(self.num_computed, self.unread.stop))
         if ready:
-            self._unread = range(ready.stop, self._unread.stop)
+            self.unread = range(ready.stop, self.unread.stop)
         return ready
 
     def read_rows(self, first: int, rows: NDArray[np.float32]) -> None:

@@ -35,11 +35,6 @@ class Rows(NamedTuple):
     first: int
     draft: Sequence[int] = ()
 
-    @property
-    def all(self) -> range:
-        """The numbers of the rows."""
-        return range(self.first, self.first + 1 + len(self.draft))
-
 
 class Scores(NamedTuple):
     """What a request's next tokens are chosen from: rows from `row` on, with those of others before and behind them.
@@ -122,13 +117,11 @@ class Sampler:
 
     def _few_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
         count = max([rows.request.num_best for rows in wanted])
-        ids, logits = output.top([row for rows in wanted for row in rows.all], count)
-        best = list(zip(ids[:, 0].tolist(), logits[:, 0].tolist(), strict=True))
+        ids, logits = output.top(_all_rows(wanted), count)
         scores, row = [], 0
         for request, _, draft in wanted:
             if request.num_best == 1:
-                token_id, logit = best[row]
-                pick = Pick(request, token_id) if isfinite(logit) else _broken(request)
+                pick = Pick(request, ids.item(row, 0)) if isfinite(logits.item(row, 0)) else _broken(request)
             else:
                 pick = self._pick_of_few(request, ids[row], logits[row])
             scores.append(Scores(request, draft, pick, row, logits, ids))
@@ -142,7 +135,7 @@ class Sampler:
         return Pick(request, token_id) if token_id >= 0 else _broken(request)
 
     def _whole_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
-        logits = output.full([row for rows in wanted for row in rows.all])
+        logits = output.full(_all_rows(wanted))
         scores, row = [], 0
         for request, _, draft in wanted:
             pick = None if request.beams is not None else self._pick_and_score(request, logits[row])
@@ -188,11 +181,15 @@ class Sampler:
         return TokenLogprobs(logprob, tuple(best))
 
 
+def _all_rows(wanted: Sequence[Rows]) -> list[int]:
+    return [row for _, first, draft in wanted for row in range(first, first + 1 + len(draft))]
+
+
 def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
     """In order, as many at a time as have so many rows together, or a single one that has more."""
     group: list[Rows] = []
     for rows in wanted:
-        if group and sum(len(each.all) for each in (*group, rows)) > max_rows:
+        if group and sum(1 + len(each.draft) for each in (*group, rows)) > max_rows:
             yield group
             group = []
         group.append(rows)

@@ -83,8 +83,9 @@ class Scheduler:
     @property
     def has_turn(self) -> bool:
         """Whether a step would do something now: there is news, or a request that doesn't wait for its reader."""
-        news = self._arrivals or self._cancellations or self.running
-        return self.has_work and (bool(news) or any(request.can_run for request in self.waiting))
+        if self.running or self._arrivals:
+            return True
+        return bool(self.waiting) and (bool(self._cancellations) or any(each.can_run for each in self.waiting))
 
     @property
     def next_deadline(self) -> float | None:
