@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.ints import Ints
+from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.scheduler import Share
 from bitnet_inference.model.contract import Batch
 
@@ -32,54 +32,69 @@ class Batches:
         return self._like_last.fill(shares, self._block_size)
 
 
-class _SingleTokens:
-    """The batches of requests that hold these blocks and compute one token each.
+def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
+    """The next tokens of each share, drafted ones behind, in order; the requests already have the blocks for them."""
+    starts = [0, *accumulate([num_tokens + len(draft) for _, num_tokens, draft in shares])]
+    rows = _Rows(starts[-1])
+    for start, (request, num_tokens, draft) in zip(starts, shares, strict=False):
+        if num_tokens == 1 and not draft:
+            rows.set(start, request, block_size)
+        else:
+            rows.set_many(start, request, num_tokens, draft, block_size)
+    tables = _tables([share.request.blocks for share in shares])
+    return Batch(*rows.arrays, np.array(starts, dtype=np.int32), tables)
 
-    Single values go through memoryviews: NumPy's own ways are long, and not in the cache behind a model's weights.
-    """
+
+class _SingleTokens:
+    """The batches of requests that hold these blocks and compute one token each."""
 
     def __init__(self, blocks: list[Ints]) -> None:
-        self.blocks, count = blocks, len(blocks)
-        token_ids, positions, slots = np.empty((3, count), dtype=np.int32)
-        starts, tables = np.arange(count + 1, dtype=np.int32), np.empty((count, 0), dtype=np.int32)
-        self._batch = Batch(token_ids, positions, slots, starts, tables)
-        self._token_ids, self._positions, self._slots = memoryview(token_ids), memoryview(positions), memoryview(slots)
-        self._num_known = [0] * count  # blocks in the tables
+        self.blocks = blocks
+        self._rows, self._starts = _Rows(len(blocks)), np.arange(len(blocks) + 1, dtype=np.int32)
+        self._tables, self._num_known = np.empty((len(blocks), 0), dtype=np.int32), [0] * len(blocks)
 
     def fill(self, shares: Sequence[Share], block_size: int) -> Batch:
         for row, (request, _, _) in enumerate(shares):
-            position = request.num_computed
-            index = position // block_size
-            if index >= self._num_known[row]:
+            self._rows.set(row, request, block_size)
+            if request.num_computed >= self._num_known[row] * block_size:
                 self._note_blocks(row)
-            self._token_ids[row] = request.tokens[position]
-            self._positions[row] = position
-            self._slots[row] = request.blocks[index] * block_size + position % block_size
-        return self._batch
+        return Batch(*self._rows.arrays, self._starts, self._tables)
 
     def _note_blocks(self, row: int) -> None:
         blocks = self.blocks[row]
-        if blocks.length > self._batch.block_tables.shape[1]:
-            self._batch = replace(self._batch, block_tables=_tables(self.blocks, 2 * blocks.length))
-            self._num_known = [each.length for each in self.blocks]
-        self._batch.block_tables[row, : blocks.length] = blocks.view
+        if blocks.length > self._tables.shape[1]:
+            self._tables = _tables(self.blocks, 2 * blocks.length)
+        self._tables[row, : blocks.length] = blocks.view
         self._num_known[row] = blocks.length
 
 
-def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
-    """The next tokens of each share, drafted ones behind, in order; the requests already have the blocks for them."""
-    starts = [0, *accumulate([share.num_rows for share in shares])]
-    token_ids, positions, slots = np.empty((3, starts[-1]), dtype=np.int32)
-    for start, (request, num_tokens, draft) in zip(starts, shares, strict=False):
+class _Rows:
+    """Token ids, positions and slots: `arrays`, a value a row each.
+
+    A single value goes through a memoryview: NumPy's own way is long, and not in the cache behind a model's weights.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.arrays = tuple(np.empty((3, count), dtype=np.int32))
+        self._token_ids, self._positions, self._slots = map(memoryview, self.arrays)
+
+    def set(self, row: int, request: Request, block_size: int) -> None:
+        """The next token of a request."""
+        position = request.num_computed
+        self._token_ids[row] = request.tokens[position]
+        self._positions[row] = position
+        self._slots[row] = request.blocks[position // block_size] * block_size + position % block_size
+
+    def set_many(self, start: int, request: Request, num_tokens: int, draft: Sequence[int], block_size: int) -> None:
+        """The next tokens of a request, and its draft behind."""
         first, end = request.num_computed, start + num_tokens
-        part = slice(start, end + len(draft))
+        rows = slice(start, end + len(draft))
+        token_ids, positions, slots = self.arrays
         token_ids[start:end] = request.tokens.view[first : first + num_tokens]
-        token_ids[end : part.stop] = draft
-        at = positions[part]
+        token_ids[end : rows.stop] = draft
+        at = positions[rows]
         at[:] = np.arange(first, first + len(at))
-        slots[part] = request.blocks.view[at // block_size] * block_size + at % block_size
-    blocks = [share.request.blocks for share in shares]
-    return Batch(token_ids, positions, slots, np.array(starts, dtype=np.int32), _tables(blocks))
+        slots[rows] = request.blocks.view[at // block_size] * block_size + at % block_size
 
 
 def _tables(blocks: Sequence[Ints], width: int = 0) -> NDArray[np.int32]:

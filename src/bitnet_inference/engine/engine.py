@@ -115,8 +115,9 @@ class Engine:
             try:
                 self._compute(shares)
             except Exception as error:
-                for request in [share.request for share in shares if share.request.finish is None]:
-                    self._end(request, Finish("error", error=error))
+                for request, _, _ in shares:
+                    if request.finish is None:  # the end of a beam is that of others
+                        self._end(request, Finish("error", error=error))
         self._events.end_step(self._scheduler)
 
     def end_all(self, finish: Finish) -> None:
