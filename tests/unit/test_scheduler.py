@@ -7,12 +7,13 @@ from conftest import Listener
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bitnet_inference.engine.batch import Batches, build_batch
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
-from bitnet_inference.engine.scheduler import Scheduler
+from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.terms import Terms
 
 
@@ -73,10 +74,46 @@ def test_ints_grow(parts, start):
     ints, expected = Ints(start), list(start)
     for part in parts:
         ints.extend(part)
-        expected += part
-        assert ints.view.tolist() == expected and len(ints) == len(expected)
+        ints.append(len(part))
+        expected += [*part, len(part)]
+        assert ints.view.tolist() == expected == [ints[index] for index in range(ints.length)]
+        assert len(ints) == len(expected)
     ints.clear()
     assert len(ints) == 0 and ints.view.tolist() == []
+
+
+@given(st.lists(st.lists(st.sampled_from("tbgr"), min_size=3, max_size=3), max_size=30))
+def test_a_batch_in_the_arrays_of_the_last_one_is_as_if_built_anew(steps):
+    batches, requests = Batches(block_size=4), [request(number) for number in (1, 4, 6)]
+    for number, each in enumerate(requests):
+        each.num_computed = each.num_prompt - 1
+        each.blocks.extend([10 * number, 10 * number + 1])
+    for step in steps:
+        for each, what in zip(requests, step, strict=True):
+            _change(each, what)
+        shares = [Share(each, 1) for each in requests if each.num_pending]
+        if shares:
+            built, expected = batches.build(shares), build_batch(shares, 4)
+            for name in ("token_ids", "positions", "slots", "starts"):
+                assert getattr(built, name).tolist() == getattr(expected, name).tolist()
+            for row, share in enumerate(shares):
+                num_needed = share.request.num_computed // 4 + 1
+                assert (built.block_tables[row, :num_needed] == expected.block_tables[row, :num_needed]).all()
+
+
+def _change(request, what):
+    """From step to step a request gets a token ("t"), a block too ("b"), no turn ("g"), or other blocks ("r")."""
+    if what == "g":
+        request.num_computed = request.tokens.length
+        return
+    if what == "r":
+        blocks = request.blocks.view.tolist()
+        request.forget()
+        request.blocks.extend([block + 100 for block in blocks])
+    request.tokens.append(request.tokens.length)
+    request.num_computed = request.tokens.length - 1
+    if what == "b" or request.num_computed >= 4 * request.blocks.length:
+        request.blocks.extend([request.blocks[request.blocks.length - 1] + 1])
 
 
 def test_everybody_who_decodes_comes_before_the_prompts():

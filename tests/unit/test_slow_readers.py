@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 from conftest import Listener, ScriptedModel, generate, greedy_text, run
@@ -195,6 +196,32 @@ class TestMailbox:
         mailbox.finish(Finish("cancelled"), Usage(1, 6, 0, 0, 0))
         asyncio.run(self.read(mailbox))
         assert calls == [False, False]
+
+    def test_a_waiting_reader_is_woken_once_and_later(self, detokenizer):
+        wakeups: list[Callable[[], None]] = []
+        mailbox = Mailbox(detokenizer, later=wakeups.append)
+        mailbox.token(40, None)
+        assert not wakeups, "nobody waits"
+
+        async def read() -> None:
+            assert (await mailbox.take_async()).token_id == 40
+            reader = asyncio.create_task(mailbox.take_async())
+            await asyncio.sleep(0)
+            mailbox.token(41, None)
+            mailbox.token(42, None)
+            await asyncio.sleep(0)
+            assert len(wakeups) == 1 and not reader.done()
+            wakeups.pop()()
+            assert (await reader).token_id == 41 and (await mailbox.take_async()).token_id == 42
+
+        asyncio.run(read())
+
+    def test_text_is_made_when_it_is_read_and_at_once_where_it_may_stop(self, detokenizer):
+        made = []
+        push, detokenizer.push = detokenizer.push, lambda token_id: (made.append(token_id), push(token_id))[1]
+        mailbox = Mailbox(detokenizer)
+        assert not mailbox.token(40, None) and not made
+        assert mailbox.take().token_id == 40 and made == [40]
 
     async def read(self, mailbox):
         for _ in range(5):

@@ -23,7 +23,7 @@ class Masks:
         self._outcomes = self._thread.submit(_compute, requests) if requests else None
 
     def take(self, request: Request) -> Finish | None:
-        """Wait for the constrained request's mask, which then is in `request.mask`; or its end, where no token may follow."""
+        """Wait for a constrained request's mask, then in `request.mask`; or its end, where no token may follow."""
         return None if self._outcomes is None else self._outcomes.result()[request]
 
 

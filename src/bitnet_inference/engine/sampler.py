@@ -39,8 +39,8 @@ class Rows(NamedTuple):
 class Scores(NamedTuple):
     """What a request's next tokens are chosen from: rows from `row` on, with those of others before and behind them.
 
-    A row is the whole vocabulary, or the best few tokens and their `ids`. The `first` token is chosen already, but for a
-    beam, whose search does that.
+    A row is the whole vocabulary, or the best few tokens and their `ids`. The `first` token is chosen already, but not
+    for a beam, whose search does that.
     """
 
     request: Request
