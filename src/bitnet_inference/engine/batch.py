@@ -75,8 +75,9 @@ class _Rows:
     """
 
     def __init__(self, count: int) -> None:
-        self.arrays = tuple(np.empty((3, count), dtype=np.int32))
-        self._token_ids, self._positions, self._slots = map(memoryview, self.arrays)
+        token_ids, positions, slots = np.empty((3, count), dtype=np.int32)
+        self.arrays = token_ids, positions, slots
+        self._token_ids, self._positions, self._slots = token_ids.data, positions.data, slots.data
 
     def set(self, row: int, request: Request, block_size: int) -> None:
         """The next token of a request."""

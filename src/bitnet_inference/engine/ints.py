@@ -57,4 +57,4 @@ class Ints:
         self._keep(grown)
 
     def _keep(self, data: NDArray[np.int32]) -> None:
-        self._data, self._cells = data, memoryview(data)  # which gives and takes a single value sooner
+        self._data, self._cells = data, data.data  # a memoryview, which gives and takes a single value sooner
