@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -49,22 +50,22 @@ class _SingleTokens:
     """The batches of requests that hold these blocks and compute one token each."""
 
     def __init__(self, blocks: list[Ints]) -> None:
-        self.blocks = blocks
-        self._rows, self._starts = _Rows(len(blocks)), np.arange(len(blocks) + 1, dtype=np.int32)
-        self._tables, self._num_known = np.empty((len(blocks), 0), dtype=np.int32), [0] * len(blocks)
+        self.blocks, self._rows = blocks, _Rows(len(blocks))
+        starts, tables = np.arange(len(blocks) + 1, dtype=np.int32), np.empty((len(blocks), 0), dtype=np.int32)
+        self._batch, self._num_known = Batch(*self._rows.arrays, starts, tables), [0] * len(blocks)
 
     def fill(self, shares: Sequence[Share], block_size: int) -> Batch:
         for row, (request, _, _) in enumerate(shares):
             self._rows.set(row, request, block_size)
             if request.num_computed >= self._num_known[row] * block_size:
                 self._note_blocks(row)
-        return Batch(*self._rows.arrays, self._starts, self._tables)
+        return self._batch
 
     def _note_blocks(self, row: int) -> None:
         blocks = self.blocks[row]
-        if blocks.length > self._tables.shape[1]:
-            self._tables = _tables(self.blocks, 2 * blocks.length)
-        self._tables[row, : blocks.length] = blocks.view
+        if blocks.length > self._batch.block_tables.shape[1]:
+            self._batch = replace(self._batch, block_tables=_tables(self.blocks, 2 * blocks.length))
+        self._batch.block_tables[row, : blocks.length] = blocks.view
         self._num_known[row] = blocks.length
 
 
