@@ -16,6 +16,7 @@ from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.engine.terms import Terms
+from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import Stopped
 from bitnet_inference.stream import MAX_UNREAD, Mailbox
@@ -215,6 +216,16 @@ class TestMailbox:
             assert (await reader).token_id == 41 and (await mailbox.take_async()).token_id == 42
 
         asyncio.run(read())
+
+    def test_whoever_raises_when_a_stream_ends_keeps_nobody_from_being_woken(self, detokenizer, caplog):
+        wakeups, woken = Wakeups(), []
+        mailbox = Mailbox(detokenizer, later=wakeups.add)
+        mailbox.call_at_end(lambda: next(iter(())))
+        mailbox.call_at_end(lambda: woken.append(True))
+        mailbox.finish(Finish("cancelled"), Usage(1, 0, 0, 0, 0))
+        assert not woken
+        wakeups.make()
+        assert woken == [True] and "at the end of a stream raised" in caplog.text
 
     def test_text_is_made_when_it_is_read_and_at_once_where_it_may_stop(self, detokenizer):
         made = []

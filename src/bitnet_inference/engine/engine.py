@@ -149,7 +149,10 @@ class Engine:
             self._tell(request, Finish("timeout"))
         shares = self._scheduler.schedule()
         self._events.enter("draft")
-        return self._speculation.add(shares) if self._speculation else shares
+        if self._speculation is None:
+            return shares
+        self.wakeups.make()  # drafts may be computed
+        return self._speculation.add(shares)
 
     def _compute(self, shares: Sequence[Share]) -> None:
         num_decoding = sum([1 + len(share.draft) for share in shares if share.request.num_pending == 1])

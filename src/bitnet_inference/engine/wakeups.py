@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 
@@ -16,12 +17,15 @@ class Wakeups:
         self._calls: list[Callable[[], None]] = []
 
     def add(self, call: Callable[[], None]) -> None:
-        """Make this call, which must return soon and not raise, at the next `make`."""
+        """Make this call, which must return soon, at the next `make`."""
         self._calls.append(call)
 
     def make(self) -> None:
-        """Make the calls: the engine's thread is about to compute, or to sleep."""
+        """Make the calls: the engine's thread is about to compute, or to sleep. Whoever raises concerns no other."""
         if self._calls:
             calls, self._calls = self._calls, []
             for call in calls:
-                call()
+                try:
+                    call()
+                except Exception:
+                    logging.getLogger(__name__).exception("what was to be called at the end of a stream raised")
