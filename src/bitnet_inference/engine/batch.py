@@ -77,7 +77,7 @@ class _Rows:
 
     def __init__(self, count: int) -> None:
         token_ids, positions, slots = np.empty((3, count), dtype=np.int32)
-        self.arrays = token_ids, positions, slots
+        self.arrays: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]] = token_ids, positions, slots
         self._token_ids, self._positions, self._slots = token_ids.data, positions.data, slots.data
 
     def set(self, row: int, request: Request, block_size: int) -> None:

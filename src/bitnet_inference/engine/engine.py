@@ -149,7 +149,7 @@ class Engine:
             self._tell(request, Finish("timeout"))
         shares = self._scheduler.schedule()
         self._events.enter("draft")
-        if self._speculation is None:
+        if not self._speculation:
             return shares
         self.wakeups.make()  # drafts may be computed
         return self._speculation.add(shares)
