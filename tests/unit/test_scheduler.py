@@ -78,7 +78,7 @@ def test_ints_grow(parts, start):
         expected += [*part, len(part)]
         assert ints.view.tolist() == expected == [ints[index] for index in range(ints.length)]
         assert len(ints) == len(expected)
-    ints.clear()
+    ints.cut(0)
     assert len(ints) == 0 and ints.view.tolist() == []
 
 

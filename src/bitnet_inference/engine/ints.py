@@ -24,7 +24,7 @@ class Ints:
 
     @property
     def view(self) -> NDArray[np.int32]:
-        """The values, [len]; stale after the next `extend`, `append` or `clear`."""
+        """The values, [len]; stale after the next `extend`, `append` or `cut`."""
         return self._data[: self.length]
 
     def append(self, value: int) -> None:
@@ -46,10 +46,6 @@ class Ints:
         """Keep the first so many values, of at least as many."""
         assert 0 <= length <= self.length, f"{length} of {self.length} values"
         self.length = length
-
-    def clear(self) -> None:
-        """Drop all values."""
-        self.cut(0)
 
     def _grow(self, length: int) -> None:
         grown = np.empty(max(2 * len(self._data), length, 16), dtype=np.int32)

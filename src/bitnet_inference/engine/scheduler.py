@@ -29,11 +29,6 @@ class Share(NamedTuple):
     num_tokens: int
     draft: Sequence[int] = ()
 
-    @property
-    def num_rows(self) -> int:
-        """How many tokens the model computes."""
-        return self.num_tokens + len(self.draft)
-
 
 class Scheduler:
     """Higher priority first, then first come, first served, under a budget of tokens a step.
