@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Listener, run
+from scripted import Listener, run
 
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig

@@ -8,10 +8,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from conftest import Listener, ScriptedModel, check_events, generate, run
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scripted import Listener, ScriptedModel, check_events, generate, run
 
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams

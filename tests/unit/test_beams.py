@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import Listener, ScriptedModel, greedy_text, run
+from scripted import Listener, ScriptedModel, greedy_text, run
 
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import ScriptedModel
+from scripted import ScriptedModel
 
 from bitnet_inference.bare_batch import BareBatch, TimedModel
 from bitnet_inference.bench_engine import Load, UnderLoad, UnderTest, measure_engine

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from conftest import modest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted import modest
 from typer.testing import CliRunner
 
 from bitnet_inference import convert

@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sampling_truth as truth
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams

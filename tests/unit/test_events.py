@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from conftest import Listener, ScriptedModel, check_events, generate, run
+from scripted import Listener, ScriptedModel, check_events, generate, run
 
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig

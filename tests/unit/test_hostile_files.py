@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import modest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted import modest
 from tiny_folders import OFFLINE, Folder, file_bytes, floats_of, folder, safetensors_bytes, sharded
 
 from bitnet_inference.errors import FormatError, ModelError, NotFound, Unsupported

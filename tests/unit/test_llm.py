@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ScriptedModel
+from scripted import ScriptedModel
 from text_samples import BOS, TURN, sentencepiece_json, write_folder
 
 from bitnet_inference.engine.params import SamplingParams

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ScriptedModel
+from scripted import ScriptedModel
 from text_samples import write_folder
 from typer.testing import CliRunner
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Listener, ScriptedModel, greedy_text, run
+from scripted import Listener, ScriptedModel, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.pace import MAX_SLOWER, MIN_TOKENS, TILE, Pace

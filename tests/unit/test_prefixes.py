@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.engine import Engine

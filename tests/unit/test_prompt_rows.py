@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine import prompt_rows
 from bitnet_inference.engine.engine import Engine

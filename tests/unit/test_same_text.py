@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Listener
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import Listener
 
 from bitnet_inference.engine.batch import Batches, build_batch
 from bitnet_inference.engine.blocks import BlockPool

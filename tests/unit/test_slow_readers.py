@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 from test_llm import HI, scripted_llm, wait_until_idle
 from test_worker import LONG, Waiter
 from text_samples import byte_level_json, write_folder

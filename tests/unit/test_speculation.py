@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from conftest import Listener, ScriptedModel, check_events, generate, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Listener, ScriptedModel, check_events, generate, run
 
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sampling_truth
-from conftest import Listener, ScriptedModel, generate, greedy_text, run
+from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
 from bitnet_inference import LLM
 from bitnet_inference.engine.draft_model import ModelDrafter

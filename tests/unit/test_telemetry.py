@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from conftest import Listener, ScriptedModel, run
+from scripted import Listener, ScriptedModel, run
 
 from bitnet_inference import trace as traces
 from bitnet_inference.engine.engine import Engine

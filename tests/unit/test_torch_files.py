@@ -7,7 +7,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import modest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meta_samples import (
@@ -25,6 +24,7 @@ from meta_samples import (
     torch_entries,
     zip_bytes,
 )
+from scripted import modest
 
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.pickles import MAX_PICKLE_BYTES

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from conftest import Listener, ScriptedModel, generate, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted import Listener, ScriptedModel, generate, run
 from test_speculation import Clock
 
 from bitnet_inference.engine.draft_model import ModelDrafter

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from conftest import Listener, ScriptedModel
+from scripted import Listener, ScriptedModel
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
