@@ -6,9 +6,6 @@
 #include <memory>
 
 #include "bind_arrays.h"
-#include "executor.h"
-#include "float_mode.h"
-#include "quantised_head.h"
 #include "screen.h"
 
 namespace bitnet {
@@ -60,25 +57,6 @@ struct BoundScreen {
     }
 };
 
-// The scores of a head in fewer bits; the head itself is not needed once this is made.
-struct BoundHead {
-    std::unique_ptr<QuantisedHead> head;
-    BoundHead(const Dense& dense, int bits, Executor& executor) {
-        require(bits == 6 || bits == 8, "a quantised head has 6 or 8 bits");
-        const nb::gil_scoped_release release;
-        head = std::make_unique<QuantisedHead>(dense.weight, bits, executor);
-    }
-    void scores(Executor& executor, Floats x, FloatsOut out) const {
-        require(int64_t(x.shape(1)) == head->columns(), "x has another width than the head");
-        require(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == head->rows(), "out is [inputs, rows]");
-        require_aligned(x);
-        require_aligned(out);
-        const nb::gil_scoped_release release;
-        const FloatMode mode;
-        head->scores(executor, x.data(), int64_t(x.shape(0)), out.data());
-    }
-};
-
 }  // namespace
 }  // namespace bitnet
 
@@ -94,6 +72,7 @@ void bind_heads(nanobind::module_& m) {
     nb::class_<BoundHead>(m, "QuantisedHead")
         .def(nb::init<const Dense&, int, Executor&>(), nb::arg("head"), nb::arg("bits"), nb::arg("executor"))
         .def("scores", &BoundHead::scores, nb::arg("executor"), nb::arg("x").noconvert(), nb::arg("out").noconvert())
+        .def_prop_ro("is_finite", [](const BoundHead& h) { return h.head->is_finite(); })
         .def_prop_ro("num_bytes", [](const BoundHead& h) { return h.head->bytes(); });
     m.attr("MAX_HEAD_COLUMNS") = kMaxHeadColumns;
 }

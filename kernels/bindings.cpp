@@ -137,6 +137,13 @@ void bind_plan(nb::module_& m) {
                 p.program.dense(&p.keep<Dense>(weight)->weight, rows_of(x), rows_of(out), pointer(r));
             },
             nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def(
+            "int8",
+            [](Plan& p, nb::object weight, CodesTuple x, RowsTuple out, Name residual) {
+                const auto r = maybe(residual);
+                p.program.int8(p.keep<BoundHead>(weight)->head.get(), codes_of(x), rows_of(out), pointer(r));
+            },
+            nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
         .def("rope_write",
              [](Plan& p, nb::object cache, int64_t layer, RowsTuple q, RowsTuple k, RowsTuple v, RowsTuple angles) {
                  p.program.rope_write(p.keep<Cache>(cache), layer, rows_of(q), rows_of(k), rows_of(v), rows_of(angles));

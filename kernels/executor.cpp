@@ -124,7 +124,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
     const Context context{*kernels_,
                           num_tokens,
-                          matrix ? 1 : kMaxTileTokens,
+                          matrix ? 1 : program.tile_tokens(),
                           reinterpret_cast<float*>(arena_.data()),
                           input,
                           output,

@@ -14,6 +14,8 @@
 
 namespace bitnet {
 
+class QuantisedHead;
+
 // Rows of float32 in the arena, in the caller's input or in the caller's output: `width` columns from `column` of
 // rows `stride` floats apart. Offsets in the arena are in floats a token, so that a plan is laid out once for any T.
 enum class Base : int { arena = 0, input = 1, output = 2 };
@@ -128,6 +130,8 @@ class Program {
     void rows_to_codes(RowsStep step, Codes out);
     void ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual);
     void dense(const DenseWeight* weight, Rows x, Rows out, const Rows* residual);
+    // A matrix of 8 bits; its scores for codes, that is.
+    void int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* residual);
     void rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations);
     void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int64_t window = 0);
     void add(Rows x, Rows y, Rows out);
@@ -140,7 +144,8 @@ class Program {
     int64_t input_width() const { return input_width_; }
     int64_t output_width() const { return output_width_; }
     int64_t vocab_size() const { return vocab_size_; }
-    int64_t cost() const { return cost_; }  // multiply-adds a token, but for attention
+    int64_t cost() const { return cost_; }                // multiply-adds a token, but for attention
+    int64_t tile_tokens() const { return tile_tokens_; }  // the most that its products take at a time
     const Cache* cache() const { return cache_; }
     bool needs_batch() const { return needs_batch_; }
     int64_t piece_floats() const { return piece_floats_; }  // of a token, of all key heads, of a segment
@@ -157,6 +162,7 @@ class Program {
 
     int64_t arena_floats_, group_sums_floats_ = 0;  // a token; the sums stand behind what the caller laid out
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
+    int64_t tile_tokens_ = kMaxTileTokens;
     const Cache* cache_ = nullptr;
     bool needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;

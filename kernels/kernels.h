@@ -180,8 +180,8 @@ struct Kernels {
     void (*attend)(const AttendTask& task);
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
-    // acc[vector][16] = sum over columns of 6-bit or 2-bit code * activation, for a tile of a quantised head and 2, 4,
-    // 6 or 8 vectors of activations, which are interleaved: [steps * 4][vectors][4].
+    // acc[vector][16] = sum over columns of 6-bit or 2-bit code * activation, for a tile of a quantised head and up
+    // to 8 vectors of activations, which are interleaved: [steps * 4][vectors][4].
     void (*head_sums6)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
     void (*head_sums2)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
     void (*head_scores)(const HeadScores& task, float* scores);

@@ -45,6 +45,26 @@ Result check_head(const Kernels& kernels, Random random) {
     return result;
 }
 
+// A product of int8 weights through a program, with and without a residual.
+Result check_int8(const Kernels& kernels, Random random) {
+    const int64_t rows = 1 + random.below(60), columns = 1 + random.below(300), tokens = 1 + random.below(40);
+    const int64_t padded = (columns + 63) / 64 * 64, begin = (columns + 15) / 16 * 16;
+    const auto w = floats(random, rows * columns), x = floats(random, tokens * columns);
+    Executor executor(kernels.name, 2);
+    const QuantisedHead weight({w.data(), Dtype::f32, rows, columns}, 8, executor);
+    const Rows sums{Base::arena, begin + padded / 4 + 16, rows, 0, rows};
+    const Codes codes{begin, padded};
+    Program program(sums.offset + rows);
+    program.rows_to_codes({{Base::input, 0, columns, 0, columns}, nullptr, Activation::none, nullptr, 0.0f}, codes);
+    program.int8(&weight, codes, sums, nullptr);
+    program.int8(&weight, codes, {Base::output, 0, rows, 0, rows}, &sums);
+    std::vector<float> out(size_t(tokens * rows));
+    executor.run(program, tokens, nullptr, x.data(), out.data());
+    Result result;
+    append(result, out);
+    return result;
+}
+
 Result check_row(const Kernels& kernels, Random random) {
     const int width = 1 + random.below(200), padded = (width + 15) / 16 * 16, stride = 1 + random.below(8);
     const auto x = floats(random, width), up = floats(random, width), norm = floats(random, width);
@@ -196,9 +216,9 @@ struct Verb {
     uint64_t seeds;
 };
 
-const Verb kVerbs[] = {{"ternary", check_ternary, 60}, {"groups", check_groups, 60}, {"row", check_row, 60},
-                       {"dense", check_dense, 60},     {"head", check_head, 60},     {"attention", check_attention, 60},
-                       {"program", check_program, 6}};
+const Verb kVerbs[] = {{"ternary", check_ternary, 60},     {"groups", check_groups, 60}, {"row", check_row, 60},
+                       {"dense", check_dense, 60},         {"head", check_head, 60},     {"int8", check_int8, 60},
+                       {"attention", check_attention, 60}, {"program", check_program, 6}};
 
 int hash_all() {
     int count;

@@ -6,6 +6,7 @@
 #include "attention_steps.h"
 #include "executor.h"
 #include "group_steps.h"
+#include "int8_step.h"
 
 namespace bitnet {
 
@@ -303,6 +304,17 @@ void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* res
     if (residual) check(*residual, weight->rows);
     cost_ += weight->rows * weight->columns;
     push(std::make_unique<DenseStep>(weight, x, out, residual));
+}
+
+void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* residual) {
+    check(x, weight->num_steps() * kStepColumns);
+    require(x.padded % 64 == 0, "codes of int8 products are padded to lines of 64");
+    check_written(out, weight->rows());
+    if (residual) check(*residual, weight->rows());
+    require(weight->low() != nullptr, "int8 products take 8 bits, not 6");
+    cost_ += weight->rows() * weight->columns();
+    tile_tokens_ = kMaxInt8Tokens;
+    push(int8_step(weight, x, out, residual));
 }
 
 void Program::rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations) {

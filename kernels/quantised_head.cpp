@@ -138,6 +138,10 @@ QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, const Parts& parts) 
         }
 }
 
+bool QuantisedHead::is_finite() const {
+    return std::all_of(errors8.error.begin(), errors8.error.end(), [](float e) { return std::isfinite(e); });
+}
+
 void QuantisedHead::copy_numbers(float* out) const {
     for (const auto* each : {&half_scales_, &errors6.error, &errors6.size, &errors8.error, &errors8.size})
         out = std::copy(each->begin(), each->end(), out);

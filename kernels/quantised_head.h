@@ -74,6 +74,9 @@ class QuantisedHead {
     int64_t columns() const { return columns_; }
     int64_t num_steps() const { return steps_; }
     int64_t num_tiles() const { return tiles_; }
+    const float* half_scales() const { return half_scales_.data(); }  // s / 2 of each row
+    // Whether no weight is NaN, infinite, or beyond what the bounds of errors8 can tell.
+    bool is_finite() const;
     int64_t bytes() const { return weights6_.bytes() + weights2_.bytes(); }
 
     // out [num_inputs, rows]

@@ -26,7 +26,7 @@ BITNET_INLINE void load_fields2(const uint8_t* w, Bytes* fields) {
 // V vectors, and C chains of sums for each, which hide the latency of a product.
 template <int StepBytes, int V>
 void head_sums(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
-    constexpr int C = V == 2 ? 4 : V == 4 ? 2 : 1;
+    constexpr int C = V <= 2 ? 4 : V <= 4 ? 2 : 1;
     Sums sums[C][V];
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++)
@@ -56,12 +56,20 @@ void head_sums(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
 template <int StepBytes>
 void head_sums(const uint8_t* w, const int8_t* codes, int steps, int vectors, int32_t* acc) {
     switch (vectors) {
+        case 1:
+            return head_sums<StepBytes, 1>(w, codes, steps, acc);
         case 2:
             return head_sums<StepBytes, 2>(w, codes, steps, acc);
+        case 3:
+            return head_sums<StepBytes, 3>(w, codes, steps, acc);
         case 4:
             return head_sums<StepBytes, 4>(w, codes, steps, acc);
+        case 5:
+            return head_sums<StepBytes, 5>(w, codes, steps, acc);
         case 6:
             return head_sums<StepBytes, 6>(w, codes, steps, acc);
+        case 7:
+            return head_sums<StepBytes, 7>(w, codes, steps, acc);
         default:
             return head_sums<StepBytes, 8>(w, codes, steps, acc);
     }

@@ -102,7 +102,7 @@ class Measurements:
         return [
             ("model", f"{self.model}, {self.num_parameters / 1e6:.1f} million parameters"),
             ("run on", f"{config.device} ({config.isa}), {config.threads} threads"),
-            ("with", f"{config.cache_dtype} cache, {config.head} head"),
+            ("with", f"{config.cache_dtype} cache, {config.head} head" + rounding(config)),
             ("load", f"{self.load_s:.2f} s"),
             ("peak memory", f"{self.peak_bytes / 1e9:.2f} GB"),
             *([("limits", f"{probed} (probed beside each sample)")] if self.bandwidth else []),
@@ -131,9 +131,14 @@ class Measurements:
         }
 
 
+def rounding(config: EngineConfig) -> str:
+    """How weights were rounded, to be added to other conditions."""
+    return "" if config.quantize == "none" else f", matrices rounded to {config.quantize}"
+
+
 def conditions(model: str, config: EngineConfig, samples: str) -> dict[str, Any]:
     """What was measured, on what, and how, for the JSON of any measurement."""
-    names = ("device", "isa", "threads", "cache_dtype", "head")
+    names = ("device", "isa", "threads", "cache_dtype", "quantize", "head")
     return {"model": model, **{name: getattr(config, name) for name in names}, "samples": samples}
 
 

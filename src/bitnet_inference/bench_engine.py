@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.backends import load_model
 from bitnet_inference.bare_batch import BareBatch, TimedModel
-from bitnet_inference.bench import conditions
+from bitnet_inference.bench import conditions, rounding
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams, OutOfMemory
@@ -112,7 +112,7 @@ class EngineMeasurements:
         return [
             ("model", f"{self.model}, {self.num_parameters / 1e6:.1f} million parameters"),
             ("run on", f"{config.device} ({config.isa}), {config.threads} threads"),
-            ("with", f"{config.cache_dtype} cache, {config.head} head, greedy, no drafts"),
+            ("with", f"{config.cache_dtype} cache, {config.head} head, greedy, no drafts" + rounding(config)),
             ("requests", f"{load.shortest} to {load.longest} tokens of prompt, as many of answer"),
             ("samples", self.samples),
         ]

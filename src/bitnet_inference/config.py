@@ -17,6 +17,7 @@ from bitnet_inference.errors import InvalidParams, Unavailable
 DEVICES = ("auto", "cpu", "reference")
 CACHE_DTYPES = ("bfloat16", "float32", "int8")
 TERNARY_FORMATS = ("auto", "u2", "t5")
+QUANTIZATIONS = ("none", "ternary", "int8")
 HEADS = ("exact", "unscreened", "int8", "int6")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
@@ -32,6 +33,9 @@ class EngineConfig:
     `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 with
     AMX, where it is faster for any number of tokens. Results are the same. Groups with scales are always u2.
+    `quantize`: what the layers' dense matrices become: "none" leaves them as they are; "ternary" rounds each to one
+    scale and -1, 0, 1, as models of BitNet were trained to be; "int8" to 255 steps with a scale a row. Both round what
+    they are multiplied with to int8, token by token.
     `head`: "exact"; "unscreened" is the same without the screen, which lets large heads find their best tokens from a
     fraction of their bytes and takes half their memory; "int8" and "int6" round a dense head, and change the logits.
     `max_batch_tokens`: at most so many tokens are computed in one step.
@@ -42,6 +46,7 @@ class EngineConfig:
     isa: str = "auto"
     cache_dtype: str = "bfloat16"
     ternary_format: str = "auto"
+    quantize: str = "none"
     head: str = "exact"
     max_batch_tokens: int = 512
 
@@ -50,6 +55,7 @@ class EngineConfig:
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, CACHE_DTYPES)
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
+        _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("head", self.head, HEADS)
         _count("threads", self.threads, MAX_THREADS)
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)

@@ -18,6 +18,7 @@ from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.formats.packed_writer import write_packed
+from bitnet_inference.formats.ternarized import findings_of, quantized
 from bitnet_inference.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.model.loader import Progress, require_sound
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
@@ -48,33 +49,37 @@ def convert(
     progress: Progress | None = None,
     *,
     compressed: bool = False,
+    quantize: str = "none",
 ) -> Conversion:
     """Write the model of a folder or file, or "default", with its tokenizer as X.gguf or as a packed X.safetensors.
 
     `kind`, for GGUF only, is what ternary matrices become: "i2_s", the default, keeps them to the bit, "tq2_0" rounds
     their scales to float16, and "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes`
-    say so. A packed file that is `compressed` is smaller, and takes longer to load. The target appears when it is
-    whole. `progress` gets the weights written so far, and those in all. Raises NotFound, FormatError, Unsupported and
-    InvalidParams.
+    say so. A packed file that is `compressed` is smaller, and takes longer to load. `quantize`: "ternary" rounds the
+    layers' dense matrices first, see EngineConfig. The target appears when it is whole. `progress` gets the weights
+    written so far, and those in all. Raises NotFound, FormatError, Unsupported and InvalidParams.
     """
     path, target = find_model(source), Path(target)
+    _check_quantize(quantize)
     _check_target(path, target, kind, compressed)
     checkpoint = open_checkpoint(path)
     require_sound(checkpoint)
+    weights = quantized(checkpoint, quantize)
     if target.suffix == _PACKED:
         load_tokenizer(checkpoint)  # what cannot be read again is not written
         files = to_embedded(load_text_files(checkpoint))
-        write_packed(checkpoint, files, target, compressed=compressed, progress=progress)
-        return Conversion(target, target.stat().st_size, (), ())
+        write_packed(weights, files, target, compressed=compressed, progress=progress)
+        return Conversion(target, target.stat().st_size, (), findings_of(weights))
     kind = kind or "i2_s"
     metadata, notes = _metadata(checkpoint)
     metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
     metadata.pop("general.alignment", None)
     permuted = ARCHITECTURES[architecture_of(path, checkpoint.config)].permuted
-    tensors = GgufTensors(checkpoint, kind, permuted, progress or (lambda done, total: None))
+    tensors = GgufTensors(weights, kind, permuted, progress or (lambda done, total: None))
     with whole_file(target) as out:
         write_gguf(out, metadata.values(), tensors.shapes, tensors.encode)
-    return Conversion(target, target.stat().st_size, tuple(tensors.written), (*tensors.notes(), *notes))
+    notes = [*tensors.notes(), *notes, *findings_of(weights)]
+    return Conversion(target, target.stat().st_size, tuple(tensors.written), tuple(notes))
 
 
 def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
@@ -84,6 +89,11 @@ def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
     load_tokenizer(checkpoint)
     load_model(checkpoint, EngineConfig.from_env(), progress).close()
     return perf_counter() - start
+
+
+def _check_quantize(quantize: str) -> None:
+    if quantize not in ("none", "ternary"):
+        raise InvalidParams(f"quantize is {quantize!r}: files are written with it as none or ternary: choose one")
 
 
 def _check_target(source: Path, target: Path, kind: str | None, compressed: bool) -> None:

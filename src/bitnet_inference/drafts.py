@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,7 @@ def load_drafts(drafts: str | Path, tokenizer: Tokenizer, config: EngineConfig) 
     checkpoint = open_checkpoint(find_model(drafts))
     if load_tokenizer(checkpoint).vocabulary() != tokenizer.vocabulary():
         raise InvalidParams(f"{drafts} has other tokens than the model: choose a draft model of the same vocabulary")
-    return load_model(checkpoint, config)
+    return load_model(checkpoint, replace(config, quantize="none"))
 
 
 def make_drafter(model: Model, drafts: Drafts, max_cache_tokens: int | None) -> Drafter | None:

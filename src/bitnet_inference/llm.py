@@ -65,6 +65,7 @@ class LLM(PromptNumbers, RankedTexts):
 
     `tokenizer` encodes and decodes; `config` is the model's configuration; `max_context` is how many tokens, prompt
     and answer together, fit; `default_params` are what the model's generation_config.json recommends.
+    `notes` are what loading found that its user should know, a line each.
     `num_bytes` is the memory of its weights and of its KV cache. Close it, or use it in a `with` block, to give memory
     and threads back.
     """
@@ -96,6 +97,7 @@ class LLM(PromptNumbers, RankedTexts):
         )
         self.tokenizer = tokenizer
         self.config = model.config
+        self.notes: tuple[str, ...] = getattr(model, "notes", ())  # no part of the contract
         self.max_context = engine.max_context
         self.default_params = defaults_of(tokenizer)
         self._bos_ids = frozenset(each for each in (model.config.bos_id, tokenizer.bos_id) if each is not None)
@@ -117,6 +119,7 @@ class LLM(PromptNumbers, RankedTexts):
         device: str = "auto",
         threads: int | None = None,
         cache_dtype: str = "bfloat16",
+        quantize: str = "none",
         head: str = "exact",
         max_cache_tokens: int | None = None,
         drafts: str | Path = "auto",
@@ -127,19 +130,21 @@ class LLM(PromptNumbers, RankedTexts):
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, or a path.
 
-        `device`, `threads`, `cache_dtype`, `head`: see EngineConfig. `max_cache_tokens`: the KV cache holds at most so
-        many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead, which are
-        checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in the text),
-        the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check changes no
-        bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done, total)` is called
-        while weights are read. `listener(event)` is called in the engine's thread with all that happens
+        `device`, `threads`, `cache_dtype`, `quantize`, `head`: see EngineConfig. `max_cache_tokens`: the KV cache holds
+        at most so many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead,
+        which are checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in
+        the text), the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check
+        changes no bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done, total)` is
+        called while weights are read. `listener(event)` is called in the engine's thread with all that happens
         (engine.events): see Counts and Trace. With `profile` it hears the time of each step of the plan too, on device
         "cpu". Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
         _check_profile(profile, listener)
         Filters(filters)  # wrong ones are refused before anything is read
-        config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
+        config = EngineConfig.from_env(
+            device=device, threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head
+        )
         path = find_model(model)
         checkpoint = open_checkpoint(path)
         tokenizer = load_tokenizer(checkpoint)

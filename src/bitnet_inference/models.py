@@ -65,6 +65,7 @@ class Models:
         device: str = "auto",
         threads: int | None = None,
         cache_dtype: str = "bfloat16",
+        quantize: str = "none",
         head: str = "exact",
         drafts: str = "auto",
         progress: Callable[[int, int], None] | None = None,
@@ -73,11 +74,13 @@ class Models:
         self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else max_bytes
         _check_count("max_bytes", self.max_bytes)
         _check_count("max_cache_tokens", max_cache_tokens)
-        self._config = EngineConfig.from_env(device=device, threads=threads, cache_dtype=cache_dtype, head=head)
+        self._config = EngineConfig.from_env(
+            device=device, threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head
+        )
         self._max_cache_tokens = max_cache_tokens
         self._load_llm = partial(
             LLM.load, max_cache_tokens=max_cache_tokens, device=device, threads=threads, cache_dtype=cache_dtype,
-            head=head, drafts=drafts, progress=progress,
+            quantize=quantize, head=head, drafts=drafts, progress=progress,
         )  # fmt: skip
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
         self._books = threading.Lock()  # held for moments

@@ -1,4 +1,4 @@
-"""The layouts of packed ternary weights and the two quantisations, in NumPy: the truth for formats and kernels.
+"""The layouts of packed ternary weights and the quantisations, in NumPy: the truth for formats and kernels.
 
 A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
 
@@ -181,6 +181,19 @@ def ternarize(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], np.float3
     np.rint(scaled, out=scaled)
     np.clip(scaled, -1, 1, out=scaled)
     return scaled.astype(np.int8), np.float32(1) / inverse
+
+
+def quantize_weights(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Finite weights float32 [out, in] to (codes int8 [out, in] from -127 to 127, scales float32 [out]), by row.
+
+    A weight is worth code * scale, scale = fl(max|w| / 254) * 2. Codes are floor(fl(fl(w / scale) + 128.5)) - 128; in
+    rows without a weight above 1e-30 they are 0.
+    """
+    largest = np.abs(weights).max(axis=1, initial=0)
+    half = np.where(largest > np.float32(1e-30), largest / np.float32(254), np.float32(0.5))
+    steps = weights * (np.float32(0.5) / half)[:, None] + np.float32(128.5)
+    codes = np.clip(steps, 1, 255).astype(np.int16) - np.int16(128)
+    return codes.astype(np.int8), half * np.float32(2)
 
 
 def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

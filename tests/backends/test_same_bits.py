@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 DEFAULT = Path(config_module.__file__).parent / "default_model"
 NAMES = ("llama-rms-norm", "llama3-bf16", "llama-partial", "qwen3-bitlinear", "gemma3-bf16")
-FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES)]
+ROUNDED = GOLDEN / "llama-f32"  # its matrices, to int8
+FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES), ROUNDED]
 NUM_TOKENS = 70
 BEST = native.isas()[0]
 
@@ -93,8 +94,16 @@ def as_bytes(each: Generation) -> bytes:
 
 
 def load(folder: Path, isa: str, threads: int, cache_dtype: str = "bfloat16", ternary_format: str = "u2") -> Model:
-    config = EngineConfig(isa=isa, threads=threads, cache_dtype=cache_dtype, ternary_format=ternary_format)
-    model = load_model(open_checkpoint(folder), config)
+    model = load_model(
+        open_checkpoint(folder),
+        EngineConfig(
+            isa=isa,
+            threads=threads,
+            cache_dtype=cache_dtype,
+            ternary_format=ternary_format,
+            quantize="int8" if folder == ROUNDED else "none",
+        ),
+    )
     model.reserve(80)
     return model
 

@@ -36,8 +36,8 @@ DENSE = ("embed", "head")
 
 
 def fused(config: ModelConfig, dense: tuple[str, ...] = DENSE) -> Plan:
-    body = record(config).body
-    return fuse(body, lambda name: not name.endswith(dense), dict(expected_shapes(config)), config.head_dim)
+    body, shapes = record(config).body, dict(expected_shapes(config))
+    return fuse(body, lambda name: "dense" if name.endswith(dense) else "ternary", shapes, config.head_dim)
 
 
 def verbs(plan: Plan, layer: int = 0) -> list[str]:
@@ -84,7 +84,7 @@ def test_gemma_norms_heads_and_what_is_added_and_turns_local_layers_by_other_ang
 
 
 def test_a_dense_model_has_no_codes() -> None:
-    plan = fuse(record(LLAMA).body, lambda name: False, dict(expected_shapes(LLAMA)), LLAMA.head_dim)
+    plan = fuse(record(LLAMA).body, lambda name: "dense", dict(expected_shapes(LLAMA)), LLAMA.head_dim)
     assert verbs(plan) == ["norm", "dense", "rope+write", "attend", "dense+add", "norm", "dense", "gate", "dense+add"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.ternarized import quantized
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model.loader import Progress, require_sound
 
@@ -13,10 +14,11 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
     """A model ready to run on `config.device`.
 
     `progress` is called with the weights read so far and in all. Raises FormatError where the checkpoint is not sound,
-    Unavailable where this machine cannot run the device, OutOfMemory.
+    Unavailable where this machine cannot run the device, InvalidParams for options that don't fit it, OutOfMemory.
     """
     config = config.resolve()
     require_sound(checkpoint)
+    checkpoint = quantized(checkpoint, config.quantize)
     report = progress or (lambda done, total: None)
     if config.device == "reference":
         from bitnet_inference.backends.reference import ReferenceModel

@@ -14,9 +14,11 @@ from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import NativePlan, compile_plan
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes, is_projection
 from bitnet_inference.formats.packed import PackedCheckpoint
+from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 from bitnet_inference.model.plan import StepTime
 
@@ -33,9 +35,10 @@ class CpuModel:
         """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
         self.config = checkpoint.config
         self._check_head(checkpoint, config.head)
-        plans = fused(record(self.config), checkpoint)
+        self._check_widths(config.quantize)
+        plans = fused(record(self.config), checkpoint, config.quantize == "int8")
         self._executor: Any = _start(config)
-        weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), progress)
+        weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), self._executor, progress)
         self._cache: Any = native.Cache(
             config.cache_dtype, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
         )
@@ -49,12 +52,13 @@ class CpuModel:
             None if plan is None else compile_plan(plan, self.config, weights, checkpoint.vector, self._cache)
             for plan in (plans.body, None if self._rounded else plans.head, plans.norm)
         )
-        products = (step.weights for step in plans.body.steps if step.parts[0] in ("ternary", "dense"))
+        products = (step.weights for step in plans.body.steps if step.parts[0] in PRODUCTS)
         self._weight_bytes: int = sum(weights[names].num_bytes for names in products)
         self._weight_bytes += (self._screen or self._rounded or head).num_bytes
         kept = [each for each in (*weights.values(), self._screen, self._rounded) if each is not None]
         self._kept_bytes: int = sum(each.num_bytes for each in kept) - (head.num_bytes if self._rounded else 0)
         self._cache_bytes = 0
+        self.notes = findings_of(checkpoint)  # what its user should know
         self.capabilities = Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
@@ -77,6 +81,11 @@ class CpuModel:
             raise InvalidParams(f'head is "{head}", but the head of this model is ternary: choose "exact"')
         if head in ROUNDED_HEADS and self.config.hidden_size > native.MAX_HEAD_COLUMNS:
             raise InvalidParams(f'head is "{head}", but this model is too wide for that: choose "exact"')
+
+    def _check_widths(self, quantize: str) -> None:
+        shapes = (shape for name, shape in expected_shapes(self.config) if is_projection(name))
+        if quantize == "int8" and max(columns for _, columns in shapes) > native.MAX_HEAD_COLUMNS:
+            raise InvalidParams('quantize is "int8", but this model is too wide for that: choose "none"')
 
     def _make_screen(self, checkpoint: Checkpoint, weight: Any, head: str) -> Any:
         """The certified screen, for dense heads so large that reading them is what a token costs."""
@@ -249,18 +258,19 @@ def _start(config: EngineConfig) -> Any:
 
 
 def _load_weights(
-    checkpoint: Checkpoint, plans: Plans, ternary_format: str, progress: Progress
+    checkpoint: Checkpoint, plans: Plans, ternary_format: str, executor: Any, progress: Progress
 ) -> dict[tuple[str, ...], Any]:
     shapes = dict(expected_shapes(checkpoint.config))
     groups = list(weight_groups(plans))
     total, done = sum(num_weights(shapes, names) for names in groups), 0
     weights: dict[tuple[str, ...], Any] = {}
     arena = native.Arena()
+    rounded = {step.weights for step in plans.body.steps if step.parts[0] == "int8"}
     for names in groups:
-        is_ternary = checkpoint.is_ternary(names[0])
-        weights[names] = (
-            _pack_ternary(checkpoint, names, ternary_format, arena) if is_ternary else _dense(checkpoint, names)
-        )
+        if checkpoint.is_ternary(names[0]):
+            weights[names] = _pack_ternary(checkpoint, names, ternary_format, arena)
+        else:
+            weights[names] = _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
         done += num_weights(shapes, names)
         progress(done, total)
     return weights
@@ -297,6 +307,16 @@ def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
         raise FormatError(checkpoint.path, " ".join(names), "dtypes differ: convert the checkpoint to one dtype")
     data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
     return native.DenseWeight(_bits(data), dense[0].dtype)
+
+
+def _rounded(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:
+    weight = native.QuantisedHead(_dense(checkpoint, names), 8, executor)
+    if not weight.is_finite:
+        why = "a weight is NaN, infinite, or too large to be rounded: download the model again"
+        raise FormatError(checkpoint.path, " ".join(names), why)
+    for name in names:
+        checkpoint.release(name)
+    return weight
 
 
 def _bits(data: NDArray[Any]) -> NDArray[Any]:

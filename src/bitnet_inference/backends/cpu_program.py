@@ -77,6 +77,7 @@ class _Compiler:
         {
             "embed": self._embed,
             "ternary": self._product,
+            "int8": self._product,
             "dense": self._product,
             "rotations": self._rotations,
             "rope": self._rope_write,
@@ -118,10 +119,11 @@ class _Compiler:
     def _product(self, step: Step) -> None:
         residual = self._rows(step.inputs[1]) if step.parts[-1] == "add" else None
         weight, output = self.weights[step.weights], self._rows(step.output)
-        if step.parts[0] == "ternary":
-            self.program.ternary(weight, self._codes(step.inputs[0]), output, residual)
-        else:
+        if step.parts[0] == "dense":
             self.program.dense(weight, self._rows(step.inputs[0]), output, residual)
+        else:
+            product = self.program.ternary if step.parts[0] == "ternary" else self.program.int8
+            product(weight, self._codes(step.inputs[0]), output, residual)
 
     def _rotations(self, step: Step) -> None:
         frequencies = inverse_frequencies(self.config, step.attributes.get("local", False))

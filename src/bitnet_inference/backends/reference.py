@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from bitnet_inference import ternary
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.decoder import decoder, final_norm, head
 from bitnet_inference.model.loader import Progress, sound_matrix
@@ -19,7 +21,16 @@ from bitnet_inference.model.rope import inverse_frequencies
 
 Floats = NDArray[np.float32]
 BLOCK_TOKENS = 16
-Stack = tuple[Dense | Ternary, ...]
+
+
+class Int8(NamedTuple):
+    """A matrix [out, in] rounded to int8, with a scale a row: float32 [out]."""
+
+    codes: NDArray[np.int8]
+    scales: Floats
+
+
+Stack = tuple[Dense | Ternary | Int8, ...]
 
 
 def dense_matrix(matrix: Dense) -> Floats:
@@ -49,6 +60,13 @@ def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_
     sums = quantised.astype(np.int64) @ codes.T.astype(np.int64)
     factors: Floats = np.float32(scale) * np.reciprocal(scales)
     return np.multiply(sums.astype(np.float32), factors[:, None], dtype=np.float32)
+
+
+def int8_linear(x: Floats, weight: Int8) -> Floats:
+    """As FORMATS 0, but y = sum * (scale of the row / s_x)."""
+    quantised, scales = ternary.quantize_rows(x)
+    sums = quantised.astype(np.int64) @ weight.codes.T.astype(np.int64)
+    return sums.astype(np.float32) * (weight.scales * np.reciprocal(scales)[:, None])
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -121,6 +139,7 @@ class ReferenceModel:
             raise InvalidParams(f'head is "{config.head}", but the reference backend rounds nothing: choose "exact"')
         self.config = checkpoint.config
         self.checkpoint = checkpoint
+        self._quantize = config.quantize
         self.round = ROUNDINGS[config.cache_dtype]
         self.frequencies = [inverse_frequencies(self.config, local) for local in (False, True)]
         self._stacks: dict[tuple[str, ...], Stack] = {}
@@ -132,13 +151,23 @@ class ReferenceModel:
             (self.config.num_layers, 2, 0, self.config.num_kv_heads, self.config.head_dim), np.float32
         )
         num_names = sum(1 for _ in expected_shapes(self.config))
+        self.notes = findings_of(checkpoint)  # what its user should know
         progress(num_names, num_names)  # weights are read when they are used
 
     def stack(self, names: tuple[str, ...]) -> Stack:
         """The matrices under these names, read once."""
         if names not in self._stacks:
-            self._stacks[names] = tuple(_readable(self.checkpoint, name) for name in names)
+            self._stacks[names] = tuple(map(self._read, names))
         return self._stacks[names]
+
+    def _read(self, name: str) -> Dense | Ternary | Int8:
+        matrix = _readable(self.checkpoint, name)
+        if isinstance(matrix, Ternary) or self._quantize != "int8" or not is_projection(name):
+            return matrix
+        weights = dense_matrix(matrix)
+        if not np.isfinite(weights).all():
+            raise FormatError(self.checkpoint.path, name, "a weight is NaN or infinite: download the model again")
+        return Int8(*ternary.quantize_weights(weights))
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks."""
@@ -179,6 +208,14 @@ def _readable(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
     return matrix
 
 
+def _product(x: Floats, matrix: Dense | Ternary | Int8) -> Floats:
+    if isinstance(matrix, Dense):
+        return x @ dense_matrix(matrix).T
+    if isinstance(matrix, Int8):
+        return int8_linear(x, matrix)
+    return bit_linear(x, ternary_codes(matrix), matrix.scale, matrix.group_size)
+
+
 class ReferenceOps:
     """The verbs, computed at once. `batch` is None where only rows are worked on."""
 
@@ -201,10 +238,7 @@ class ReferenceOps:
 
     def linear(self, x: Floats, weight: Stack) -> tuple[Floats, ...]:
         """See Ops."""
-        return tuple(
-            x @ dense_matrix(m).T if isinstance(m, Dense) else bit_linear(x, ternary_codes(m), m.scale, m.group_size)
-            for m in weight
-        )
+        return tuple(_product(x, matrix) for matrix in weight)
 
     def rope(self, x: Floats, local: bool) -> Floats:
         """See Ops."""

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes, is_projection
+from bitnet_inference.formats.ternarized import quantized
 
 
 def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int) -> int:
-    """Weights as the backend keeps them, and a KV cache of so many tokens: a little more or less. Nothing is read."""
+    """Weights as the backend keeps them, and a KV cache of so many tokens: a little more or less. Nothing is read.
+
+    Raises InvalidParams where there is nothing to quantize.
+    """
+    checkpoint = quantized(checkpoint, config.quantize)
     cache = num_cache_tokens * _bytes_a_token(checkpoint.config, config)
     if config.device == "reference":
         return checkpoint.num_bytes + cache
@@ -30,10 +35,17 @@ def _ternary_shapes(checkpoint: Checkpoint) -> Iterator[tuple[int, ...]]:
     return (shape for name, shape in shapes if len(shape) == 2 and checkpoint.is_ternary(name))
 
 
+def _rounded_shapes(checkpoint: Checkpoint) -> Iterator[tuple[int, ...]]:
+    shapes = expected_shapes(checkpoint.config)
+    return (shape for name, shape in shapes if is_projection(name) and not checkpoint.is_ternary(name))
+
+
 def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Floats are kept as wide as in the file; a large head has a screen beside it, a rounded one stands for it."""
     width = 4 if checkpoint.num_bytes > 3 * checkpoint.num_parameters else 2
     dense = width * (checkpoint.num_parameters - sum(map(math.prod, _ternary_shapes(checkpoint))))
+    if config.quantize == "int8":
+        dense -= (width - 1) * sum(map(math.prod, _rounded_shapes(checkpoint)))
     if checkpoint.is_ternary("embed" if checkpoint.config.tie_embeddings else "head"):
         return dense
     head = checkpoint.config.vocab_size * checkpoint.config.hidden_size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bitnet_inference.cli.options import MODEL_HELP, progress_bar
+from bitnet_inference.cli.options import MODEL_HELP, print_notes, progress_bar
 from bitnet_inference.cli.reports import print_table
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ def convert(
     compress: Annotated[
         bool, typer.Option("--compress", help="A packed file that is smaller, and takes longer to load.")
     ] = False,
+    quantize: Annotated[
+        str | None, typer.Option(help='"ternary": round the layers\' dense matrices so, for models trained for it.')
+    ] = None,
 ) -> None:
     """Write a model as a GGUF file, or as a packed file, which loads fastest.
 
@@ -44,7 +47,9 @@ def convert(
     from bitnet_inference.errors import OutOfMemory
 
     with progress_bar("converting") as progress:
-        result = convert_model(source, target, cast("Kind | None", kind), progress, compressed=compress)
+        result = convert_model(
+            source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize or "none"
+        )
     if result.tensors:
         print_table(_table(result))
     try:
@@ -53,8 +58,7 @@ def convert(
     except OutOfMemory:
         opened = "this machine has not the memory to open it"
     typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB, {opened}")
-    for note in result.notes:
-        typer.echo(f"note: {note}", err=True)
+    print_notes(result.notes)
 
 
 def _table(result: Conversion) -> list[tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect as introspection
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,10 @@ LOADING: Mapping[str, Any] = {
     "device": Annotated[str | None, typer.Option(help='"cpu", "reference" (plain NumPy, slow), or "auto".')],
     "cache_dtype": Annotated[
         str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
+    ],
+    "quantize": Annotated[
+        str | None,
+        typer.Option(help='What dense matrices of the layers become: "none", "int8", or "ternary" (if trained so).'),
     ],
     "head": Annotated[
         str | None,
@@ -138,7 +142,15 @@ def load_llm(ctx: typer.Context, **more: Any) -> LLM:
         options["drafts"] = ctx.params["drafts"]
     options["filters"] = list(map(WordFilter.from_file, ctx.params.get("filter") or []))
     with progress_bar() as progress:
-        return LLM.load(model, progress=progress, **options, **more)
+        llm = LLM.load(model, progress=progress, **options, **more)
+    print_notes(llm.notes)
+    return llm
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """What a user should know, a line each, on stderr."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
 
 
 def read_text(file: Path) -> str:

@@ -185,6 +185,11 @@ class Checkpoint(Protocol):
         ...
 
 
+def is_projection(name: str) -> bool:
+    """Whether a canonical name is that of a matrix of a layer."""
+    return name.rpartition(".")[2] in PROJECTIONS
+
+
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every canonical name that a model of this configuration has, with its shape."""
     hidden = config.hidden_size

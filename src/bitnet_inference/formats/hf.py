@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import native, ternary
+from bitnet_inference import ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import rounded, to_float32
@@ -24,6 +24,7 @@ from bitnet_inference.formats.hf_pooling import read_pooling
 from bitnet_inference.formats.hf_quantization import Quantization, masters, read_quantization
 from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
+from bitnet_inference.formats.ternarized import ternarized
 
 _MAX_LINES = 100
 _MAX_COMPARED_ROWS = 1024
@@ -91,7 +92,7 @@ class HuggingFaceCheckpoint:
         if self._quantization is None or not self.is_ternary(name):
             return Dense(tensor.array(), FLOATS[tensor.dtype])
         if self._quantization.online:
-            return _ternarized(name, tensor)
+            return ternarized(tensor.path, name, Dense(tensor.array(), FLOATS[tensor.dtype]))
         scale = self._inventory.scale(name)
         if tensor.dtype == "U8":
             return Ternary(_packed(name, tensor, num_rows), "quarters", (num_rows, num_columns), scale)
@@ -177,16 +178,6 @@ def _tables_differ(tensors: dict[str, Tensor], names: Names) -> bool:
         return True
     step = max(1, embed.shape[0] // _MAX_COMPARED_ROWS) if embed.shape else 1
     return not np.array_equal(embed.array()[::step], head.array()[::step])
-
-
-def _ternarized(name: str, tensor: Tensor) -> Ternary:
-    # transformers' WeightQuant casts +-m to the masters' dtype, and the packed repositories store m in it.
-    dtype = FLOATS[tensor.dtype]
-    codes, scale = native.ternarize(tensor.array(), dtype)
-    if not math.isfinite(scale):
-        raise FormatError(tensor.path, name, "a master weight is NaN or infinite: download the model again")
-    rows, columns = codes.shape
-    return Ternary(codes, "codes", (rows, columns), float(rounded(np.float32(scale), dtype)))
 
 
 def _packed(name: str, tensor: Tensor, num_rows: int) -> NDArray[Any]:

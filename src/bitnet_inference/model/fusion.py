@@ -8,22 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import groupby
+from typing import Literal
 
 from bitnet_inference.model.plan import Plan, Step, Value
 
 ROW_VERBS = ("gate", "norm", "quantize")
+PRODUCTS = ("ternary", "int8", "dense")
+ProductOf = Callable[[str], Literal["ternary", "int8", "dense"]]  # of a canonical name
 
 
-def fuse(plan: Plan, is_ternary: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> Plan:
-    """All passes in order. `is_ternary` says which names are ternary matrices, `shapes` how large each is."""
-    plan = lower_linear(plan, is_ternary, shapes)
+def fuse(plan: Plan, product_of: ProductOf, shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> Plan:
+    """All passes in order. `product_of` says which product each matrix takes, `shapes` how large it is."""
+    plan = lower_linear(plan, product_of, shapes)
     plan = fuse_rows(plan)
     plan = fuse_residual(plan)
     return fuse_rope(plan, head_dim)
 
 
-def lower_linear(plan: Plan, is_ternary: Callable[[str], bool], shapes: Mapping[str, tuple[int, ...]]) -> Plan:
-    """`linear` becomes `quantize` and `ternary`, or `dense`; a stack of both kinds becomes a product for each run."""
+def lower_linear(plan: Plan, product_of: ProductOf, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
+    """`linear` becomes `quantize` and `ternary` or `int8`, or `dense`; a mixed stack becomes a product for each run."""
     next_id = plan.next_id()
     steps: list[Step] = []
     for step in plan.steps:
@@ -31,19 +34,19 @@ def lower_linear(plan: Plan, is_ternary: Callable[[str], bool], shapes: Mapping[
             steps.append(step)
             continue
         assert step.output is not None
-        codes, column, kinds = None, 0, [is_ternary(name) for name in step.weights]
-        if any(kinds):
+        codes, column, kinds = None, 0, [product_of(name) for name in step.weights]
+        if {*kinds} != {"dense"}:
             codes = Value(next_id, step.inputs[0].width, "int8")
             steps.append(Step("quantize", step.inputs, codes))
             next_id += 1
-        for ternary, group in groupby(zip(kinds, step.weights, strict=True), key=lambda pair: pair[0]):
+        for kind, group in groupby(zip(kinds, step.weights, strict=True), key=lambda pair: pair[0]):
             names = tuple(name for _, name in group)
             width, output = sum(shapes[name][0] for name in names), step.output
             if width != output.width:
                 output = Value(next_id, width, parent=step.output, column=column)
                 next_id, column = next_id + 1, column + width
-            inputs = (codes,) if ternary and codes else step.inputs
-            steps.append(Step("ternary" if ternary else "dense", inputs, output, names))
+            inputs = (codes,) if kind != "dense" and codes else step.inputs
+            steps.append(Step(kind, inputs, output, names))
     return replace(plan, steps=tuple(steps))
 
 
@@ -79,7 +82,7 @@ def fuse_residual(plan: Plan) -> Plan:
             continue
         x, y = step.inputs
         product = producers[y.id]
-        if product.verb in ("ternary", "dense") and uses[y.id] == 1 and step.output:
+        if product.verb in PRODUCTS and uses[y.id] == 1 and step.output:
             dropped.add(y.id)
             fused[step.output.id] = replace(
                 product, verb=product.verb + "+add", inputs=(*product.inputs, x), output=step.output

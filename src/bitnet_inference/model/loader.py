@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
 from bitnet_inference.model import decoder
-from bitnet_inference.model.fusion import fuse
+from bitnet_inference.model.fusion import PRODUCTS, fuse
 from bitnet_inference.model.plan import Plan, Recorder
 
 Progress = Callable[[int, int], None]  # weights read so far, weights in all
@@ -54,10 +55,16 @@ def _from_hidden(shapes: Shapes, config: ModelConfig, part: Callable[..., object
     return ops.plan(output, x)  # type: ignore[arg-type]
 
 
-def fused(plans: Plans, checkpoint: Checkpoint) -> Plans:
-    """The plans after all passes."""
+def fused(plans: Plans, checkpoint: Checkpoint, rounded: bool = False) -> Plans:
+    """The plans after all passes. `rounded`: dense matrices of layers take products of int8."""
     config, shapes = checkpoint.config, dict(expected_shapes(checkpoint.config))
-    run = (fuse(plan, checkpoint.is_ternary, shapes, config.head_dim) for plan in (plans.body, plans.head, plans.norm))
+
+    def product_of(name: str) -> Literal["ternary", "int8", "dense"]:
+        if checkpoint.is_ternary(name):
+            return "ternary"
+        return "int8" if rounded and is_projection(name) else "dense"
+
+    run = (fuse(plan, product_of, shapes, config.head_dim) for plan in (plans.body, plans.head, plans.norm))
     return Plans(*run)
 
 
@@ -77,7 +84,7 @@ def weight_groups(plans: Plans) -> Iterator[tuple[str, ...]]:
     """The stacks of matrices that the products of the fused plans need, each once, in the order of their use."""
     seen: set[tuple[str, ...]] = set()
     for step in (*plans.body.steps, *plans.head.steps):
-        if step.parts[0] in ("embed", "ternary", "dense") and step.weights not in seen:
+        if step.parts[0] in ("embed", *PRODUCTS) and step.weights not in seen:
             seen.add(step.weights)
             yield step.weights
 

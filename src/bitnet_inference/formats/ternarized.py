@@ -1,0 +1,154 @@
+"""Dense checkpoints that are read as ternary ones: master weights, and whatever somebody wants to be rounded so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import native
+from bitnet_inference.errors import FormatError, InvalidParams
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.floats import rounded, to_float32
+
+_CHUNK_WEIGHTS = 1 << 22
+_TOLD = 0.01  # an error from which on it is told: more than the rounding of weights to 16 bits
+
+
+def quantized(checkpoint: Checkpoint, how: str) -> Checkpoint:
+    """The checkpoint as `quantize` of EngineConfig wants it read; rounding to int8 is the backends' own.
+
+    Raises InvalidParams where its layers have no dense matrix.
+    """
+    if how == "none":
+        return checkpoint
+    names = [name for name, _ in expected_shapes(checkpoint.config) if is_projection(name)]
+    dense = frozenset(name for name in names if not checkpoint.is_ternary(name))
+    if not dense:
+        why = f'quantize is "{how}", but the matrices of {checkpoint.path} are ternary already'
+        raise InvalidParams(f"{why}: leave it out")
+    return TernarizedCheckpoint(checkpoint, dense) if how == "ternary" else checkpoint
+
+
+def ternarized(path: Path, name: str, matrix: Dense) -> Ternary:
+    """Master weights as transformers' `WeightQuant` rounds them (FORMATS 0), m in their dtype, as it is stored there.
+
+    Raises FormatError where a weight is not finite.
+    """
+    codes, scale = native.ternarize(matrix.data, matrix.dtype)
+    if not math.isfinite(scale):
+        raise FormatError(path, name, "a master weight is NaN or infinite: download the model again")
+    rows, columns = codes.shape
+    return Ternary(codes, "codes", (rows, columns), float(rounded(np.float32(scale), matrix.dtype)))
+
+
+class TernarizedCheckpoint:
+    """Another checkpoint, of which some dense matrices are ternarised when they are read; else the same."""
+
+    def __init__(self, checkpoint: Checkpoint, names: frozenset[str]) -> None:
+        """`names`: canonical names of dense matrices."""
+        self.path: Path = checkpoint.path
+        self.config: ModelConfig = checkpoint.config
+        self._checkpoint, self._names = checkpoint, names
+        self._errors: dict[str, float] = {}
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """That of the other."""
+        return self._checkpoint.metadata
+
+    @property
+    def num_parameters(self) -> int:
+        """As many as the other has."""
+        return self._checkpoint.num_parameters
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the other's files."""
+        return self._checkpoint.num_bytes
+
+    def notes(self) -> list[str]:
+        """Those of the other."""
+        return self._checkpoint.notes()
+
+    def check(self) -> list[str]:
+        """Everything wrong with the other."""
+        return self._checkpoint.check()
+
+    def is_ternary(self, name: str) -> bool:
+        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        return name in self._names or self._checkpoint.is_ternary(name)
+
+    def group_size(self, name: str) -> int:
+        """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read."""
+        return 0 if name in self._names else self._checkpoint.group_size(name)
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        """The matrix under a canonical name; raises FormatError where a weight that is to be rounded is not finite."""
+        matrix = self._checkpoint.matrix(name)
+        if name not in self._names or not isinstance(matrix, Dense):
+            return matrix
+        matrix = Dense(np.require(matrix.data, requirements=["C", "A"]), matrix.dtype)
+        found = _exact(matrix) or ternarized(self.path, name, matrix)
+        self._errors[name] = relative_error(matrix, found)
+        return found
+
+    def release(self, name: str) -> None:
+        """As the other."""
+        self._checkpoint.release(name)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The vector under a canonical name, in float32."""
+        return self._checkpoint.vector(name)
+
+    def errors(self) -> dict[str, float]:
+        """|W - Q(W)| / |W| of each matrix that is rounded, by canonical name; those that nobody has read are read."""
+        for name in sorted(self._names - self._errors.keys()):
+            self.matrix(name)
+            self.release(name)
+        return dict(self._errors)
+
+    def findings(self) -> tuple[str, ...]:
+        """What rounding did to the weights, in a line; nothing where they were ternary but for their dtype."""
+        errors = self.errors()
+        worst = max(errors, key=errors.__getitem__)
+        if errors[worst] < _TOLD:
+            return ()
+        mean, most = math.fsum(errors.values()) / len(errors), errors[worst]
+        lost = f"takes {100 * mean:.0f}% of them away (relative RMS; {100 * most:.0f}% of {worst})"
+        why = "a model that was not trained for it answers nonsense"
+        return (f"{len(errors)} matrices were rounded to ternary, which {lost}: {why}",)
+
+
+def findings_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What a checkpoint has to tell when its weights have been read: see `findings`."""
+    return checkpoint.findings() if isinstance(checkpoint, TernarizedCheckpoint) else ()
+
+
+def relative_error(matrix: Dense, found: Ternary) -> float:
+    """|W - Q(W)| / |W|, both over the whole matrix; 0 where W is 0."""
+    step = max(1, _CHUNK_WEIGHTS // matrix.data.shape[1])
+    lost = whole = 0.0
+    for begin in range(0, len(matrix.data), step):
+        weights = to_float32(matrix.data[begin : begin + step], matrix.dtype).ravel()
+        rest = weights - found.data[begin : begin + step].ravel() * np.float32(found.scale)
+        lost, whole = lost + float(np.dot(rest, rest)), whole + float(np.dot(weights, weights))
+    return math.sqrt(lost / whole) if whole else 0.0
+
+
+def _exact(matrix: Dense) -> Ternary | None:
+    """A matrix of m, 0 and -m alone: m is then its largest value, and not its mean."""
+    sizes = np.abs(to_float32(matrix.data[:1], matrix.dtype))
+    if len(np.unique(sizes[sizes > 0])) > 1:
+        return None
+    weights = to_float32(matrix.data, matrix.dtype)
+    scale = np.abs(weights).max()
+    codes = np.sign(weights)
+    if not 0 < scale < np.inf or not np.array_equal(codes * scale, weights):
+        return None
+    rows, columns = weights.shape
+    return Ternary(codes.astype(np.int8), "codes", (rows, columns), float(scale))
