@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_folders import Folder
 
-STORAGES = {"u2": "BFloat16Storage", "f2": "HalfStorage", "f4": "FloatStorage", "f8": "DoubleStorage"}
+STORAGES = {
+    "i1": "CharStorage",
+    "u2": "BFloat16Storage",
+    "f2": "HalfStorage",
+    "f4": "FloatStorage",
+    "f8": "DoubleStorage",
+}
 REBUILD = ("torch._utils", "_rebuild_tensor_v2")
 ORDERED = ("collections", "OrderedDict")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from bitnet_inference.errors import FormatError, NotFound, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf import GgufCheckpoint
+from bitnet_inference.formats.gpu import FILES, GpuCheckpoint, is_gpu_folder
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
 from bitnet_inference.formats.meta import MetaCheckpoint
 from bitnet_inference.formats.packed import PackedCheckpoint, is_packed
@@ -17,11 +18,13 @@ _HUGGING_FACE = "a Hugging Face folder"
 _GGUF = "a GGUF file"
 _META = "a Meta checkpoint"
 _PACKED = "a packed file"
+_GPU = "a checkpoint of Microsoft's GPU code"
 _READERS: dict[str, Callable[[Path], Checkpoint]] = {
     _HUGGING_FACE: HuggingFaceCheckpoint,
     _GGUF: GgufCheckpoint,
     _META: MetaCheckpoint,
     _PACKED: PackedCheckpoint,
+    _GPU: GpuCheckpoint,
 }
 # The file that gives a folder away, and what the folder then is; the first that is there counts.
 _FOLDERS = (
@@ -51,6 +54,8 @@ def kind_of(checkpoint: Checkpoint) -> str:
 
 
 def _kind_of_folder(path: Path) -> str:
+    if is_gpu_folder(path):  # before the others: a config.json may stand beside the weights
+        return _GPU
     for name, kind in _FOLDERS:
         if os.path.exists(path / name):
             return kind
@@ -77,6 +82,8 @@ def _kind_of_file(path: Path) -> str:
         if is_packed(path):
             return _PACKED
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its config.json")
+    if path.name in FILES:
+        raise FormatError(path, "", "is a part of a model: give the folder that holds it")
     if path.suffix == ".pth":
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its params.json")
     for magic, kind in _MAGICS:

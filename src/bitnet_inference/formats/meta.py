@@ -78,7 +78,7 @@ class MetaCheckpoint:
         arrays = [part.array() for part in parts]
         data = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
         if name.rpartition(".")[2] in ("q", "k"):
-            data = _in_halves(data, self.config.head_dim)
+            data = in_halves(data, self.config.head_dim)
         return Dense(data, FLOATS[parts[0].dtype])
 
     def release(self, name: str) -> None:
@@ -122,7 +122,7 @@ def tensor_name(name: str) -> str:
     return f"layers.{layer}.{_IN_LAYER[part]}.weight"
 
 
-def _in_halves(rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
+def in_halves(rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
     """Rows as the decoder rotates them: features j and j + head_dim / 2 of a head, not the neighbours 2j and 2j + 1."""
     heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
     return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(rows.shape)

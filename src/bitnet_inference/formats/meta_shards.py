@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.hf_inventory import float_values
+from bitnet_inference.formats.hf_inventory import FLOATS, float_values
 from bitnet_inference.formats.json_files import file_size, shown
 from bitnet_inference.formats.safetensors_files import Tensor, inside
 from bitnet_inference.formats.torch_files import read_torch_file
@@ -66,6 +66,8 @@ class Shards:
             yield FormatError(self.path, name, f"the tensor is missing in {where}: {_AGAIN}")
         elif len({part.dtype for part in parts}) > 1:
             yield FormatError(self.path, name, f"has not the same dtype in all shards: {_AGAIN}")
+        elif parts[0].dtype not in FLOATS:
+            yield FormatError(parts[0].path, name, f"is {parts[0].dtype}, not BF16, F16 or F32: {_AGAIN}")
         elif len(shape) == 1:
             yield from self._problems_of_vector(name, parts, shape)
         elif self._axis(name, parts, shape) < 0:

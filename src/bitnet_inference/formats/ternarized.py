@@ -46,6 +46,20 @@ def ternarized(path: Path, name: str, matrix: Dense) -> Ternary:
     return Ternary(codes, "codes", (rows, columns), float(rounded(np.float32(scale), matrix.dtype)))
 
 
+def exact_ternary(matrix: Dense) -> Ternary | None:
+    """A matrix of m, 0 and -m alone, whose m is its largest value and not its mean; None for all others."""
+    sizes = np.abs(to_float32(matrix.data[:1], matrix.dtype))
+    if len(np.unique(sizes[sizes > 0])) > 1:
+        return None
+    weights = to_float32(matrix.data, matrix.dtype)
+    scale = np.abs(weights).max()
+    codes = np.sign(weights)
+    if not 0 < scale < np.inf or not np.array_equal(codes * scale, weights):
+        return None
+    rows, columns = weights.shape
+    return Ternary(codes.astype(np.int8), "codes", (rows, columns), float(scale))
+
+
 class TernarizedCheckpoint:
     """Another checkpoint, of which some dense matrices are ternarised when they are read; else the same."""
 
@@ -93,7 +107,7 @@ class TernarizedCheckpoint:
         if name not in self._names or not isinstance(matrix, Dense):
             return matrix
         matrix = Dense(np.require(matrix.data, requirements=["C", "A"]), matrix.dtype)
-        found = _exact(matrix) or ternarized(self.path, name, matrix)
+        found = exact_ternary(matrix) or ternarized(self.path, name, matrix)
         self._errors[name] = relative_error(matrix, found)
         return found
 
@@ -138,17 +152,3 @@ def relative_error(matrix: Dense, found: Ternary) -> float:
         rest = weights - found.data[begin : begin + step].ravel() * np.float32(found.scale)
         lost, whole = lost + float(np.dot(rest, rest)), whole + float(np.dot(weights, weights))
     return math.sqrt(lost / whole) if whole else 0.0
-
-
-def _exact(matrix: Dense) -> Ternary | None:
-    """A matrix of m, 0 and -m alone: m is then its largest value, and not its mean."""
-    sizes = np.abs(to_float32(matrix.data[:1], matrix.dtype))
-    if len(np.unique(sizes[sizes > 0])) > 1:
-        return None
-    weights = to_float32(matrix.data, matrix.dtype)
-    scale = np.abs(weights).max()
-    codes = np.sign(weights)
-    if not 0 < scale < np.inf or not np.array_equal(codes * scale, weights):
-        return None
-    rows, columns = weights.shape
-    return Ternary(codes.astype(np.int8), "codes", (rows, columns), float(scale))

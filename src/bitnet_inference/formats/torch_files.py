@@ -17,7 +17,8 @@ from bitnet_inference.formats.safetensors_files import Tensor
 from bitnet_inference.formats.zip_files import Span, read_entries
 
 _MAX_RANK = 8
-_STORAGES = {"torch.BFloat16Storage": ("BF16", 2), "torch.HalfStorage": ("F16", 2), "torch.FloatStorage": ("F32", 4)}
+_STORAGES = {"torch.BFloat16Storage": ("BF16", 2), "torch.HalfStorage": ("F16", 2), "torch.FloatStorage": ("F32", 4),
+             "torch.CharStorage": ("I8", 1)}  # fmt: skip
 _KEY = re.compile(r"[0-9]{1,10}")
 _AGAIN = "download the file again"
 
@@ -45,7 +46,7 @@ def read_torch_file(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, mapped; nothing of them is read, and no code is run.
 
     Raises FormatError for a file that torch.save has not written, is broken, or holds anything but contiguous tensors
-    of bfloat16, float16 and float32.
+    of bfloat16, float16, float32 and int8.
     """
     data = _mapped(path)
     entries = _entries(path, data)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from bitnet_inference.text.folder import TextFiles, read_text_files
-from bitnet_inference.text.ranks import is_meta_folder, read_meta_files
+from bitnet_inference.text.ranks import is_gpu_folder, is_meta_folder, read_gpu_files, read_meta_files
 from bitnet_inference.text.sentencepiece import is_sentencepiece_folder, read_sentencepiece_files
 
 
 def read_folder(path: str | Path) -> TextFiles:
-    """Those of Hugging Face, Meta's, or a tokenizer.model of SentencePiece's.
+    """Those of Hugging Face, Meta's, of Microsoft's GPU code, or a tokenizer.model of SentencePiece's.
 
     Raises NotFound, FormatError and Unsupported.
     """
     if is_meta_folder(path):
         return read_meta_files(path)
+    if is_gpu_folder(path):
+        return read_gpu_files(path)
     return read_sentencepiece_files(path) if is_sentencepiece_folder(path) else read_text_files(path)

@@ -11,13 +11,14 @@ import base64
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.text.folder import MAX_TOKENIZER_BYTES, TextFiles, read_bytes, read_json
+from bitnet_inference.text.folder import MAX_TOKENIZER_BYTES, TextFiles, read_bytes, read_json, read_text_files
 from bitnet_inference.text.pieces import spelled
-from bitnet_inference.text.vocab import LLAMA3_PATTERN, byte_level_bpe
+from bitnet_inference.text.vocab import BITNET_TEMPLATE, LLAMA3_PATTERN, byte_level_bpe
 
 MAX_RANK_BYTES = 8 << 20  # Llama 3's file has 2.2 MB
 _MAX_TOKEN_BYTES = 256  # Llama 3's longest token has 128
@@ -65,6 +66,23 @@ def read_meta_files(path: str | Path) -> TextFiles:
         templates={"default": _TEMPLATE},
         generation={},
     )
+
+
+def is_gpu_folder(path: str | Path) -> bool:
+    """Whether a folder is that of Microsoft's GPU code, with ranks in place of a tokenizer.json."""
+    folder = Path(path)
+    is_there = (folder / "tokenizer.model").is_file() and not os.path.lexists(folder / "tokenizer.json")
+    return is_there and any(folder.glob("model_state*.pt"))
+
+
+def read_gpu_files(path: str | Path) -> TextFiles:
+    """What the text files of such a folder say, with the tokens of Llama 3 and, if need be, the template of BitNet.
+
+    Raises FormatError.
+    """
+    meta = read_meta_files(path)
+    files = read_text_files(path, meta)
+    return replace(files, templates=files.templates or {"default": BITNET_TEMPLATE})
 
 
 def _special(names: tuple[str | None, ...]) -> list[str]:

@@ -37,7 +37,7 @@ _ALIASES = {
 }  # fmt: skip
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
 _WRONG_TEMPLATE = "BITNETAssistant: "
-_BITNET_TEMPLATE = (
+BITNET_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] | trim + '<|eot_id|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
@@ -231,5 +231,5 @@ def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
             raise FormatError(path, key, f"template {name!r} must be a string of at most 1 MiB")
         if _WRONG_TEMPLATE in source:
-            templates[name] = _BITNET_TEMPLATE
+            templates[name] = BITNET_TEMPLATE
     return templates
