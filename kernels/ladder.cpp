@@ -45,26 +45,6 @@ Result check_head(const Kernels& kernels, Random random) {
     return result;
 }
 
-// A product of int8 weights through a program, with and without a residual.
-Result check_int8(const Kernels& kernels, Random random) {
-    const int64_t rows = 1 + random.below(60), columns = 1 + random.below(300), tokens = 1 + random.below(40);
-    const int64_t padded = (columns + 63) / 64 * 64, begin = (columns + 15) / 16 * 16;
-    const auto w = floats(random, rows * columns), x = floats(random, tokens * columns);
-    Executor executor(kernels.name, 2);
-    const QuantisedHead weight({w.data(), Dtype::f32, rows, columns}, 8, executor);
-    const Rows sums{Base::arena, begin + padded / 4 + 16, rows, 0, rows};
-    const Codes codes{begin, padded};
-    Program program(sums.offset + rows);
-    program.rows_to_codes({{Base::input, 0, columns, 0, columns}, nullptr, Activation::none, nullptr, 0.0f}, codes);
-    program.int8(&weight, codes, sums, nullptr);
-    program.int8(&weight, codes, {Base::output, 0, rows, 0, rows}, &sums);
-    std::vector<float> out(size_t(tokens * rows));
-    executor.run(program, tokens, nullptr, x.data(), out.data());
-    Result result;
-    append(result, out);
-    return result;
-}
-
 Result check_row(const Kernels& kernels, Random random) {
     const int width = 1 + random.below(200), padded = (width + 15) / 16 * 16, stride = 1 + random.below(8);
     const auto x = floats(random, width), up = floats(random, width), norm = floats(random, width);
@@ -293,8 +273,11 @@ void time_dense(const Kernels& kernels) {
     }
 }
 
-const std::pair<const char*, void (*)(const Kernels&)> kTimings[] = {
-    {"ternary", time_ternary}, {"groups", time_groups}, {"dense", time_dense}, {"floats", time_floats}};
+const std::pair<const char*, void (*)(const Kernels&)> kTimings[] = {{"ternary", time_ternary},
+                                                                     {"groups", time_groups},
+                                                                     {"int8", time_int8},
+                                                                     {"dense", time_dense},
+                                                                     {"floats", time_floats}};
 
 }  // namespace
 

@@ -85,6 +85,10 @@ inline double median_seconds(const std::function<void()>& work) { return medians
 Result check_groups(const Kernels& kernels, Random random);
 void time_groups(const Kernels& kernels);
 
+// ladder_int8.cpp
+Result check_int8(const Kernels& kernels, Random random);
+void time_int8(const Kernels& kernels);
+
 // ladder_floats.cpp
 void time_floats(const Kernels& kernels);
 
