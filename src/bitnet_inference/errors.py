@@ -14,8 +14,16 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def _one_line(text: str) -> str:
+    # Names of files and keys are a stranger's: they shall not write on the terminal as they please.
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 class BitNetError(Exception):
     """The root: catch this to catch everything that the package raises on purpose."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_one_line(each) if isinstance(each, str) else each for each in args))
 
 
 class ModelError(BitNetError):
@@ -41,8 +49,9 @@ class Unsupported(ModelError):
 class VersionError(ModelError):
     """A file was written by a newer version of its format than this package knows."""
 
-    def __init__(self, found: int, wanted: int) -> None:
-        super().__init__(f"format version {found} found, at most {wanted} is known: upgrade bitnet-inference")
+    def __init__(self, found: int, wanted: int, path: str | Path = "") -> None:
+        what = f"format version {found} found, at most {wanted} is known: upgrade bitnet-inference"
+        super().__init__(f"{path}: {what}" if path else what)
         self.found, self.wanted = found, wanted
 
 

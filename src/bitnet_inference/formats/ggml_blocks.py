@@ -49,12 +49,16 @@ def num_bytes(type_id: int, shape: tuple[int, ...]) -> int:
 
 
 def decode(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
-    """The values of a tensor, float32 of `shape`. `raw` has num_bytes(type_id, shape) bytes."""
-    if type_id == I2_S:
-        codes, scale = i2_s(raw, shape)
-        return codes.astype(np.float32) * np.float32(scale)
-    block = BLOCKS[type_id]
-    return block.decode(raw.reshape(-1, block.num_bytes)).reshape(shape)
+    """The values of a tensor, float32 of `shape`. `raw` has num_bytes(type_id, shape) bytes.
+
+    Where a scale is infinite or NaN, so are values.
+    """
+    with np.errstate(all="ignore"):
+        if type_id == I2_S:
+            codes, scale = i2_s(raw, shape)
+            return codes.astype(np.float32) * np.float32(scale)
+        block = BLOCKS[type_id]
+        return block.decode(raw.reshape(-1, block.num_bytes)).reshape(shape)
 
 
 def block_scales(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:

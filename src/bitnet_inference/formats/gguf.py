@@ -152,7 +152,7 @@ class GgufCheckpoint:
         codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
         codes.reshape(*scales.shape, -1)[scales == 0] = 0
         if codes.max(initial=0) > 1:
-            raise Unsupported(f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary")
+            raise Unsupported(f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary: convert it to Q8_0")
         if one is not None:
             return self._ternary(name, codes, one)
         group_size = self.group_size(name)
@@ -206,7 +206,7 @@ class GgufCheckpoint:
         extra = [name for name in self._tensors if name not in {*known, ROPE_FACTORS, "output.weight"}]
         if extra:
             why = f"the architecture has no place for {len(extra)} tensors, such as {shown(extra[0])}"
-            yield FormatError(self.path, "", f"{why}: this kind of model is not supported")
+            yield FormatError(self.path, "", f"{why}: use another model")
 
     def _problems_of(self, name: str) -> Iterator[FormatError]:
         own, shape = tensor_name(name), self._shapes[name]

@@ -29,7 +29,7 @@ def version_of(said: _Said, path: Path) -> int:
     if not isinstance(version, str) or not re.fullmatch("[1-9][0-9]{0,8}", version):
         raise FormatError(path, "__metadata__.version", f"{shown(version)} is no version: convert the model again")
     if int(version) > VERSION:
-        raise VersionError(int(version), VERSION)
+        raise VersionError(int(version), VERSION, path)
     return int(version)
 
 

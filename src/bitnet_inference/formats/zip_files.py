@@ -118,7 +118,7 @@ def _read_directory(path: Path, data: mmap, directory: _Directory) -> Iterator[_
         yield _Entry(name, method, start, size)
         position, count = name_end + extra + comment, count + 1
     if position != len(text) or count != directory.num_entries:
-        raise FormatError(path, "", f"the directory of the zip file has {count} entries, not the number it says")
+        raise FormatError(path, "", f"its directory has {count} entries, not the number it says: {_AGAIN}")
 
 
 def _wide(path: Path, name: bytes, extra: bytes, values: tuple[int, int, int]) -> Iterator[int]:

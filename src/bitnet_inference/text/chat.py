@@ -32,6 +32,7 @@ MAX_SECONDS = 5.0
 MAX_SOURCE_CHARS = 1 << 18
 BASE_CHARS = 1 << 25
 CHARS_PER_INPUT_CHAR = 64
+_CURE = "correct the template, or give a plain prompt (bitnet run --raw)"
 
 
 class Chat:
@@ -142,7 +143,7 @@ class Template:
         self._lock = threading.Lock()  # the environment holds one budget, so one rendering at a time
         self._environment = _Environment()
         if len(source) > MAX_SOURCE_CHARS:
-            raise FormatError(name, "", f"{len(source)} characters, at most {MAX_SOURCE_CHARS} are read")
+            raise FormatError(name, "", f"{len(source)} characters, at most {MAX_SOURCE_CHARS} are read: {_CURE}")
         with self._spending(Budget(max_seconds, BASE_CHARS)):
             self._template = self._environment.from_string(source)
 
@@ -161,11 +162,11 @@ class Template:
         except _Refusal as error:
             raise InvalidParams(f"{self._name} refuses the messages: {_line(error)}") from None
         except jinja2.TemplateSyntaxError as error:
-            raise FormatError(self._name, f"line {error.lineno}", f"broken template: {_line(error)}") from None
+            raise FormatError(self._name, f"line {error.lineno}", f"broken template: {_line(error)}: {_CURE}") from None
         except OverBudget as error:
-            raise FormatError(self._name, "", f"refused, for {error}") from None
+            raise FormatError(self._name, "", f"refused, for {error}: {_CURE}") from None
         except Exception as error:  # a template can fail in every way that Python can
-            raise FormatError(self._name, "", f"fails with {type(error).__name__}: {_line(error)}") from None
+            raise FormatError(self._name, "", f"fails with {type(error).__name__}: {_line(error)}: {_CURE}") from None
 
 
 def _line(error: Exception) -> str:

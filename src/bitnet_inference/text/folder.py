@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise FormatError(path, "", f"broken JSON ({error}): download the file again") from None
     if not isinstance(value, dict):
-        raise FormatError(path, "", "must be a JSON object")
+        raise FormatError(path, "", "must be a JSON object: download the file again")
     return value
 
 
@@ -109,7 +109,7 @@ def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
         if text is None and token is None:
             continue
         if not isinstance(text, str):
-            raise FormatError(path, name, 'must be a string, or an object with a string under "content"')
+            raise FormatError(path, name, 'must be a string, or an object with a string under "content": correct it')
         named[name] = text
     return named
 
@@ -123,10 +123,10 @@ def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     try:
         templates = {entry["name"]: entry["template"] for entry in entries}
     except (TypeError, KeyError):
-        raise FormatError(path, "chat_template", "must be a string or a list of {name, template}") from None
+        raise FormatError(path, "chat_template", "must be a string or a list of {name, template}: correct it") from None
     for name, source in templates.items():
         if not isinstance(name, str) or not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
-            raise FormatError(path, "chat_template", f"template {name!r} must be a string of at most 1 MiB")
+            raise FormatError(path, "chat_template", f"template {name!r:.60} must be a string of at most 1 MiB: correct it")
     return templates
 
 

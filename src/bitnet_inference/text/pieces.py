@@ -59,7 +59,7 @@ def read_decoding(state: bytes | None) -> Decoding:
     order = ["Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"]
     kinds = [step["type"] for step in steps]
     if not set(kinds) <= set(order) or kinds != sorted(kinds, key=order.index):
-        raise Unsupported(f"decoder {' + '.join(kinds)} of tokenizer.json is not supported")
+        raise Unsupported(f"decoder {' + '.join(kinds)} of tokenizer.json is not supported: use another model")
     decoding = Decoding()
     for step in steps:
         decoding = _with_step(decoding, step, fused="Fuse" in kinds)
@@ -80,7 +80,7 @@ def _with_step(decoding: Decoding, step: dict[str, Any], fused: bool) -> Decodin
             return decoding
         case {"type": "Strip", "content": str(strip), "start": int(start), "stop": 0} if fused:
             return replace(decoding, strip=strip, num_strips=start)
-    raise Unsupported(f"decoder {json.dumps(step)} of tokenizer.json is not supported")
+    raise Unsupported(f"decoder {json.dumps(step)} of tokenizer.json is not supported: use another model")
 
 
 def spelled(data: bytes) -> str:

@@ -190,7 +190,7 @@ class Tokenizer:
         ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
         if any(isinstance(token_id, bool) or not isinstance(token_id, int) for token_id in ids):
             file = self.path / "generation_config.json"
-            raise FormatError(file, "eos_token_id", f"must be an id or a list of ids, not {listed!r}")
+            raise FormatError(file, "eos_token_id", f"must be an id or a list of ids, not {listed!r:.60}: correct it")
         added = self._rust.get_added_tokens_decoder()
         turns = [token_id for token_id, token in added.items() if token.content in END_OF_TURN]
         return tuple(sorted({*ids, *turns, *([named] if (named := self._named_id("eos_token")) is not None else [])}))
@@ -216,7 +216,7 @@ class Tokenizer:
         for start in range(len(whole) - length, -1, -1):
             if whole[start : start + length] == bare:
                 return whole[:start], whole[start + length :]
-        raise FormatError(self._file, "post_processor", "changes the text's own tokens: this is not supported")
+        raise FormatError(self._file, "post_processor", "changes the text's own tokens, which is not supported: use another model")
 
 
 def _load(files: TextFiles) -> tokenizers.Tokenizer:

@@ -229,7 +229,7 @@ def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
             templates[name] = metadata[f"{key}.{name}"]
     for name, source in templates.items():
         if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
-            raise FormatError(path, key, f"template {name!r} must be a string of at most 1 MiB")
+            raise FormatError(path, key, f"template {name!r:.60} must be a string of at most 1 MiB: correct it")
         if _WRONG_TEMPLATE in source:
             templates[name] = BITNET_TEMPLATE
     return templates

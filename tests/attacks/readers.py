@@ -1,0 +1,148 @@
+"""The readers under attack: from which sound model, by a change of which files, and what is done with the result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet_inference.backends.choose import load_model
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import BitNetError, FormatError, RequestError
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes
+from bitnet_inference.llm import LLM
+from bitnet_inference.model.loader import sound_matrix
+from bitnet_inference.model_folder import defaults_of, load_text_files, load_tokenizer
+from bitnet_inference.text.chat import Chat
+from bitnet_inference.text.vocab import notes
+
+HERE = Path(__file__).parent
+SEEDS, GOLDEN = HERE / "seeds", HERE.parent / "golden"
+TALK = [{"role": "user", "content": "Hello <|eot_id|> </s>"}, {"role": "assistant", "content": "a b"}]
+Files = dict[str, bytes]
+
+
+def model_path(root: Path) -> Path:
+    """What a user would open: the folder, or the single file in it."""
+    files = sorted(root.iterdir())
+    return files[0] if len(files) == 1 and files[0].suffix in (".gguf", ".safetensors", ".onnx") else root
+
+
+def files_of(seed: str) -> Files:
+    """The files of a seed by name: a folder of seeds/, or of the golden ones."""
+    folder = SEEDS / seed if (SEEDS / seed).is_dir() else GOLDEN / seed
+    skipped = ("golden.npz", "beams.json", "chat.json")
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def open_only(root: Path) -> None:
+    """Open it and hear what is wrong; nothing of the weights is read."""
+    checkpoint = open_checkpoint(model_path(root))
+    _inspect(checkpoint)
+
+
+def words(root: Path) -> None:
+    """Its words alone: the tokenizer, the templates, what it recommends."""
+    _words(open_checkpoint(model_path(root)))
+
+
+def everything(root: Path) -> None:
+    """All that is in it, whatever else is wrong: headers, weights, words. Raises the first error in the end."""
+    checkpoint = open_checkpoint(model_path(root))
+    steps: list[Callable[[], object]] = [lambda: _inspect(checkpoint), lambda: _words(checkpoint)]
+    for name, shape in expected_shapes(checkpoint.config):
+        read = functools.partial(checkpoint.vector, name) if len(shape) == 1 else None
+        steps.append(read or functools.partial(sound_matrix, checkpoint, name))
+    _raise_first(_tried(steps[: 2 + 200]))
+
+
+def run(root: Path) -> None:
+    """Load it, and have it say two tokens: in text, and as a chat."""
+    path = model_path(root)
+    checkpoint = open_checkpoint(path)
+    checkpoint_words = load_tokenizer(checkpoint)
+    model = load_model(checkpoint, EngineConfig(device="cpu", threads=1))
+    with LLM(model, checkpoint_words, max_cache_tokens=256, drafts="none") as llm:
+        params = SamplingParams(max_tokens=2, temperature=0.0)
+        steps = [lambda: llm.generate("Hello", params)]
+        if checkpoint_words.templates:
+            steps.append(lambda: llm.chat(TALK, params))
+        _raise_first(_tried(steps))
+
+
+def _inspect(checkpoint: Checkpoint) -> None:
+    checkpoint.notes(), checkpoint.num_bytes, checkpoint.num_parameters, notes(checkpoint.metadata)
+    if problems := checkpoint.check():
+        for problem in problems:
+            assert "\n" not in problem
+        raise FormatError(checkpoint.path, "", "; ".join(problems[:3]))
+
+
+def _words(checkpoint: Checkpoint) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    steps: list[Callable[[], object]] = [lambda: defaults_of(tokenizer), lambda: load_text_files(checkpoint)]
+    for text in ("Hello", " 12 Grüße\n\n\u2581<s><|eot_id|>\U0001f98a\x00"):
+        steps.append(lambda text=text: tokenizer.decode(tokenizer.encode(text)))
+    for template in list(tokenizer.templates)[:4]:
+        steps.append(lambda name=template: Chat(tokenizer).encode(TALK, template=name))
+    some = [*range(min(8, tokenizer.vocab_size)), tokenizer.vocab_size - 1]
+    steps += [lambda token=token: tokenizer.piece(token, opening=True) for token in some]
+    _raise_first(_tried(steps))
+
+
+def _tried(steps: Iterable[Callable[[], object]]) -> list[BitNetError]:
+    errors = []
+    for step in steps:
+        try:
+            step()
+        except BitNetError as error:
+            errors.append(error)
+    return errors
+
+
+def _raise_first(errors: list[BitNetError]) -> None:
+    files = [error for error in errors if not isinstance(error, RequestError)]
+    for error in [*files, *errors]:
+        raise error
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`seed`: a sound model. `targets`: the files that are changed. `examine`: what is done with the result."""
+
+    seed: str
+    targets: tuple[str, ...]
+    examine: Callable[[Path], object]
+
+
+_HF, _TEXT = ("config.json",), ("tokenizer_config.json", "generation_config.json")
+READERS = {
+    "safetensors": Reader("hf-shards", ("model-2.safetensors",), open_only),
+    "index": Reader("hf-shards", ("model.safetensors.index.json",), open_only),
+    "config": Reader("hf-shards", _HF, open_only),
+    "config-bitnet": Reader("bitnet-packed", _HF, open_only),
+    "config-gemma": Reader("gemma3-embedding", (*_HF, "1_Pooling/config.json"), open_only),
+    "gguf": Reader("gguf-types", ("model.gguf",), open_only),
+    "gguf-bitnet": Reader("gguf-groups", ("model.gguf",), open_only),
+    "pth": Reader("meta-shards", ("consolidated.00.pth",), open_only),
+    "params": Reader("meta-shards", ("params.json",), open_only),
+    "packed": Reader("packed", ("model.safetensors",), open_only),
+    "tokenizer.json": Reader("bitnet-packed", ("tokenizer.json",), words),
+    "tokenizer.model": Reader("hf-shards", ("tokenizer.model",), words),
+    "ranks": Reader("meta-shards", ("tokenizer.model",), words),
+    "texts": Reader("hf-shards", _TEXT, words),
+    "gguf-words": Reader("gguf-types", ("model.gguf",), words),
+    "gguf-bpe": Reader("gguf-groups", ("model.gguf",), words),
+    "template": Reader("bitnet-packed", ("chat_template.jinja",), words),
+    **{f"all:{seed}": Reader(seed, ("*",), everything) for seed in (
+        "hf-shards", "bitnet-packed", "gemma3-embedding", "gguf-types", "gguf-i2s", "gguf-groups", "meta-shards",
+        "packed", "packed-groups",
+    )},
+    **{f"run:{seed}": Reader(seed, ("*",), run) for seed in (
+        "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed",
+    )},
+}  # fmt: skip
