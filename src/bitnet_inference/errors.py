@@ -16,6 +16,8 @@ from pathlib import Path
 
 def _one_line(text: str) -> str:
     # Names of files and keys are a stranger's: they shall not write on the terminal as they please.
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -76,7 +76,7 @@ def judge(root: Path, examine: Callable[[Path], object], watch: Watch | None = N
     """The message with which a model under `root` is refused; empty where it opens. Raises Broken."""
     start = time.process_time()
     if watch:
-        watch.folder, watch.seen = str(root.resolve()), ""
+        watch.folder, watch.seen = os.path.realpath(root), ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -133,7 +133,7 @@ def bounded_memory(more: int = MAX_BYTES) -> None:
 
 
 def bounded_time(seconds: float) -> None:
-    """The process ends by a signal when so much of its own time, or four times as much by the clock, is over."""
+    """The process ends by a signal when so much of its own time, or thirty times as much by the clock, is over."""
     for timer, name in ((signal.ITIMER_PROF, signal.SIGPROF), (signal.ITIMER_REAL, signal.SIGALRM)):
         signal.signal(name, signal.SIG_DFL)
-        signal.setitimer(timer, seconds * (1 if timer == signal.ITIMER_PROF else 4))
+        signal.setitimer(timer, seconds * (1 if timer == signal.ITIMER_PROF else 30))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from gguf_samples import write_model
 from safetensors.numpy import save_file
-from test_text_sentencepiece import SAMPLES
+from test_text_sentencepiece import SAMPLES, message
 from test_text_sentencepiece import model as sentencepiece_model
 
 from bitnet_inference.conversion import convert
@@ -129,10 +129,39 @@ def _gguf_of_many_types(folder: Path) -> None:
     writer.close()
 
 
+def _small_files(folder: Path) -> None:
+    """Files of a few hundred bytes that are no models, for readers of headers."""
+    folder.mkdir()
+    tensors = {"a": _values(4, 3).astype(np.float16), "b": _values(5), "c": np.arange(6, dtype=np.uint8).reshape(2, 3)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    several = {"a": torch.ones(3, 4).bfloat16(), "b": torch.ones(5), "c": torch.nn.Parameter(torch.ones(2, 2).half())}
+    torch.save(several, folder / "model.pth")
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_token_list(["<unk>", "a", "b"])
+    writer.add_token_scores([0.0, 1.0, 2.0])
+    for name, values in (("a", _values(2, 8)), ("b", _values(4).astype(np.float16))):
+        writer.add_tensor(name, values)
+    for name, kind, wide in (("c", "Q8_0", 32), ("d", "Q4_1", 32), ("e", "TQ1_0", 256)):
+        kind = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, gguf.quants.quantize(np.sign(_values(1, wide)), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("\u2581", -1.0, 1), ("a", -2.0, 1), ("\u2581a", -3.0, 1)]
+    rows = [(1, message({1: piece, 2: score, 3: kind})) for piece, score, kind in pieces]
+    (folder / "tokenizer.model").write_bytes(message([*rows, (2, message({3: 2, 41: 1})), (3, message({4: 0}))]))
+    template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] | trim }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+
+
 def main() -> None:
     """Write all of them anew."""
     shutil.rmtree(SEEDS, ignore_errors=True)
     SEEDS.mkdir()
+    _small_files(SEEDS / "small")
     _hugging_face_in_shards(SEEDS / "hf-shards")
     _meta_in_shards(SEEDS / "meta-shards")
     _gguf_of_many_types(SEEDS / "gguf-types")

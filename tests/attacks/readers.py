@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,27 @@ from bitnet_inference.backends.choose import load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import BitNetError, FormatError, RequestError
-from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats import ggml_blocks, open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes
+from bitnet_inference.formats.gguf_file import read_gguf
+from bitnet_inference.formats.hf_config import read_config
+from bitnet_inference.formats.hf_quantization import read_quantization
+from bitnet_inference.formats.json_files import Fields, read_json
+from bitnet_inference.formats.meta_config import read_params
+from bitnet_inference.formats.safetensors_files import read_header
+from bitnet_inference.formats.torch_files import read_torch_file
 from bitnet_inference.llm import LLM
 from bitnet_inference.model.loader import sound_matrix
 from bitnet_inference.model_folder import defaults_of, load_text_files, load_tokenizer
-from bitnet_inference.text.chat import Chat
+from bitnet_inference.text.chat import Chat, Template
+from bitnet_inference.text.sentencepiece import read_sentencepiece_files
 from bitnet_inference.text.vocab import notes
 
 HERE = Path(__file__).parent
 SEEDS, GOLDEN = HERE / "seeds", HERE.parent / "golden"
 TALK = [{"role": "user", "content": "Hello <|eot_id|> </s>"}, {"role": "assistant", "content": "a b"}]
 Files = dict[str, bytes]
+SMALL = {path.name: path.read_bytes() for path in sorted((SEEDS / "small").iterdir())}  # no models: single files
 
 
 def model_path(root: Path) -> Path:
@@ -34,15 +44,52 @@ def model_path(root: Path) -> Path:
 def files_of(seed: str) -> Files:
     """The files of a seed by name: a folder of seeds/, or of the golden ones."""
     folder = SEEDS / seed if (SEEDS / seed).is_dir() else GOLDEN / seed
+    if ":" in seed:  # a part of another
+        seed, _, name = seed.partition(":")
+        return {name: SMALL.get(name) or files_of(seed)[name]}
     skipped = ("golden.npz", "beams.json", "chat.json")
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def write(root: Path, files: Files) -> None:
+    """Write files into a folder."""
+    for name, content in files.items():
+        if "/" in name:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{root}/{name}", "wb") as file:
+            file.write(content)
 
 
 def open_only(root: Path) -> None:
     """Open it and hear what is wrong; nothing of the weights is read."""
     checkpoint = open_checkpoint(model_path(root))
     _inspect(checkpoint)
+
+
+def header(root: Path) -> None:
+    """Have the reader of one file read it, and nothing around it: quick, for many executions."""
+    (name,) = os.listdir(root)
+    file = root / name
+    if file.suffix == ".json":
+        fields = read_json(file)
+        read_params(fields, lambda hidden: 560) if file.name == "params.json" else _config(fields)
+    elif file.suffix == ".gguf":
+        gguf = read_gguf(file)
+        for tensor in gguf.tensors.values():
+            ggml_blocks.decode(tensor.type_id, tensor.raw(), tensor.shape)
+    elif file.suffix == ".jinja":
+        Template(file.read_text(encoding="utf-8", errors="replace"), str(file)).render({"messages": TALK})
+    elif file.suffix == ".model":
+        read_sentencepiece_files(root)
+    else:
+        tensors = dict(read_header(file)) if file.suffix == ".safetensors" else read_torch_file(file)
+        for tensor in tensors.values():
+            tensor.array().tobytes(), tensor.release()
+
+
+def _config(fields: Fields) -> None:
+    read_config(fields, read_quantization(fields), fields.ids("eos_token_id"))
 
 
 def words(root: Path) -> None:
@@ -121,6 +168,11 @@ class Reader:
 
 _HF, _TEXT = ("config.json",), ("tokenizer_config.json", "generation_config.json")
 READERS = {
+    **{f"header:{seed}:{name}": Reader(f"{seed}:{name}", (name,), header) for seed, name in (
+        ("small", "model.safetensors"), ("small", "model.gguf"), ("small", "model.pth"), ("hf-shards", "config.json"),
+        ("bitnet-packed", "config.json"), ("gemma3-embedding", "config.json"), ("meta-shards", "params.json"),
+        ("small", "tokenizer.model"), ("small", "chat_template.jinja"),
+    )},
     "safetensors": Reader("hf-shards", ("model-2.safetensors",), open_only),
     "index": Reader("hf-shards", ("model.safetensors.index.json",), open_only),
     "config": Reader("hf-shards", _HF, open_only),

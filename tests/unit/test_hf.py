@@ -327,7 +327,7 @@ def test_packed_weights_in_an_online_model(tmp_path):
 def test_packed_weights_without_quantization_config(tmp_path):
     model = folder(quantization=OFFLINE)
     del model.config["quantization_config"]
-    assert any("needs the quantization_config" in line for line in open_checkpoint(model.write(tmp_path)).check())
+    assert any("add the quantization_config" in line for line in open_checkpoint(model.write(tmp_path)).check())
 
 
 def test_a_vocabulary_that_the_table_does_not_have(tmp_path):

@@ -32,6 +32,9 @@ DEFAULT_ALIGNMENT = 32
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
+_ARRAYS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 STRING, ARRAY = 8, 9
 _AGAIN = "download the file again"
 
@@ -140,7 +143,7 @@ class _Cursor:
             return self._strings(where, length)
         if kind not in _SCALARS:
             raise FormatError(self.path, where, f"an array of type {kind} is not known: {_AGAIN}")
-        dtype = np.dtype(_SCALARS[kind].replace("B", "u1").replace("b", "i1").translate(_NUMPY))
+        dtype = np.dtype(_ARRAYS[kind])
         at = self._take(length * dtype.itemsize, where)
         return np.frombuffer(self._data, dtype, length, at) if length else np.zeros(0, dtype)
 
@@ -161,11 +164,6 @@ class _Cursor:
             raise FormatError(self.path, where, f"the file ends within it ({self._size} bytes): {_AGAIN}")
         self.position += length
         return at
-
-
-_NUMPY = str.maketrans(
-    {"H": "u2", "h": "i2", "I": "u4", "i": "i4", "f": "f4", "?": "?", "Q": "u8", "q": "i8", "d": "f8"}
-)
 
 
 def _version(path: Path, data: mmap.mmap) -> int:

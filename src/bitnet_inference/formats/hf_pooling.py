@@ -8,6 +8,7 @@ from pathlib import Path
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import Pooling
 from bitnet_inference.formats.json_files import read_json, shown
+from bitnet_inference.own_files import require_own
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last", "mean": "mean", "lasttoken": "last",
@@ -19,6 +20,7 @@ def read_pooling(folder: Path) -> Pooling | None:
     file = folder / "1_Pooling" / "config.json"
     if not os.path.lexists(file):
         return None
+    require_own(folder, file)
     fields = read_json(file)
     modes = [key for key in fields.values if key.startswith("pooling_mode_") and fields.flag(key)]
     modes += [fields.text("pooling_mode", "")] if "pooling_mode" in fields else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES, file_size, parse_object, read_json, shown
+from bitnet_inference.own_files import inside as inside  # readers of folders take it from here
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_MAX_RANK = 8
+_MAX_RANK, _MAX_SHARDS = 8, 1024
 # BF16 is kept as its bits. float8 and complex numbers have a size here only so that a file that holds them can be read.
 _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2", "U32": "<u4",
@@ -97,24 +98,6 @@ def open_tensors(folder: Path) -> TensorFiles:
     return TensorFiles(tensors, len(paths), sum(file_size(path) for path in paths))
 
 
-def inside(folder: Path, name: str) -> Path:
-    """The path of a file in a folder; raises FormatError where a name or a link leads out of it.
-
-    Links are followed within the folder, and from a snapshot of Hugging Face's cache into the blobs beside it.
-    """
-    if Path(name).name != name or name in ("", "..") or "\\" in name or "\0" in name:
-        raise FormatError(folder, shown(name), "is not the plain name of a file in this folder: correct it")
-    path, home = (folder / name), folder.resolve()
-    try:
-        target = path.resolve()
-    except (OSError, RuntimeError) as error:
-        raise FormatError(path, "", "is a link that leads nowhere: download the model again") from error
-    homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
-    if not any(target.is_relative_to(each) for each in homes):
-        raise FormatError(path, "", "is a link that leads out of the folder: put the file itself there")
-    return path
-
-
 def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file, by name; raises FormatError where the header or the tiling of the data is broken."""
     yield from read_container(path).tensors.items()
@@ -146,7 +129,11 @@ def _paths(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
         return [inside(folder, SINGLE)]
     if (folder / INDEX).exists():
-        return [inside(folder, name) for name in sorted(set(_weight_map(folder).values()))]
+        names = sorted(set(_weight_map(folder).values()))
+        if len(names) > _MAX_SHARDS:
+            why = f"names {len(names)} files, at most {_MAX_SHARDS} are read: download the file again"
+            raise FormatError(folder / INDEX, "weight_map", why)
+        return [inside(folder, name) for name in names]
     if any(folder.glob("*.bin")):
         raise Unsupported(f"{folder}: the weights are pickles (*.bin), which can run code: save them as {SINGLE}")
     raise FormatError(folder, "", f"there is neither {SINGLE} nor {INDEX}: download the model again")
@@ -168,7 +155,7 @@ def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
         return
     for name, file in _weight_map(folder).items():
         if name not in tensors or tensors[name].path.name != file:
-            raise FormatError(folder / INDEX, shown(name), f"{file} does not hold the tensor: download it again")
+            raise FormatError(folder / INDEX, shown(name), f"{shown(file)} does not hold the tensor: download it again")
 
 
 def _entry(path: Path, name: str, value: Any, start: int, data: mmap.mmap) -> Tensor:
@@ -177,7 +164,7 @@ def _entry(path: Path, name: str, value: Any, start: int, data: mmap.mmap) -> Te
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise FormatError(path, shown(name), f"the dtype {shown(dtype)} is not known: save it as BF16, F16, F32 or U8")
-    if not _are_counts(shape) or len(shape) > _MAX_RANK:
+    if not _are_counts(shape) or len(shape) > _MAX_RANK or not is_countable(shape):
         raise FormatError(path, shown(name), f"the shape {shown(shape)} is not one: download the file again")
     if not _are_counts(offsets) or len(offsets) != 2:
         raise FormatError(path, shown(name), f"the offsets {shown(offsets)} are not two: download the file again")
@@ -186,6 +173,11 @@ def _entry(path: Path, name: str, value: Any, start: int, data: mmap.mmap) -> Te
         why = f"{dtype} {shown(shape)} does not take the bytes {offsets[0]} to {offsets[1]}: download the file again"
         raise FormatError(path, shown(name), why)
     return Tensor(path, dtype, tuple(shape), start + offsets[0], start + offsets[1], data)
+
+
+def is_countable(shape: Iterable[int]) -> bool:
+    """Whether an array may have this shape: one that holds nothing may not be of any width."""
+    return math.prod(size or 1 for size in shape) < 1 << 59  # of 16 bytes each
 
 
 def _are_counts(values: Any) -> bool:

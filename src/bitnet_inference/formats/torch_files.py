@@ -13,7 +13,7 @@ from typing import Any
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.json_files import file_size, shown
 from bitnet_inference.formats.pickles import MAX_PICKLE_BYTES, Function, Name, WrongArguments, read_pickle
-from bitnet_inference.formats.safetensors_files import Tensor
+from bitnet_inference.formats.safetensors_files import Tensor, is_countable
 from bitnet_inference.formats.zip_files import Span, read_entries
 
 _MAX_RANK = 8
@@ -116,6 +116,7 @@ def _view(arguments: tuple[Any, ...]) -> _View:
 
 def _checked_view(storage: _Storage, start: int, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> _View:
     is_sane = len(shape) == len(strides) <= _MAX_RANK and all(map(_are_counts, ((start,), shape, strides)))
+    is_sane = is_sane and is_countable(shape)
     if not is_sane:
         raise WrongArguments(f"the offset, shape or strides of a tensor are none: {_AGAIN}")
     if not _is_contiguous(shape, strides):

@@ -30,7 +30,7 @@ from bitnet_inference.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 5.0
 MAX_SOURCE_CHARS = 1 << 18
-BASE_CHARS = 1 << 25
+BASE_CHARS = 1 << 20
 CHARS_PER_INPUT_CHAR = 64
 _CURE = "correct the template, or give a plain prompt (bitnet run --raw)"
 
@@ -96,9 +96,10 @@ class Chat:
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in templates else "default"
         if name not in templates:
-            raise InvalidParams(f"the model has no chat template {name!r}: it has {', '.join(sorted(templates))}")
+            known = ", ".join(f"{each:.60}" for each in sorted(templates)[:20])
+            raise InvalidParams(f"the model has no chat template {name!r:.60}: choose one of {known}")
         if name not in self._compiled:
-            self._compiled[name] = Template(templates[name], f"{self._tokenizer.path}: chat template {name!r}")
+            self._compiled[name] = Template(templates[name], f"{self._tokenizer.path}: chat template {name!r:.60}")
         return self._compiled[name]
 
 

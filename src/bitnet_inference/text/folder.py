@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError, NotFound
+from bitnet_inference.own_files import require_own
 
 MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
 MAX_CONFIG_BYTES = 8 << 20
@@ -67,8 +68,12 @@ def _is_there(path: Path) -> bool:
     return path.is_file()
 
 
-def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The whole of a file. Raises FormatError for one that cannot be read or is larger."""
+def read_bytes(path: Path, max_bytes: int, folder: Path | None = None) -> bytes:
+    """The whole of a file of a folder (None: the one in which it lies), out of which no link may lead.
+
+    Raises FormatError for one that cannot be read or is larger.
+    """
+    require_own(folder or path.parent, path)
     try:
         if (size := path.stat().st_size) > max_bytes:
             raise FormatError(path, "", f"{size} bytes, at most {max_bytes} are read: this is no such file")
@@ -138,7 +143,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     for name, file in files.items():
         if _is_there(file):
             try:
-                templates[name] = read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8")
+                templates[name] = read_bytes(file, MAX_TEMPLATE_BYTES, folder).decode("utf-8")
             except UnicodeDecodeError as error:
                 raise FormatError(file, f"byte {error.start}", "is not UTF-8: download the file again") from None
     return templates

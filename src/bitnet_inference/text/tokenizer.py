@@ -14,6 +14,7 @@ import tokenizers
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folders import read_folder
+from bitnet_inference.text.growth import check_growth
 from bitnet_inference.text.pieces import Decoding, read_decoding
 from bitnet_inference.text.vocab import text_files
 
@@ -22,7 +23,7 @@ END_OF_TURN = (
     "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>",
     "<end_of_turn>", "<|end_of_turn|>", "</s>",
 )  # fmt: skip
-MAX_VOCAB_SIZE = 1 << 24
+MAX_VOCAB_SIZE = 1 << 21  # as in formats/sizes.py; some steps take memory for every id below the highest
 
 Result = TypeVar("Result")
 
@@ -196,9 +197,13 @@ class Tokenizer:
         return tuple(sorted({*ids, *turns, *([named] if (named := self._named_id("eos_token")) is not None else [])}))
 
     def _read_decoding(self) -> Decoding:
-        decoder = self._rust.decoder
+        normalizer, decoder = (
+            None if part is None else part.__getstate__() for part in (self._rust.normalizer, self._rust.decoder)
+        )
         try:
-            return read_decoding(None if decoder is None else decoder.__getstate__())
+            check_growth("normalizer", normalizer)
+            check_growth("decoder", decoder)
+            return read_decoding(decoder)
         except Unsupported as error:
             raise Unsupported(f"{self._file}: {error}") from None
 

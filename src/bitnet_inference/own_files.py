@@ -1,0 +1,33 @@
+"""Files that belong to a folder: no name and no link in a model's folder leads a reader out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bitnet_inference.errors import FormatError
+
+_MAX_NAME = 255  # as most file systems have it
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder; raises FormatError where a name or a link leads out of it, see require_own."""
+    is_plain = Path(name).name == name and name not in ("", "..") and not {"\\", "\0"} & {*name}
+    if not is_plain or len(name) > _MAX_NAME:
+        raise FormatError(folder, f"{name!r:.60}", "is not the plain name of a file in this folder: correct it")
+    require_own(folder, folder / name)
+    return folder / name
+
+
+def require_own(folder: Path, path: Path) -> None:
+    """Raises FormatError where a path in a folder, or in one within it, is a link that leads out of the folder.
+
+    Links are followed within the folder, and from a snapshot of Hugging Face's cache into the blobs beside it.
+    """
+    home = folder.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FormatError(path, "", "is a link that leads nowhere, or no name: download the model again") from error
+    homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
+    if not any(target.is_relative_to(each) for each in homes):
+        raise FormatError(path, "", "is a link that leads out of the folder: put the file itself there")
