@@ -1,4 +1,4 @@
-"""Plants the attacks that somebody thought of and those that were found, and reports which were not refused as promised.
+"""Plants the attacks that were thought of and those that were found, and reports what was not refused as promised.
 
     python tests/attacks/attack.py [PART OF A NAME]        -v prints all messages
 
@@ -90,7 +90,9 @@ def main() -> None:
     for finding in findings:
         print(finding)
     seconds = time.monotonic() - start
-    print(f"{len(items)} attacks in {seconds:.0f} s and {MAX_BYTES >> 20} MB: {num_opened} open, {len(findings)} findings")
+    print(
+        f"{len(items)} attacks in {seconds:.0f} s and {MAX_BYTES >> 20} MB: {num_opened} open, {len(findings)} findings"
+    )
     sys.exit(bool(findings))
 
 

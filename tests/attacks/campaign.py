@@ -28,7 +28,13 @@ from judge import MAX_BYTES, Broken, Watch, bounded_memory, bounded_time, judge,
 from mutate import damaged
 from readers import READERS, Files, files_of, write
 
-SHARES = {"header": 1.0, "open_only": 0.1, "words": 0.02, "everything": 0.02, "run": 0.005}  # of the executions, by what is done
+SHARES = {
+    "header": 1.0,
+    "open_only": 0.1,
+    "words": 0.02,
+    "everything": 0.02,
+    "run": 0.005,
+}  # of the executions, by what is done
 _TEMPLATE = (
     b"{% for message in messages %}{{ message['role'] + ': ' + message['content'] | trim }}{% endfor %}"
     b"{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
@@ -66,7 +72,11 @@ class Campaign:
             if status == 0:
                 at = self._end
             else:
-                what = f"the process ends by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "the process exits"
+                what = (
+                    f"the process ends by signal {os.WTERMSIG(status)}"
+                    if os.WIFSIGNALED(status)
+                    else "the process exits"
+                )
                 self.findings.setdefault(what, (last, ""))
                 at = last + 1
         self.done, self.seconds = at - self._first, time.monotonic() - start
@@ -169,7 +179,9 @@ def main() -> None:
         campaign.run()
         total, failed = total + campaign.done, failed + len(campaign.findings)
         rate = campaign.done / campaign.seconds
-        numbers = f"{campaign.done:>11}{campaign.opened:>9}{len(campaign.kinds):>8}{len(campaign.findings):>9}{rate:>10.0f}"
+        numbers = (
+            f"{campaign.done:>11}{campaign.opened:>9}{len(campaign.kinds):>8}{len(campaign.findings):>9}{rate:>10.0f}"
+        )
         print(f"{reader:<22}{numbers}", flush=True)
         for what, (number, details) in sorted(campaign.findings.items()):
             print(f"  {reader} {number}: {what}\n    " + details.replace("\n", "\n    "), flush=True)

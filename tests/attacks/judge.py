@@ -23,10 +23,12 @@ MAX_SECONDS, MAX_BYTES = 1.0, 200 << 20
 _MAX_MESSAGE = 2000
 # A cure is an order: one of these stands at the beginning of a part of the message.
 _ORDERS = (
-    "add ask call check choose convert copy correct download free give install join keep leave put remove replace rename save set "
-    "shorten upgrade use write"
+    "add ask call check choose convert copy correct download free give install join keep leave put remove replace "
+    "rename save set shorten upgrade use write"
 ).split()
-_CURE = re.compile(rf"(?:[:,;(]|\bor|\band|\bthen) (?:{'|'.join(_ORDERS)})\b|: (?:only\b|this is no)|are (?:read|supported)$")
+_CURE = re.compile(
+    rf"(?:[:,;(]|\bor|\band|\bthen) (?:{'|'.join(_ORDERS)})\b|: (?:only\b|this is no)|are (?:read|supported)$"
+)
 # What may be read besides the model: modules that are loaded when they are needed, and what the system says of itself.
 _KNOWN = re.compile(r"^(?:/proc/|/sys/|/dev/urandom|/dev/null)|\.(?:py|pyc|so|pyi)$|/__pycache__/")
 _FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "os.remove", "os.rename",
@@ -126,7 +128,7 @@ def shape(message: str) -> str:
 
 
 def bounded_memory(more: int = MAX_BYTES) -> None:
-    """From now on this process gets that much more address space and no more; a refusal is a MemoryError, or the end."""
+    """From now on this process gets that much more address space and no more: else a MemoryError, or its end."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))

@@ -150,7 +150,14 @@ def _small_files(folder: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("\u2581", -1.0, 1), ("a", -2.0, 1), ("\u2581a", -3.0, 1)]
+    pieces = [
+        ("<unk>", 0.0, 2),
+        ("<s>", 0.0, 3),
+        ("</s>", 0.0, 3),
+        ("\u2581", -1.0, 1),
+        ("a", -2.0, 1),
+        ("\u2581a", -3.0, 1),
+    ]
     rows = [(1, message({1: piece, 2: score, 3: kind})) for piece, score, kind in pieces]
     (folder / "tokenizer.model").write_bytes(message([*rows, (2, message({3: 2, 41: 1})), (3, message({4: 0}))]))
     template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] | trim }}{% endfor %}"

@@ -21,28 +21,39 @@ NUMBERS = (
 )  # fmt: skip
 FLOATS = (0.0, -0.0, 1e-45, 1e-38, 0.5, -1.0, 1e37, 3.4e38, 1e300, float("inf"), float("-inf"), float("nan"))
 TEXTS = (
-    "", " ", "\0", "\n", "a\nb", "\ud800", "\u202e", "é", "..", "../x", "/etc/passwd", "a\\b", "x" * 300, "default", "type",
+    "", " ", "\0", "\n", "a\nb", "\ud800", "\u202e", "é", "..", "../x", "/etc/passwd", "a\\b", "x" * 300, "default",
+    "type",
     "bitnet", "llama", "silu", "linear", "llama3", "F32", "BF16", "U8", "I8", "F64", "true", "null", "0", "-1", "1e400",
     "{{", "{% for i in range(10**9) %}x{% endfor %}", "(a+)+$", "(?:", "\\", "[", "<0x41>", "<s>", "\u2581", "Ġ",
     "model.safetensors", "model-1.safetensors", "config.json", "lm_head", "model.layers.0.self_attn.q_proj", ".*.*",
 )  # fmt: skip
-_HOSTILE_TEMPLATES = (
+TEMPLATES = (
     "{% for i in range(10**9) %}{% endfor %}", "{{ 'a' * 10**10 }}", "{{ 'a' ~ messages }}", "{{ [1] * 10**9 }}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ ''.__class__.__mro__ }}", "{{ 2 ** 10 ** 9 }}", "{% include 'x' %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ ''.__class__.__mro__ }}", "{{ 2 ** 10 ** 9 }}",
+    "{% include 'x' %}",
     "{{ '%1000000000d' % 1 }}", "{{ '{:>1000000000}'.format(1) }}", "{{ messages | tojson(indent=10**8) }}", "{% if %}",
-    "{{ messages | map(attribute='content.__class__') | list }}", "{{ raise_exception('no\nway') }}", "{% import 'os' as os %}",
+    "{{ messages | map(attribute='content.__class__') | list }}", "{{ raise_exception('no\nway') }}",
+    "{% import 'os' as os %}",
     "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "{{ messages | batch(10**9, 'x') | list }}", "{{ 'a' | center(10**9) }}", "{{ strftime_now('%9999999d') }}", "{{ x.y }}",
+    "{{ messages | batch(10**9, 'x') | list }}", "{{ 'a' | center(10**9) }}", "{{ strftime_now('%9999999d') }}",
+    "{{ x.y }}",
     "{{ messages | groupby('role') }}", "{{ messages | sort(attribute='content') }}", "{{ cycler('a').__init__ }}",
-    "{% call(x) f() %}{% endcall %}", "{% block a %}{{ self.a() }}{% endblock %}", "{{ joiner }}", "{{ loop }}", "{% extends 'x' %}",
-    "{% filter upper %}{{ 'a' * 10**8 }}{% endfilter %}", "{{ (1, 2) | sum(start=[]) }}", "{{ 'a,' * 9999 | replace('a', 'b' * 9999) }}",
+    "{% call(x) f() %}{% endcall %}", "{% block a %}{{ self.a() }}{% endblock %}", "{{ joiner }}", "{{ loop }}",
+    "{% extends 'x' %}",
+    "{% filter upper %}{{ 'a' * 10**8 }}{% endfilter %}", "{{ (1, 2) | sum(start=[]) }}",
+    "{{ 'a,' * 9999 | replace('a', 'b' * 9999) }}",
 )  # fmt: skip
 _PIECES = (
-    b"\x80\2", b"cos\nsystem\n", b"cbuiltins\neval\n", b"X\2\0\0\0ls", b"\x85R", b"(", b")", b"t", b"}", b"]", b"a", b"e", b"u",
-    b"s", b"b", b"R", b"Q", b"q\0", b"h\0", b"r\xff\xff\xff\xff", b"j\xff\xff\xff\xff", b"\x8a\xff" + b"\xff" * 255, b"\x8a\0",
-    b"\x8b\xff\xff\xff\x7f", b"0", b"1", b"2", b"\x81", b"\x82\1", b"\x83\1\0", b"\x84\1\0\0\0", b"\x92", b"\x93", b"\x94",
-    b"(cos\nsystem\no", b"(ios\nsystem\n", b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f", b"N", b"\x88", b"\x89", b"K\1", b"M\xff\xff",
-    b"J\xff\xff\xff\xff", b"G\x7f\xf8\0\0\0\0\0\0", b"Pabc\n", b".", b"\x8e" + b"\xff" * 8, b"B\xff\xff\xff\x7f", b"\x85" * 1000,
+    b"\x80\2", b"cos\nsystem\n", b"cbuiltins\neval\n", b"X\2\0\0\0ls", b"\x85R", b"(", b")", b"t", b"}", b"]", b"a",
+    b"e", b"u",
+    b"s", b"b", b"R", b"Q", b"q\0", b"h\0", b"r\xff\xff\xff\xff", b"j\xff\xff\xff\xff", b"\x8a\xff" + b"\xff" * 255,
+    b"\x8a\0",
+    b"\x8b\xff\xff\xff\x7f", b"0", b"1", b"2", b"\x81", b"\x82\1", b"\x83\1\0", b"\x84\1\0\0\0", b"\x92", b"\x93",
+    b"\x94",
+    b"(cos\nsystem\no", b"(ios\nsystem\n", b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f", b"N", b"\x88", b"\x89", b"K\1",
+    b"M\xff\xff",
+    b"J\xff\xff\xff\xff", b"G\x7f\xf8\0\0\0\0\0\0", b"Pabc\n", b".", b"\x8e" + b"\xff" * 8, b"B\xff\xff\xff\x7f",
+    b"\x85" * 1000,
     b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch\nFloatStorage\n", b"\x97", b"\x98",
 )  # fmt: skip
 
@@ -104,7 +115,11 @@ def _json(content: bytes, rng: random.Random) -> bytes:
 
 def _written(tree: Any) -> str:
     text = json.dumps(tree, ensure_ascii=False)
-    return text.replace('"\\u0000twice": 0', '"a": 1, "a": 2').replace('"\\u0000huge"', "1e400").replace('"\\u0000long"', "9" * 5000)
+    return (
+        text.replace('"\\u0000twice": 0', '"a": 1, "a": 2')
+        .replace('"\\u0000huge"', "1e400")
+        .replace('"\\u0000long"', "9" * 5000)
+    )
 
 
 def _changed(tree: Any, rng: random.Random) -> Any:
@@ -135,7 +150,9 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
     waiting = [tree]
     while waiting and len(waiting) < 20000:
         node = waiting.pop()
-        for key, value in list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else ():
+        for key, value in (
+            list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else ()
+        ):
             yield node, key
             if isinstance(value, (dict, list)):
                 waiting.append(value)
@@ -172,7 +189,7 @@ def _safetensors(content: bytes, rng: random.Random) -> bytes:
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
-def _gguf_fields(content: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+def gguf_fields(content: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
     """Where numbers of the header stand (offset, width), where keys with their values do, and where tensors do."""
     numbers, keys, tensors = [(4, 4), (8, 8), (16, 8)], [], []
     num_tensors, num_keys = struct.unpack_from("<QQ", content, 8)
@@ -212,7 +229,12 @@ def _gguf_fields(content: bytes) -> tuple[list[tuple[int, int]], list[tuple[int,
         start, at = at, text(at)
         dims = struct.unpack_from("<I", content, at)[0]
         within(at + 16 + 8 * dims)
-        numbers += [(at, 4), *((at + 4 + 8 * axis, 8) for axis in range(dims)), (at + 4 + 8 * dims, 4), (at + 8 + 8 * dims, 8)]
+        numbers += [
+            (at, 4),
+            *((at + 4 + 8 * axis, 8) for axis in range(dims)),
+            (at + 4 + 8 * dims, 4),
+            (at + 8 + 8 * dims, 8),
+        ]
         at += 16 + 8 * dims
         tensors.append((start, at))
     return numbers, keys, tensors
@@ -220,7 +242,7 @@ def _gguf_fields(content: bytes) -> tuple[list[tuple[int, int]], list[tuple[int,
 
 def _gguf(content: bytes, rng: random.Random) -> bytes:
     try:
-        numbers, keys, tensors = _gguf_fields(content)
+        numbers, keys, tensors = gguf_fields(content)
     except (struct.error, KeyError, IndexError, RecursionError):
         return _bytes(content, rng)
     way = rng.randrange(6)
@@ -340,7 +362,7 @@ def _pickle(content: bytes, rng: random.Random) -> bytes:
 def _template(content: bytes, rng: random.Random) -> bytes:
     text = content.decode("utf-8", "replace")
     at = rng.choice([0, len(text), *(at + 2 for at in range(len(text)) if text[at : at + 2] in ("%}", "}}"))])
-    return (text[:at] + rng.choice(_HOSTILE_TEMPLATES) + text[at:]).encode("utf-8", "replace")
+    return (text[:at] + rng.choice(TEMPLATES) + text[at:]).encode("utf-8", "replace")
 
 
 def _lines(content: bytes, rng: random.Random) -> bytes:

@@ -159,7 +159,7 @@ def test_named_templates(tmp_path):
     assert chat.render(HI) == "d"
     assert chat.render(HI, tools=[{"name": "add"}]) == "add"
     assert chat.render(HI, template="default", tools=[{"name": "add"}]) == "d"
-    with pytest.raises(InvalidParams, match="no chat template 'x': it has default, tool_use"):
+    with pytest.raises(InvalidParams, match="no chat template 'x': choose one of default, tool_use"):
         chat.render(HI, template="x")
 
 

@@ -152,7 +152,9 @@ class GgufCheckpoint:
         codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
         codes.reshape(*scales.shape, -1)[scales == 0] = 0
         if codes.max(initial=0) > 1:
-            raise Unsupported(f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary: convert it to Q8_0")
+            raise Unsupported(
+                f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary: convert it to Q8_0"
+            )
         if one is not None:
             return self._ternary(name, codes, one)
         group_size = self.group_size(name)

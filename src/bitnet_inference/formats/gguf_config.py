@@ -80,7 +80,9 @@ def read_config(
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     fields = Fields(path, values, prefix)
     if not 1 <= vocab_size <= MAX_VOCAB:
-        raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, at most {MAX_VOCAB} are read: download the file again")
+        raise FormatError(
+            path, "token_embd.weight", f"{vocab_size} rows, at most {MAX_VOCAB} are read: download the file again"
+        )
     num_heads, num_kv_heads, head_dim = _heads(fields)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     is_27b = kind.gemma and num_layers == _GEMMA_27B_LAYERS
@@ -147,7 +149,9 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
         raise fields.wrong("attention.key_length", f"makes heads of {head_dim} features: download it again")
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.size(key, MAX_HEAD_DIM, head_dim) != head_dim:
-            raise Unsupported(f"{fields.path}: {key} is not {head_dim}, the size of a head: only whole heads are rotated")
+            raise Unsupported(
+                f"{fields.path}: {key} is not {head_dim}, the size of a head: only whole heads are rotated"
+            )
     return num_heads, num_kv_heads, head_dim
 
 

@@ -137,7 +137,7 @@ class HuggingFaceCheckpoint:
             projections = [name for name in self._inventory.shapes if name.rpartition(".")[2] in PROJECTIONS]
             if head_ternary or not all(map(self._inventory.is_ternary, projections)):
                 raise Unsupported(
-                    f"{self.path}: use_rms_norm: norms before some of the projections only, or before lm_head: use another model"
+                    f"{self.path}: use_rms_norm: norms before lm_head, or not before all projections: use another model"
                 )
 
     def _notes(self) -> Iterator[str]:

@@ -73,7 +73,9 @@ def _refuse_extras(fields: Fields, family: Family) -> None:
     if family.masters and fields.size("input_bits", 32, 8) != 8:
         raise Unsupported(f"{fields.path}: input_bits: only activations of 8 bits are supported")
     if fields.flag("use_sliding_window"):
-        raise Unsupported(f"{fields.path}: use_sliding_window: windows of this family are not supported: use another model")
+        raise Unsupported(
+            f"{fields.path}: use_sliding_window: windows of this family are not supported: use another model"
+        )
     if fields.flag("use_bidirectional_attention"):
         raise Unsupported(f"{fields.path}: use_bidirectional_attention: tokens cannot look ahead: use another model")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
@@ -123,7 +125,9 @@ def _rope(fields: Fields, family: Family, max_positions: int) -> tuple[float, Ro
         return theta, None
     whole = section.section(_FULL) if family.local_rope_theta else None  # else it is all of that
     if whole is None and any(isinstance(value, dict) for value in section.values.values()):
-        raise Unsupported(f"{fields.path}: rope_parameters: not one for each kind of layer is supported: use another model")
+        raise Unsupported(
+            f"{fields.path}: rope_parameters: not one for each kind of layer is supported: use another model"
+        )
     section = whole or section
     return section.positive("rope_theta", theta), _scaling(section, max_positions)
 

@@ -131,7 +131,9 @@ def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
         raise FormatError(path, "chat_template", "must be a string or a list of {name, template}: correct it") from None
     for name, source in templates.items():
         if not isinstance(name, str) or not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
-            raise FormatError(path, "chat_template", f"template {name!r:.60} must be a string of at most 1 MiB: correct it")
+            raise FormatError(
+                path, "chat_template", f"template {name!r:.60} must be a string of at most 1 MiB: correct it"
+            )
     return templates
 
 

@@ -1,4 +1,4 @@
-"""How much longer a text may become by the steps that a tokenizer.json names, so that a few of them cannot fill memory."""
+"""How much longer the steps of a tokenizer.json may make a text, so that a few of them cannot fill memory."""
 
 from __future__ import annotations
 

@@ -221,7 +221,9 @@ class Tokenizer:
         for start in range(len(whole) - length, -1, -1):
             if whole[start : start + length] == bare:
                 return whole[:start], whole[start + length :]
-        raise FormatError(self._file, "post_processor", "changes the text's own tokens, which is not supported: use another model")
+        raise FormatError(
+            self._file, "post_processor", "changes the text's own tokens, which is not supported: use another model"
+        )
 
 
 def _load(files: TextFiles) -> tokenizers.Tokenizer:
