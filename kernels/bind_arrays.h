@@ -36,6 +36,13 @@ void require_aligned(const A& array) {
     require(reinterpret_cast<uintptr_t>(array.data()) % item == 0, "an array lies at an address for no number");
 }
 
+// For arrays within a tuple: there nanobind takes None for one.
+template <class A>
+void require_there(const A& array) {
+    require(array.is_valid(), "None stands where an array should");
+    require_aligned(array);
+}
+
 inline Dtype dtype_of(const std::string& name) {
     if (name == "float32") return Dtype::f32;
     if (name == "float16") return Dtype::f16;

@@ -165,6 +165,8 @@ void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, 
     int64_t tokens = input ? int64_t(input->shape(0)) : 0;
     if (arrays) {
         auto& [ids, positions, slots, starts, tables] = *arrays;
+        for (const Array1i* array : {&ids, &positions, &slots, &starts}) require_there(*array);
+        require_there(tables);
         tokens = int64_t(ids.shape(0));
         require(int64_t(positions.shape(0)) == tokens && int64_t(slots.shape(0)) == tokens, "T differs between arrays");
         require(starts.shape(0) >= 2 && tables.shape(0) + 1 == starts.shape(0), "S differs between arrays");
