@@ -1,4 +1,4 @@
-"""Calls everything that the compiled extension exports with arguments at random, of the types that its signatures ask for.
+"""Calls all that the compiled extension exports with arguments at random, of the types that its signatures ask for.
 
     python tests/attacks/border.py [NUMBER OF CALLS]
 
@@ -23,7 +23,19 @@ from judge import bounded_memory, bounded_time
 from bitnet_inference import native
 
 _INTS = (0, 1, 2, 3, 4, 8, 15, 16, 17, 32, 48, 64, 80, 128, 256, 1024)
-_ODD_INTS = (-1, -16, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 48) - 16, 1 << 62, (1 << 63) - 1, -(1 << 63), 1 << 64)
+_ODD_INTS = (
+    -1,
+    -16,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    1 << 32,
+    (1 << 48) - 16,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+    1 << 64,
+)
 _FLOATS = (0.0, 1.0, 0.5, -1.0, 1e-45, 1e38, float("inf"), float("-inf"), float("nan"), 1e300)
 _WORDS = ("float32", "float16", "bfloat16", "int8", "u2", "t5", "quarters", "codes", "generic", "", "x", *native.isas())
 _REFUSALS = (TypeError, ValueError, MemoryError, IndexError, OverflowError, RuntimeError)
@@ -66,7 +78,9 @@ class Caller:
             if key in ("self", "/", "*") or (has_default and self._rng.random() < 0.5):
                 continue
             (named.__setitem__(key, self._value(kind)) if not key.startswith("arg") else args.append(self._value(kind)))
-        self._tell(f"{name}({', '.join([*map(_shown, args), *(f'{key}={_shown(value)}' for key, value in named.items())])})")
+        self._tell(
+            f"{name}({', '.join([*map(_shown, args), *(f'{key}={_shown(value)}' for key, value in named.items())])})"
+        )
         try:
             result = target(*args, **named)
         except _REFUSALS as error:
@@ -103,10 +117,18 @@ class Caller:
         rng = self._rng
         shape = tuple(rng.choice((0, 1, 2, 3, 4, 8, 16, 16, 32, 48, 64)) for _ in range(rank))
         kind = np.dtype(dtype or rng.choice(("float32", "float16", "uint16", "int8", "uint8")))
-        array = np.frombuffer(rng.randbytes(max(1, int(np.prod(shape))) * kind.itemsize), kind)[: int(np.prod(shape))].reshape(shape).copy()
+        array = (
+            np.frombuffer(rng.randbytes(max(1, int(np.prod(shape))) * kind.itemsize), kind)[: int(np.prod(shape))]
+            .reshape(shape)
+            .copy()
+        )
         way = rng.randrange(12)
         if way < 4:
-            array = (array.view(np.uint8) % 3).view(kind).reshape(shape) if kind.itemsize == 1 else (np.arange(array.size) % 3).astype(kind).reshape(shape)
+            array = (
+                (array.view(np.uint8) % 3).view(kind).reshape(shape)
+                if kind.itemsize == 1
+                else (np.arange(array.size) % 3).astype(kind).reshape(shape)
+            )
         elif way == 4 and array.ndim > 1:
             array = array[:, ::2]
         elif way == 5:
@@ -160,10 +182,8 @@ def main() -> None:
                 os._exit(1)
             os._exit(0)
         os.close(write_end)
-        last = ""
         with os.fdopen(read_end) as lines:
-            for last in lines:
-                pass
+            last = ["", *lines][-1]
         status = os.waitpid(child, 0)[1]
         if status:
             findings += 1

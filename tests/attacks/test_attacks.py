@@ -89,3 +89,7 @@ def test_what_is_done_besides_reading_is_seen(tmp_path):
     assert f"writes {tmp_path}" in writes
     assert f"opens {tmp_path}" in opens
     assert "os.system" in calls
+
+
+def test_the_extension_refuses_what_it_cannot_take():
+    assert " 0 findings" in run("border.py", "6000")

@@ -290,6 +290,17 @@ def test_arrays_are_what_they_are_said_to_be() -> None:
             executor.run(program, (*batch[:i], batch[i].astype(np.int64), *batch[i + 1 :]), None, x[:1].copy())
 
 
+def test_none_for_an_array_of_the_batch() -> None:
+    cache = native.Cache("float32", 1, 1, 16)
+    cache.reserve(2)
+    program, batch = attention(cache), one_token()
+    for i in range(5):
+        with pytest.raises(ValueError, match="None stands where"):
+            native.Executor(ISA, 1).run(
+                program, (*batch[:i], None, *batch[i + 1 :]), None, np.zeros((1, 16), np.float32)
+            )
+
+
 def test_arrays_at_odd_addresses() -> None:
     odd = np.zeros(4 * 16 * 4 + 4, np.uint8)[1 : 1 + 4 * 16 * 4].view(np.float32).reshape(4, 16)
     x = np.ones((4, 16), np.float32)
