@@ -41,8 +41,8 @@ _WORDS = ("float32", "float16", "bfloat16", "int8", "u2", "t5", "quarters", "cod
 _REFUSALS = (TypeError, ValueError, MemoryError, IndexError, OverflowError, RuntimeError)
 _CALLS_A_PROCESS, _MAX_OBJECTS = 3000, 12
 # Constructors, and methods of objects; what measures the machine is left out, for it takes its time.
-_CLASSES = ("Arena", "Cache", "DenseWeight", "Executor", "Program", "QuantisedHead", "RowSampler", "SamplingRule", "Screen",
-            "TernaryWeight")  # fmt: skip
+_CLASSES = ("Arena", "Cache", "DenseWeight", "Executor", "Program", "QuantisedHead", "RowSampler", "SamplingRule",
+            "Screen", "TernaryWeight")  # fmt: skip
 _ARRAY = re.compile(r"ndarray\[(?:dtype=(\w+), )?shape=\(([*, ]*)\)[^\]]*\]")
 
 

@@ -80,9 +80,7 @@ def read_config(
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     fields = Fields(path, values, prefix)
     if not 1 <= vocab_size <= MAX_VOCAB:
-        raise FormatError(
-            path, "token_embd.weight", f"{vocab_size} rows, at most {MAX_VOCAB} are read: download the file again"
-        )
+        raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again")
     num_heads, num_kv_heads, head_dim = _heads(fields)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     is_27b = kind.gemma and num_layers == _GEMMA_27B_LAYERS
