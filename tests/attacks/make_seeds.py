@@ -178,6 +178,8 @@ def main() -> None:
     for name, source in (("packed", GOLDEN / "bitnet-packed"), ("packed-groups", SEEDS / "gguf-groups/model.gguf")):
         (SEEDS / name).mkdir()
         convert(source, SEEDS / name / "model.safetensors")
+    (SEEDS / "packed-compressed").mkdir()
+    convert(SEEDS / "hf-shards", SEEDS / "packed-compressed" / "model.safetensors", compressed=True)
 
 
 if __name__ == "__main__":

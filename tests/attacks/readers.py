@@ -183,6 +183,7 @@ READERS = {
     "pth": Reader("meta-shards", ("consolidated.00.pth",), open_only),
     "params": Reader("meta-shards", ("params.json",), open_only),
     "packed": Reader("packed", ("model.safetensors",), open_only),
+    "compressed": Reader("packed-compressed", ("model.safetensors",), open_only),
     "tokenizer.json": Reader("bitnet-packed", ("tokenizer.json",), words),
     "tokenizer.model": Reader("hf-shards", ("tokenizer.model",), words),
     "ranks": Reader("meta-shards", ("tokenizer.model",), words),
@@ -193,6 +194,7 @@ READERS = {
     **{f"all:{seed}": Reader(seed, ("*",), everything) for seed in (
         "hf-shards", "bitnet-packed", "gemma3-embedding", "gguf-types", "gguf-i2s", "gguf-groups", "meta-shards",
         "packed", "packed-groups",
+            "packed-compressed",
     )},
     **{f"run:{seed}": Reader(seed, ("*",), run) for seed in (
         "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed",
