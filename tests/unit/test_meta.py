@@ -103,6 +103,33 @@ def test_llama_31_scales_its_rope(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("params", "factor"),
+    [
+        ({"dim": 2048, "n_layers": 16}, 32.0),
+        ({"dim": 3072, "n_layers": 28}, 32.0),
+        ({"dim": 4096, "n_layers": 32}, 8.0),
+        ({"dim": 2048, "n_layers": 16, "rope_scaling_factor": 8.0}, 8.0),
+    ],
+)
+def test_llama_32_was_trained_with_another_factor(tmp_path, params, factor):
+    """Its small models; params.json does not say so, and Meta's own code of that time had 8 for all."""
+    checkpoint = opened(tmp_path, use_scaled_rope=True, **params)
+    assert checkpoint.config.rope_scaling.factor == factor
+    assert f"scaled by {factor:g} from 8192 positions" in " ".join(checkpoint.notes())
+
+
+def test_without_output_weight_the_head_is_tied(tmp_path):
+    parts = shards(2)
+    for part in parts:
+        del part["output.weight"]
+    checkpoint = opened(tmp_path, parts)
+    assert checkpoint.config.tie_embeddings and checkpoint.check() == []
+    assert "the head is tied to the embeddings" in " ".join(checkpoint.notes())
+    parts[0]["output.weight"] = shards(2)[0]["output.weight"]
+    assert any("output.weight" in line for line in problems(tmp_path, parts))
+
+
+@pytest.mark.parametrize(
     ("dim", "multiplier", "multiple", "inner"),
     [(4096, 1.3, 1024, 14336), (8192, 1.3, 4096, 28672), (16384, 1.2, 4096, 53248), (4096, None, 256, 11008)],
 )

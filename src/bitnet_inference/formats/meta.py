@@ -41,7 +41,8 @@ class MetaCheckpoint:
         self.metadata: dict[str, Any] = {}
         self._params = read_json(inside(path, "params.json"))
         self._shards = open_shards(path)
-        self.config = read_params(self._params, partial(self._shards.num_rows, tensor_name("embed")))
+        tied = not self._shards.parts(tensor_name("head"))
+        self.config = read_params(self._params, partial(self._shards.num_rows, tensor_name("embed")), tied)
         self._shapes = dict(expected_shapes(self.config))
 
     @property
@@ -99,13 +100,17 @@ class MetaCheckpoint:
 
     def _notes(self) -> Iterator[str]:
         yield f"Meta checkpoint, shards: {self._shards.count}; dense weights, used as they are"
-        scaled = self.config.rope_scaling is not None
-        which = "Llama 3.1, as use_scaled_rope says" if scaled else "the model that params.json looks like"
+        scaling = self.config.rope_scaling
+        which = "Llama 3.1, as use_scaled_rope says" if scaling else "the model that params.json looks like"
         yield f"{self.config.max_positions} positions are those of {which}"
-        if scaled:
-            yield "rotary frequencies are scaled by 8 from 8192 positions, the numbers of Meta's own code"
-        names = "Llama 3.1, as use_scaled_rope says" if scaled else "Llama 3: use_scaled_rope is not set"
+        if scaling:
+            said = "rope_scaling_factor" in self._params
+            why = "as rope_scaling_factor says" if said else "as published models of this size were trained"
+            yield f"rotary frequencies are scaled by {scaling.factor:g} from 8192 positions, {why}"
+        names = "Llama 3.1, as use_scaled_rope says" if scaling else "Llama 3: use_scaled_rope is not set"
         yield f"special tokens of tokenizer.model are named as in {names}"
+        if self.config.tie_embeddings:
+            yield "there is no output.weight: the head is tied to the embeddings"
         if "rope_theta" not in self._params:
             yield f"rope_theta is missing: {self.config.rope_theta:g}"
         if self._shards.parts(_ROPE_TABLE):

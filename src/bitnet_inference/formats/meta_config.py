@@ -9,15 +9,19 @@ from bitnet_inference.formats.json_files import Fields
 from bitnet_inference.formats.sizes import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_VOCAB
 
 _LLAMA2_VOCAB = 32000
-_LLAMA31_SCALING = RopeScaling(kind="llama3", factor=8.0)  # Meta's code has these numbers, its files have not
+_FACTOR = 8.0  # of Llama 3.1: Meta's code has it and RopeScaling's other numbers, its files have not
+# Llama 3.2 with 1B and 3B, which were trained with another factor than that code has: hidden size and layers.
+_LLAMA32_SIZES, _LLAMA32_FACTOR = ((2048, 16), (3072, 28)), 32.0
 _KNOWN = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "norm_eps",
-    "rope_theta", "use_scaled_rope",
+    "rope_theta", "rope_scaling_factor", "use_scaled_rope",
 }  # fmt: skip
 
 
-def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
+def read_params(params: Fields, num_rows: Callable[[int], int], tied: bool = False) -> ModelConfig:
     """The ModelConfig of a params.json; `num_rows` of the hidden size gives the rows of the embeddings.
+
+    `tied`: the embeddings are the head.
 
     No file says how long texts may be: this is what the models were published with. A vocabulary of 32000 tells
     Llama 2, whose files lack rope_theta too. Raises FormatError for values that contradict each other or cannot be.
@@ -31,13 +35,16 @@ def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
         raise params.wrong("dim", f"is not {num_heads} heads of an even number up to {MAX_HEAD_DIM}: correct it")
     if num_heads % num_kv_heads:
         raise params.wrong("n_kv_heads", f"does not divide n_heads, {num_heads}: correct one")
+    num_layers = params.size("n_layers", MAX_LAYERS)
     is_llama2, scaled = vocab_size == _LLAMA2_VOCAB, params.flag("use_scaled_rope")
+    factor = _LLAMA32_FACTOR if (hidden, num_layers) in _LLAMA32_SIZES else _FACTOR
+    scaling = RopeScaling(kind="llama3", factor=params.positive("rope_scaling_factor", factor)) if scaled else None
     return ModelConfig(
         family="llama",
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=_intermediate_size(params, hidden),
-        num_layers=params.size("n_layers", MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -45,7 +52,8 @@ def read_params(params: Fields, num_rows: Callable[[int], int]) -> ModelConfig:
         activation="silu",
         norm_eps=params.positive("norm_eps", 1e-5),
         rope_theta=params.positive("rope_theta", 10000.0 if is_llama2 else 500000.0),
-        rope_scaling=_LLAMA31_SCALING if scaled else None,
+        rope_scaling=scaling,
+        tie_embeddings=tied,
     )
 
 
