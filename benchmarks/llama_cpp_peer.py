@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 CHUNK = 512
 
 
-_SILENCE: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)  # or it prints every step of its loading
+SILENCE: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)  # or it prints every step of its loading
 
 
 class LlamaCpp:
@@ -21,12 +22,16 @@ class LlamaCpp:
 
     version = f"llama-cpp-python {llama_cpp.__version__}"
 
-    def __init__(self, path: Path, threads: int, max_context: int, max_batch: int, num_batch_steps: int) -> None:
-        """Loads the model; raises OSError where llama.cpp cannot."""
+    def __init__(self, path: Path, threads: int, max_context: int, max_batch: int, num_batch_steps: int, *,
+                 reorders: bool = True) -> None:
+        """Loads the model; raises OSError where llama.cpp cannot.
+
+        `reorders`: some types of weights are put in another order for this processor when they are loaded.
+        """
         llama_cpp.llama_backend_init()
-        llama_cpp.llama_log_set(_SILENCE, None)
+        llama_cpp.llama_log_set(SILENCE, None)
         parameters = llama_cpp.llama_model_default_params()
-        parameters.n_gpu_layers = 0
+        parameters.n_gpu_layers, parameters.use_extra_bufts = 0, reorders
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         if not self._model:
             raise OSError(f"{path}: llama.cpp cannot load it")
@@ -83,6 +88,20 @@ class LlamaCpp:
         """The logits of a token of the last batch."""
         pointer = llama_cpp.llama_get_logits_ith(context, row)
         return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
+
+    def logits_of(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """The logits behind each of some tokens: [tokens, vocab]."""
+        self._forget(self._single, 0)
+        count = len(token_ids)
+        self._decode(self._single, token_ids, range(count), [0] * count, [True] * count)
+        return np.stack([self.logits(self._single, row).copy() for row in range(count)])
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """The tokens of a text, those around it too; with `special`, special tokens that it spells count as such."""
+        vocab, data = llama_cpp.llama_model_get_vocab(self._model), text.encode()
+        room = (llama_cpp.llama_token * (len(data) + 8))()
+        count = llama_cpp.llama_tokenize(vocab, data, len(data), room, len(room), True, special)
+        return list(room[:count])
 
     def close(self) -> None:
         """Give all memory back."""

@@ -81,14 +81,15 @@ def _layer(name: str, module: Any, tap: Tap, module_name: str) -> dict[str, np.n
     x, y = tap.inputs[module_name][:NUM_LAYER_ROWS], tap.outputs[module_name][:NUM_LAYER_ROWS]
     scales = 127 / x.abs().max(dim=-1, keepdim=True).values.clamp(min=1e-5)
     codes = (x * scales).round().clamp(-128, 127)
-    weight, multiplier = _weight(module)
+    weight, multiplier = ternary_weight(module)
     sums = codes.double() @ weight.double().T
     found = {"x": x, "codes": codes.to(torch.int8), "scales": scales[:, 0], "sums": sums.to(torch.int32)}
     found |= {"y": y, "weight": weight.to(torch.int8), "m": multiplier.reshape(())}
     return {f"{name}.{key}": value.numpy() for key, value in found.items()}
 
 
-def _weight(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def ternary_weight(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values -1, 0, 1 of a ternary layer, and what multiplies the product."""
     if isinstance(module, BitLinear):
         return unpack_weights(module.weight, torch.float32), 1 / module.weight_scale
     if hasattr(module, "golden_online"):

@@ -85,12 +85,12 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
     """The model of a folder: `projections` in "I2_S", "Q2_0", "TQ2_0", "F16" or "F32" ..., table and norms likewise.
 
     `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
-    and to replace.
+    and to replace; `per_file` cuts the model into files of that many tensors.
     """
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     drop, change = more.pop("drop", ()), more.pop("change", {})
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=more.pop("per_file", 0))
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)

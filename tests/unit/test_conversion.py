@@ -18,7 +18,7 @@ from tiny_folders import BITLINEAR, folder
 from bitnet_inference import LLM, Conversion, SamplingParams, convert
 from bitnet_inference.errors import FormatError, InvalidParams, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.formats.checkpoint import Dense, ModelConfig, RopeScaling, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import Dense, LocalLayers, ModelConfig, RopeScaling, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe, rope_factors
 from bitnet_inference.formats.gguf_writer import record
@@ -211,12 +211,21 @@ def test_the_keys_of_a_model():
     assert record("k", "a\udc80") == record("k", "a?")
 
 
+GEMMA = {"activation": "gelu", "head_norms": True, "post_norms": True, "embed_scale": 8.0}
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
         ({"linear_norm": True}, "a norm before every projection"),
-        ({"head_norms": True}, "are read only"),
-        ({"embed_scale": 2.0}, "are read only"),
+        ({"head_norms": True, "linear_norm": True, "linear_norm_eps": 1e-3}, "its own epsilon"),
+        ({"embed_scale": 2.0}, "embeddings are multiplied by 2, which"),
+        ({"attention_scale": 0.5}, "scores of attention are multiplied by 0.5, those of"),
+        ({"local": LocalLayers(layers=(0,), window=4, rope_theta=1e4)}, "see a window only"),
+        (GEMMA | {"embed_scale": 2.0}, "embeddings are multiplied by 2, which"),
+        (GEMMA | {"attention_scale": 0.5}, "scores of attention are multiplied by 0.5, those of"),
+        (GEMMA | {"local": LocalLayers(layers=(1,), window=4, rope_theta=1e4)}, "see a window only"),
+        ({"post_norms": True}, "no architecture of GGUF has silu with such norms"),
         ({"activation": "relu2"}, "no architecture of GGUF has relu2"),
         ({"sub_norms": True, "tie_embeddings": False}, "embeddings for its head"),
         ({"sub_norms": True, "tie_embeddings": True, "vocab_size": 128256}, "would be read as relu2"),
@@ -226,6 +235,8 @@ def test_models_that_have_no_place_in_a_gguf_file(more, message):
     with pytest.raises(Unsupported, match=message):
         architecture_of(Path("x"), config(**more))
     assert architecture_of(Path("x"), config(sub_norms=True, tie_embeddings=True)) == "bitnet"
+    assert architecture_of(Path("x"), config(**GEMMA)) == "gemma3"
+    assert architecture_of(Path("x"), config(head_norms=True, linear_norm=True)) == "qwen3"
 
 
 def test_how_to_pool_is_written():

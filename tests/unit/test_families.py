@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf_samples import codes_of, write_model
 
-from bitnet_inference import LLM
+from bitnet_inference import LLM, convert
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import LocalLayers, expected_shapes
@@ -156,6 +156,25 @@ def test_a_gguf_file_gives_the_same_bits_as_the_folder(tmp_path, name, arch, pro
     names = [name for name, shape in expected_shapes(other.config) if len(shape) == 2]
     assert [*map(checkpoint.is_ternary, names)] == [*map(other.is_ternary, names)]
     assert logits(tmp_path / "f.gguf").tobytes() == logits(folder).tobytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-bitlinear", "qwen3-embedding", "gemma3-embedding", "qwen3-bf16", "gemma3-bf16"]
+)
+def test_what_is_converted_gives_the_same_bits_as_the_folder(tmp_path, name):
+    """Ternary matrices to I2_S; dense ones become float16, which rounds."""
+    folder = changed(tmp_path, name, query_pre_attn_scalar=24)
+    is_dense = name.endswith("bf16")
+    path = convert(folder, tmp_path / "f.gguf", "f16" if is_dense else "i2_s").path
+    checkpoint, other = open_checkpoint(path), open_checkpoint(folder)
+    assert checkpoint.check() == []
+    for field in ("local", "pooling", "head_norms", "post_norms", "linear_norm", "tie_embeddings", "activation"):
+        assert getattr(checkpoint.config, field) == getattr(other.config, field), field
+    assert checkpoint.metadata["general.architecture"] == name.partition("-")[0]
+    if is_dense:
+        assert np.square(logits(path) - logits(folder)).mean() < 0.005**2 * np.square(logits(folder)).mean()
+    else:
+        assert logits(path).tobytes() == logits(folder).tobytes()
 
 
 def test_norms_in_f16_are_read(tmp_path):

@@ -12,7 +12,7 @@ from gguf_samples import codes_of, write_default
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bitnet_inference import LLM, SamplingParams
+from bitnet_inference import LLM, SamplingParams, convert
 from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, RopeScaling, Ternary, expected_shapes
@@ -251,13 +251,49 @@ def test_damaged_headers_are_refused_or_read(tmp_path, file, header, at, value, 
         assert "\n" not in str(error)
 
 
-def test_parts_of_a_model_are_refused(tmp_path):
+@pytest.fixture
+def parts(tmp_path) -> list[Path]:
+    write_default(tmp_path / "model.gguf", "TQ2_0", per_file=30)
+    found = sorted(tmp_path.glob("model-*"))
+    assert [path.name for path in found] == [f"model-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
+    return found
+
+
+def test_a_model_in_several_files(parts, tmp_path, answer):
+    """Any of them stands for all; what is written from them is one file."""
+    for path in parts:
+        with LLM.load(path) as llm:
+            assert llm.chat(TALK, GREEDY).token_ids == answer
+    checkpoint = open_checkpoint(parts[1])
+    assert checkpoint.num_bytes == sum(path.stat().st_size for path in parts)
+    assert "the model is in 3 files" in checkpoint.notes()
+    whole = open_checkpoint(convert(parts[0], tmp_path / "whole.gguf", "tq2_0").path)
+    assert whole.check() == [] and not any(key.startswith("split.") for key in whole.metadata)
+
+
+def test_a_part_that_is_missing_or_has_another_name(parts):
+    parts[1].rename(parts[1].with_name("b.gguf"))
+    with pytest.raises(FormatError, match="model-00002-of-00003.gguf: this part of the model is missing"):
+        open_checkpoint(parts[0])
+    with pytest.raises(FormatError, match="one of 3 parts is called NAME-00001-of-00003.gguf"):
+        open_checkpoint(parts[1].with_name("b.gguf"))
+    parts[0].rename(parts[1])
+    with pytest.raises(FormatError, match="model-00001-of-00003.gguf: this part"):
+        open_checkpoint(parts[1])
+    parts[1].rename(parts[0])
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(FormatError, match="says part 2 of 3 from 0 on"):
+        open_checkpoint(parts[0])
+
+
+@pytest.mark.parametrize("count", [1 << 15, "3"])
+def test_numbers_of_parts_that_cannot_be(tmp_path, count):
     writer = gguf.GGUFWriter(tmp_path / "part.gguf", "llama")
-    writer.add_uint16("split.count", 3)
+    writer.add_key_value("split.count", count, gguf.GGUFValueType.STRING if count == "3" else gguf.GGUFValueType.UINT32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(Unsupported, match="llama-gguf-split --merge"):
+    with pytest.raises(FormatError, match="is no number of parts"):
         open_checkpoint(tmp_path / "part.gguf")
 
 

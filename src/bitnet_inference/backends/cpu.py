@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +27,7 @@ from bitnet_inference.model.plan import StepTime
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
 MIN_SCREENED_WEIGHTS = 1 << 24  # smaller heads stay in the cache, and are read whole
 MAX_SCREENED_TOP = 64  # beyond, the rows that must be computed exactly are too many
+_MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 ROUNDED_HEADS = {"int8": 8, "int6": 6}  # bits
 
 
@@ -263,27 +266,42 @@ def _load_weights(
     shapes = dict(expected_shapes(checkpoint.config))
     groups = list(weight_groups(plans))
     total, done = sum(num_weights(shapes, names) for names in groups), 0
-    weights: dict[tuple[str, ...], Any] = {}
     arena = native.Arena()
     rounded = {step.weights for step in plans.body.steps if step.parts[0] == "int8"}
-    for names in groups:
+
+    def room(names: tuple[str, ...]) -> Any:
         if checkpoint.is_ternary(names[0]):
-            weights[names] = _pack_ternary(checkpoint, names, ternary_format, arena)
-        else:
-            weights[names] = _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
-        done += num_weights(shapes, names)
-        progress(done, total)
+            return _room(checkpoint, names, ternary_format, arena)
+        return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
+
+    weights = {names: room(names) for names in groups}
+    packers = ThreadPoolExecutor(min(executor.num_threads, _MAX_PACKERS))
+    try:
+        for names, _ in zip(groups, packers.map(partial(_pack, checkpoint, weights), groups), strict=True):
+            done += num_weights(shapes, names)
+            progress(done, total)
+    finally:
+        packers.shutdown(cancel_futures=True)
     return weights
 
 
-def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str, arena: native.Arena) -> Any:
+def _room(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str, arena: native.Arena) -> Any:
+    """For ternary matrices, none of which is read yet."""
     shapes = dict(expected_shapes(checkpoint.config))
     group_size, *others = map(checkpoint.group_size, names)
     if any(other != group_size for other in others):
         why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"
         raise FormatError(checkpoint.path, " ".join(names), why)
     rows = [shapes[name][0] for name in names]
-    packed = native.TernaryWeight(shapes[names[0]][1], rows, ternary_format, group_size, arena)
+    return native.TernaryWeight(shapes[names[0]][1], rows, ternary_format, group_size, arena)
+
+
+def _pack(checkpoint: Checkpoint, weights: dict[tuple[str, ...], Any], names: tuple[str, ...]) -> None:
+    """Read ternary matrices and pack them into the room for them; dense ones need nothing."""
+    packed = weights[names]
+    if not isinstance(packed, native.TernaryWeight):
+        return
+    group_size = packed.group_columns
     for part, name in enumerate(names):
         matrix = sound_matrix(checkpoint, name)
         assert not isinstance(matrix, Dense) and matrix.group_size == group_size, (
@@ -296,7 +314,6 @@ def _pack_ternary(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format
         except ValueError as error:
             raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
         checkpoint.release(name)
-    return packed
 
 
 def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:

@@ -19,8 +19,9 @@ from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
-from bitnet_inference.formats.gguf_file import GgufTensor, read_gguf
+from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
+from bitnet_inference.formats.gguf_parts import read_whole
 from bitnet_inference.formats.json_files import shown
 
 _NAMES = {
@@ -49,11 +50,9 @@ class GgufCheckpoint:
         Raises FormatError for broken files and impossible configurations, Unsupported for what is not done.
         """
         self.path, self._arm = path, arm
-        file = read_gguf(path)
+        file = read_whole(path)
         self.metadata, self.records, self.num_bytes = file.metadata, file.records, file.num_bytes
         self._version, self._tensors = file.version, file.tensors
-        if self.metadata.get("split.count", 1) not in (0, 1):
-            raise Unsupported(f"{path}: one of several files of a model: join them with llama-gguf-split --merge")
         self._kind = read_architecture(path, self.metadata)
         embed = self._tensors.get("token_embd.weight")
         if embed is None or len(embed.shape) != 2:
@@ -229,6 +228,8 @@ class GgufCheckpoint:
             kind = ggml.BLOCKS[tensor.type_id].name
             counts[kind] = counts.get(kind, 0) + 1
         yield f"GGUF version {self._version}: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        if (num_parts := self.metadata.get("split.count", 1)) > 1:
+            yield f"the model is in {num_parts} files"
         if is_misnamed(self.metadata, self.config.vocab_size):
             yield 'the architecture "bitnet" with the vocabulary of Llama 3: relu2 is used, as in Microsoft\'s models'
         if not self._kind.own_head and "output.weight" in self._tensors:

@@ -49,7 +49,8 @@ ARCHITECTURES = {
     ),
 }
 _POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
-_GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads; files do not say so
+_GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads
+GEMMA_PERIOD, GEMMA_LOCAL_THETA = 6, 10000.0  # where a file does not say them: every sixth layer is no local one
 
 
 def read_architecture(path: Path, metadata: Mapping[str, Any]) -> Architecture:
@@ -83,7 +84,6 @@ def read_config(
         raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again")
     num_heads, num_kv_heads, head_dim = _heads(fields)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
-    is_27b = kind.gemma and num_layers == _GEMMA_27B_LAYERS
     tokens = Fields(path, dict(metadata))
     bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
     ends = (*eos_ids, *tokens.ids("tokenizer.ggml.eot_token_id"), *tokens.ids("tokenizer.ggml.eom_token_id"))
@@ -105,12 +105,17 @@ def read_config(
         sub_norms=kind.sub_norms,
         post_norms=kind.gemma,
         head_norms=kind.head_norms,
-        attention_scale=(hidden_size / num_heads) ** -0.5 if is_27b else None,
+        attention_scale=gemma_scale(num_layers, hidden_size / num_heads) if kind.gemma else None,
         local=_local_layers(fields, num_layers) if kind.gemma else None,
         pooling=_pooling(fields),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab_size),
     )
+
+
+def gemma_scale(num_layers: int, features_a_head: float) -> float | None:
+    """What scores are multiplied by, where it is not 1 / sqrt(head_dim): files of Gemma 3 say nothing of it."""
+    return features_a_head**-0.5 if num_layers == _GEMMA_27B_LAYERS else None
 
 
 def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
@@ -120,10 +125,10 @@ def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
             raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported: use another model")
     if not fields.values.get("attention.sliding_window"):
         return None
-    period = fields.size("attention.sliding_window_pattern", MAX_LAYERS, 6)
+    period = fields.size("attention.sliding_window_pattern", MAX_LAYERS, GEMMA_PERIOD)
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
     window = fields.size("attention.sliding_window", MAX_POSITIONS)
-    theta = fields.positive("rope.freq_base_swa", 10000.0)
+    theta = fields.positive("rope.freq_base_swa", GEMMA_LOCAL_THETA)
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,56 @@ from numpy.typing import NDArray
 
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import ModelConfig
-from bitnet_inference.formats.gguf_config import ARCHITECTURES, is_misnamed, llama3_factors
+from bitnet_inference.formats.floats import FloatName, rounded
+from bitnet_inference.formats.gguf_config import ARCHITECTURES, GEMMA_PERIOD, gemma_scale, is_misnamed, llama3_factors
 
 ROPE_FACTORS = "rope_freqs.weight"
-_PREFERRED = ("bitnet-b1.58", "bitnet", "llama")
+_STAYS = "it stays in its own format"
+_TABLES: tuple[FloatName, ...] = ("float32", "float16", "bfloat16")  # dtypes to which Gemma's factor is rounded
+_PREFERRED = ("bitnet-b1.58", "bitnet", "llama", "qwen3", "gemma3")
 
 
 def architecture_of(path: Path, config: ModelConfig) -> str:
     """The `general.architecture` that computes what the model does. Raises Unsupported where there is none."""
     name = _name_of(config)
-    if name is None or config.linear_norm:
-        extra = "a norm before every projection" if config.linear_norm else f"{config.activation}, sub-norms or none"
-        raise Unsupported(f"{path}: no architecture of GGUF has {extra}: it stays in its own format")
-    is_plain = config.embed_scale == 1 and config.attention_scale is None and config.local is None
-    if config.head_norms or config.post_norms or not is_plain:
-        raise Unsupported(f"{path}: GGUF files of the family {config.family} are read only: it stays in its own format")
-    if not config.tie_embeddings and not ARCHITECTURES[name].own_head:
-        why = f'the architecture "{name}" takes the embeddings for its head, the model has another one'
-        raise Unsupported(f"{path}: {why}: it stays in its own format")
+    if name is None:
+        raise Unsupported(f"{path}: no architecture of GGUF has {config.activation} with such norms: {_STAYS}")
+    if why := _no_place(config, name):
+        raise Unsupported(f"{path}: {why}: {_STAYS}")
     if is_misnamed({"general.architecture": name}, config.vocab_size):
         why = f"SiLU with {config.vocab_size} tokens would be read as relu2, for converters misname such models"
-        raise Unsupported(f"{path}: {why}: it stays in its own format")
+        raise Unsupported(f"{path}: {why}: {_STAYS}")
     return name
+
+
+def _no_place(config: ModelConfig, name: str) -> str:
+    """What the model has and a file of this architecture cannot say; empty where there is nothing."""
+    kind = ARCHITECTURES[name]
+    if config.linear_norm and not (kind.head_norms and config.linear_norm_eps == config.norm_eps):
+        return f'the architecture "{name}" has no place for a norm before every projection, or for its own epsilon'
+    if not config.tie_embeddings and not kind.own_head:
+        return f'the architecture "{name}" takes the embeddings for its head, the model has another one'
+    default = (1 / math.sqrt(config.head_dim)) if not kind.gemma else _gemma_scale(config)
+    if not math.isclose(config.score_scale, default, rel_tol=1e-9):
+        return f'scores of attention are multiplied by {config.score_scale:g}, those of "{name}" by {default:g}'
+    scales = {float(rounded(np.float32(math.sqrt(config.hidden_size)), dtype)) for dtype in _TABLES}
+    if config.embed_scale not in (scales if kind.gemma else {1.0}):
+        return f'embeddings are multiplied by {config.embed_scale:g}, which "{name}" does not do'
+    if config.local is not None and not (kind.gemma and _period(config)):
+        return f'in "{name}" other layers see a window only than in the model'
+    return ""
+
+
+def _gemma_scale(config: ModelConfig) -> float:
+    said = gemma_scale(config.num_layers, config.hidden_size / config.num_heads)
+    return 1 / math.sqrt(config.head_dim) if said is None else said
+
+
+def _period(config: ModelConfig) -> int:
+    """Every how many layers one is no local one; 0 where there is no such number."""
+    every, local = range(config.num_layers), config.local.layers if config.local else ()
+    periods = (GEMMA_PERIOD, *range(2, config.num_layers + 2))
+    return next((each for each in periods if local == tuple(at for at in every if (at + 1) % each)), 0)
 
 
 def describe(path: Path, config: ModelConfig) -> dict[str, Any]:
@@ -51,6 +80,9 @@ def describe(path: Path, config: ModelConfig) -> dict[str, Any]:
     }
     if config.head_dim * config.num_heads != config.hidden_size:
         sizes |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    if config.local is not None:
+        sizes |= {"attention.sliding_window": config.local.window, "rope.freq_base_swa": config.local.rope_theta}
+        sizes["attention.sliding_window_pattern"] = _period(config)
     if config.pooling is not None:
         sizes["pooling_type"] = {"mean": 1, "last": 3}[config.pooling]
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
@@ -72,6 +104,7 @@ def rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
 
 
 def _name_of(config: ModelConfig) -> str | None:
-    wanted = (config.activation, config.sub_norms)
+    wanted = (config.activation, config.sub_norms, config.head_norms, config.post_norms)
     kinds = ((name, ARCHITECTURES[name]) for name in _PREFERRED)
-    return next((name for name, kind in kinds if (kind.activation, kind.sub_norms) == wanted), None)
+    found = (n for n, each in kinds if (each.activation, each.sub_norms, each.head_norms, each.gemma) == wanted)
+    return next(found, None)

@@ -1,0 +1,60 @@
+"""A GGUF model that was cut into several files: NAME-00001-of-00003.gguf and so on, each with tensors of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError
+from bitnet_inference.formats.gguf_file import GgufFile, GgufTensor, read_gguf
+from bitnet_inference.formats.json_files import shown
+
+_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_MAX_PARTS = 1024
+_SPLIT = "split."  # keys about the parts
+_AGAIN = "download all parts again"
+
+
+def read_whole(path: Path) -> GgufFile:
+    """Open a file, or all parts of a model when this is one of them. Raises as read_gguf does, and where parts differ.
+
+    What the first part says counts for all.
+    """
+    file = read_gguf(path)
+    count = file.metadata.get("split.count", 1)
+    if type(count) is int and count in (0, 1):
+        return file
+    if type(count) is not int or not 1 < count <= _MAX_PARTS:
+        raise FormatError(path, "split.count", f"{shown(count)} is no number of parts up to {_MAX_PARTS}: {_AGAIN}")
+    return _joined([_part(path, at, count, file) for at in range(count)])
+
+
+def _part(path: Path, at: int, count: int, given: GgufFile) -> GgufFile:
+    name = _NAME.fullmatch(path.name)
+    if name is None or int(name[3]) != count:
+        why = f"one of {count} parts is called NAME-00001-of-{count:05}.gguf: give it and the others their names back"
+        raise FormatError(path, "split.count", why)
+    own = path.with_name(f"{name[1]}-{at + 1:05}-of-{count:05}.gguf")
+    if not own.is_file():
+        raise FormatError(own, "", f"this part of the model is missing: {_AGAIN}")
+    part = given if own == path else read_gguf(own)
+    said = tuple(part.metadata.get(f"split.{key}") for key in ("no", "count"))
+    if said != (at, count):
+        raise FormatError(own, "split.no", f"says part {shown(said[0])} of {shown(said[1])} from 0 on: {_AGAIN}")
+    return part
+
+
+def _joined(parts: list[GgufFile]) -> GgufFile:
+    tensors: dict[str, GgufTensor] = {}
+    for part in parts:
+        if twice := tensors.keys() & part.tensors.keys():
+            raise FormatError(part.path, shown(min(twice)), f"the tensor stands in another part too: {_AGAIN}")
+        tensors |= part.tensors
+    first = parts[0]
+    wanted: Any = first.metadata.get("split.tensors.count", len(tensors))
+    if wanted != len(tensors):
+        raise FormatError(first.path, "split.tensors.count", f"is {shown(wanted)}, there are {len(tensors)}: {_AGAIN}")
+    records = {key: record for key, record in first.records.items() if not key.startswith(_SPLIT)}
+    return replace(first, tensors=tensors, records=records, num_bytes=sum(part.num_bytes for part in parts))
