@@ -25,9 +25,9 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 def architecture(family: Family) -> str:
     """The `general.architecture` of a family's files."""
-    return {"bitnet": "bitnet" if family.config.hidden_act == "silu" else "bitnet-b1.58"}.get(
-        family.spec.family, family.spec.family
-    )
+    if family.spec.family != "bitnet":
+        return str(family.spec.family)
+    return "bitnet" if family.config.hidden_act == "silu" else "bitnet-b1.58"
 
 
 def write(family: Family, kind: str, path: Path) -> dict[str, tuple[Floats, bool]]:

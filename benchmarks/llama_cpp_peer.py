@@ -22,8 +22,9 @@ class LlamaCpp:
 
     version = f"llama-cpp-python {llama_cpp.__version__}"
 
-    def __init__(self, path: Path, threads: int, max_context: int, max_batch: int, num_batch_steps: int, *,
-                 reorders: bool = True) -> None:
+    def __init__(
+        self, path: Path, threads: int, max_context: int, max_batch: int, num_batch_steps: int, *, reorders: bool = True
+    ) -> None:
         """Loads the model; raises OSError where llama.cpp cannot.
 
         `reorders`: some types of weights are put in another order for this processor when they are loaded.

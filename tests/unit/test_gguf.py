@@ -273,12 +273,12 @@ def test_a_model_in_several_files(parts, tmp_path, answer):
 
 def test_a_part_that_is_missing_or_has_another_name(parts):
     parts[1].rename(parts[1].with_name("b.gguf"))
-    with pytest.raises(FormatError, match="model-00002-of-00003.gguf: this part of the model is missing"):
+    with pytest.raises(FormatError, match=r"model-00002-of-00003\.gguf: this part of the model is missing"):
         open_checkpoint(parts[0])
-    with pytest.raises(FormatError, match="one of 3 parts is called NAME-00001-of-00003.gguf"):
+    with pytest.raises(FormatError, match=r"one of 3 parts is called NAME-00001-of-00003\.gguf"):
         open_checkpoint(parts[1].with_name("b.gguf"))
     parts[0].rename(parts[1])
-    with pytest.raises(FormatError, match="model-00001-of-00003.gguf: this part"):
+    with pytest.raises(FormatError, match=r"model-00001-of-00003\.gguf: this part"):
         open_checkpoint(parts[1])
     parts[1].rename(parts[0])
     parts[1].write_bytes(parts[2].read_bytes())
