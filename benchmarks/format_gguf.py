@@ -15,7 +15,9 @@ from llama_cpp_peer import SILENCE
 from numpy.typing import NDArray
 
 I2_S, Q2_0 = 36, 42
-TERNARY = {"TQ1_0": 34, "TQ2_0": 35, "Q2_0": Q2_0, "I2_S": I2_S, "I2_S ARM": I2_S}
+GROUPS = {"Q2_0 groups": 64, "TQ2_0 groups": 256}  # columns that share a scale, which differ from group to group
+TERNARY = {"TQ1_0": 34, "TQ2_0": 35, "TQ2_0 groups": 35, "Q2_0": Q2_0, "Q2_0 groups": Q2_0, "I2_S": I2_S,
+           "I2_S ARM": I2_S}  # fmt: skip
 FLOATS = {"F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q4_K": 12,
           "Q5_K": 13, "Q6_K": 14}  # fmt: skip
 TYPES = FLOATS | TERNARY
@@ -58,6 +60,9 @@ def encode(values: Floats, kind: str) -> tuple[NDArray[np.uint8], Floats]:
     if kind.startswith("I2_S"):
         return _i2_s(values, 64 if kind == "I2_S ARM" else 128), values
     type_id = TYPES[kind]
+    if kind in GROUPS:
+        factors = np.random.default_rng(0).choice([0.5, 1.0, 1.25], (len(values), values.shape[1] // GROUPS[kind]))
+        values = values * np.repeat(factors, GROUPS[kind], axis=1).astype(np.float32)
     data = _quantised(values, type_id)
     if type_id == Q2_0:
         return data, _q2_0_values(data, values.shape)

@@ -217,12 +217,32 @@ nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu
     return nb::make_tuple(codes, scale);
 }
 
+nb::tuple quarters(Bytes rows, int64_t block_bytes, int64_t code_bytes, bool first_highest) {
+    const CodeBlocks from{rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), block_bytes,
+                          code_bytes,  first_highest};
+    require(from.rows % 4 == 0 && block_bytes > 0 && from.row_bytes % block_bytes == 0, "rows are 4 n of whole blocks");
+    require(code_bytes > 0 && code_bytes <= block_bytes && code_bytes % 32 == 0, "codes are 32 n bytes of a block");
+    auto out = new_matrix<uint8_t>(size_t(from.rows / 4), size_t(from.columns()));
+    bool bad;
+    {
+        const nb::gil_scoped_release release;
+        bad = to_quarters(from, out.data());
+    }
+    return nb::make_tuple(out, bad);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a forked child that exits early would print them
     m.def("isas", isas);
     m.def("ternarize", ternarize_array, nb::arg("weights"), nb::arg("dtype"));
+    m.def("quarters", quarters, nb::arg("rows"), nb::arg("block_bytes"), nb::arg("code_bytes"),
+          nb::arg("first_highest"));
+    m.def("has_invalid", [](Bytes codes) {
+        const nb::gil_scoped_release release;
+        return has_invalid(codes.data(), int64_t(codes.size()));
+    });
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
     nb::class_<TernaryWeight>(m, "TernaryWeight")
         .def(

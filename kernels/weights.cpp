@@ -80,16 +80,6 @@ uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_co
                                 " on holds no ternary code");
 }
 
-// Whether a code among bytes of U2 is the fourth pattern.
-bool has_invalid(const uint8_t* bytes, int64_t count) {
-    uint64_t bad = 0, x;
-    for (int64_t i = 0; i < count; i += 8) {
-        std::memcpy(&x, bytes + i, 8);
-        bad |= x & x >> 1 & 0x5555555555555555;
-    }
-    return bad;
-}
-
 // A byte of T5 by its fifth code and the byte of U2 with the other four.
 struct U2ToT5 {
     uint8_t byte[4][256] = {};
@@ -111,7 +101,54 @@ uint32_t t5_bytes(const uint32_t* field, uint32_t fifth) {
            uint32_t(kT5.pack[q >> 24]) << 24;
 }
 
+// Four columns of four rows, eight times: a byte has a row's four columns before, and a column's four rows behind.
+void transpose(uint64_t rows[4]) {
+    const uint64_t halves = 0x0f0f0f0f0f0f0f0f, pairs = 0x3333333333333333;
+    for (int i = 0; i < 2; i++) {
+        const uint64_t x = (rows[i] >> 4 ^ rows[i + 2]) & halves;
+        rows[i] ^= x << 4;
+        rows[i + 2] ^= x;
+    }
+    for (int i = 0; i < 4; i += 2) {
+        const uint64_t x = (rows[i] >> 2 ^ rows[i + 1]) & pairs;
+        rows[i] ^= x << 2;
+        rows[i + 1] ^= x;
+    }
+}
+
 }  // namespace
+
+bool has_invalid(const uint8_t* bytes, int64_t count) {
+    uint64_t bad = 0, x = 0;
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        std::memcpy(&x, bytes + i, 8);
+        bad |= x & x >> 1;
+    }
+    x = 0;
+    std::memcpy(&x, bytes + i, size_t(count - i));
+    return (bad | (x & x >> 1)) & 0x5555555555555555;
+}
+
+bool to_quarters(const CodeBlocks& from, uint8_t* quarters) {
+    const int64_t num_quarters = from.rows / 4, part = num_quarters * from.row_bytes;
+    uint64_t bad = 0;
+    for (int64_t row = 0; row < num_quarters; row++) {
+        const uint8_t* block = from.data + row * from.row_bytes;
+        for (int64_t b = 0; b < from.row_bytes; b += from.block_bytes, block += from.block_bytes)
+            for (int64_t at = 0; at < from.code_bytes; at += 32, quarters += 128)
+                for (int word = 0; word < 32; word += 8) {
+                    uint64_t x[4];
+                    for (int i = 0; i < 4; i++) std::memcpy(&x[i], block + at + word + i * part, 8);
+                    transpose(x);
+                    for (int i = 0; i < 4; i++) {
+                        bad |= x[i] & x[i] >> 1;
+                        std::memcpy(quarters + 32 * (from.first_highest ? 3 - i : i) + word, &x[i], 8);
+                    }
+                }
+    }
+    return bad & 0x5555555555555555;
+}
 
 TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns,
                              Arena* arena)

@@ -107,6 +107,20 @@ struct DenseWeight {
 // Returns the multiplicative scale 1 / s.
 float ternarize(const void* weights, Dtype dtype, int64_t count, int8_t* codes);
 
+// Whether a 2-bit code among these bytes is the fourth pattern.
+bool has_invalid(const uint8_t* bytes, int64_t count);
+
+// Blocks of codes along rows, as GGUF files have them, to quarters (ternary.py): [rows / 4, columns]. The first
+// `code_bytes` of each `block_bytes` hold codes: 32 bytes are 128 columns, the first 32 of them in the lowest bits, or
+// in the highest. Returns whether a code is the fourth pattern.
+struct CodeBlocks {
+    const uint8_t* data;
+    int64_t rows, row_bytes, block_bytes, code_bytes;
+    bool first_highest;
+    int64_t columns() const { return row_bytes / block_bytes * code_bytes * 4; }
+};
+bool to_quarters(const CodeBlocks& from, uint8_t* quarters);
+
 // The rotary angles of one position: cosine and sine of position * inverse_frequency.
 void rotation(int32_t position, const float* inverse_frequencies, int count, float* cosine, float* sine);
 

@@ -16,7 +16,9 @@ from bitnet_inference._native import (
     SamplingRule,
     Screen,
     TernaryWeight,
+    has_invalid,
     isas,
+    quarters,
     sampling_noise,
     ternarize,
 )
@@ -35,7 +37,9 @@ __all__ = [
     "SamplingRule",
     "Screen",
     "TernaryWeight",
+    "has_invalid",
     "isas",
+    "quarters",
     "sampling_noise",
     "ternarize",
 ]

@@ -26,9 +26,7 @@ STEP_BYTES = 128
 BLOCK_COLUMNS = 80  # of t5: four steps of 20
 NUM_T5 = 243  # bytes of t5 that mean something: from here on they are invalid
 _MIN_MAGNITUDE = np.float32(1e-5)
-_LOW_BITS = np.uint8(0b01010101)
 _MEAN_LANES = 16
-_CHUNK_BYTES = 1 << 18  # stays in the cache
 
 
 def pack_quarters(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
@@ -158,13 +156,6 @@ def group_sums(activations: NDArray[np.int8], codes: NDArray[np.int8], group_siz
     starts = range(0, codes.shape[1], group_size)
     pairs = ((activations[:, k : k + group_size], codes[:, k : k + group_size]) for k in starts)
     return np.stack([a.astype(np.int64) @ c.T.astype(np.int64) for a, c in pairs])
-
-
-def has_invalid(packed: NDArray[np.uint8]) -> bool:
-    """Whether any 2-bit field of the packed bytes is 3, the padding's fields included; quicker than unpacking."""
-    flat = packed.reshape(-1)
-    chunks = (flat[start : start + _CHUNK_BYTES] for start in range(0, flat.size, _CHUNK_BYTES))
-    return any(bool(np.any(chunk & (chunk >> np.uint8(1)) & _LOW_BITS)) for chunk in chunks)
 
 
 def ternarize(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], np.float32]:

@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 TALK = [{"role": "user", "content": "Tell me a story about a fox"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 TERNARY_GOLDEN = ("bitnet-packed", "bitnet-masters", "bitnet-unpacked", "llama-bitlinear", "llama-autobitlinear",
-                  "llama-masters-f32", "llama-partial", "llama-ternary-head")  # fmt: skip
+                  "llama-masters-f32", "llama-partial", "llama-ternary-head", "bitnet-1bitllm")  # fmt: skip
 DENSE_GOLDEN = ("llama3-bf16", "llama-f16", "llama-f32")
 
 

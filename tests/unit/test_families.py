@@ -139,6 +139,7 @@ WINDOW = {"attention__sliding_window": 6, "attention__sliding_window_pattern": 2
 @pytest.mark.parametrize(
     ("name", "arch", "projections", "more"),
     [
+        ("bitnet-1bitllm", "bitnet", "I2_S", {}),  # rows of 48 and 104, which are no blocks of 128
         ("qwen3-bitlinear", "qwen3", "I2_S", {}),
         ("qwen3-bf16", "qwen3", "BF16", {}),
         ("qwen3-embedding", "qwen3", "I2_S", {"pooling_type": 1}),
@@ -148,7 +149,8 @@ WINDOW = {"attention__sliding_window": 6, "attention__sliding_window_pattern": 2
 )
 def test_a_gguf_file_gives_the_same_bits_as_the_folder(tmp_path, name, arch, projections, more):
     folder = changed(tmp_path, name, query_pre_attn_scalar=24)  # a GGUF file says nothing of it: head_dim it is
-    write_model(tmp_path / "f.gguf", folder, arch, projections, "BF16", **more)
+    table = "F16" if name == "bitnet-1bitllm" else "BF16"
+    write_model(tmp_path / "f.gguf", folder, arch, projections, table, **more)
     checkpoint, other = open_checkpoint(tmp_path / "f.gguf"), open_checkpoint(folder)
     assert checkpoint.check() == []
     assert checkpoint.config.local == other.config.local

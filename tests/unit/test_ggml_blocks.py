@@ -79,7 +79,11 @@ def test_encoded_codes_are_read_back_and_are_quarters_too(name, num_rows, num_co
     else:
         assert np.array_equal(raw, i2_s_bytes(codes, 0.75)) and ggml_blocks.i2_s_scale(raw) == 0.75
     rows = raw[: len(raw) - 32 if name == "I2_S" else None].reshape(num_rows, -1)
-    assert np.array_equal(ggml_blocks.quarters(kind, rows, num_columns), pack_quarters(codes))
+    assert np.array_equal(ggml_blocks.quarters(kind, rows), pack_quarters(codes))
+    for row, column in ((0, 0), (num_rows - 1, num_columns // 4 - 1), (num_rows // 2, 31)):
+        wrong = rows.copy()  # a code of 3 anywhere
+        wrong[row, column // 64 * 66 + column % 64 if name == "TQ2_0" else column] |= 3 << 2 * (column % 4)
+        assert ggml_blocks.quarters(kind, wrong) is None
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference import native
 from bitnet_inference.formats.floats import to_bfloat16, to_float32
 
 Bytes = NDArray[np.uint8]
@@ -21,8 +22,6 @@ Codes = NDArray[np.int8]
 F32, F16, BF16 = 0, 1, 30
 TQ1_0, TQ2_0, Q2_0, I2_S = 34, 35, 42, 36
 _I2_TAIL = 32  # bytes behind the codes: one float32, the rest is nothing
-_CHUNK_BYTES = 1 << 17  # stays in the cache
-_LOW_HALVES, _LOW_PAIRS = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x3333333333333333)
 
 
 class Block(NamedTuple):
@@ -90,31 +89,14 @@ def i2_s_scale(raw: Bytes) -> float:
     return float(raw[-_I2_TAIL:][:4].copy().view("<f4")[0])
 
 
-def quarters(type_id: int, rows: Bytes, num_columns: int) -> Bytes:
-    """The codes of TQ2_0 or I2_S as quarters (ternary.py): uint8 [out / 4, in]. Codes of 3 stay what they are.
+def quarters(type_id: int, rows: Bytes) -> Bytes | None:
+    """The codes of TQ2_0 or I2_S as quarters (ternary.py): uint8 [out / 4, in]; None where a code is 3.
 
     `rows` uint8 [out, bytes a row]: `out` is a multiple of 4, and rows are whole blocks, without I2_S's scale.
     """
-    taken = rows.reshape(4, len(rows) // 4, -1, BLOCKS[type_id].num_bytes)
-    taken = taken[..., :64] if type_id == TQ2_0 else taken
-    found = np.empty((taken.shape[1], num_columns), np.uint8)
-    step = max(1, _CHUNK_BYTES // num_columns)
-    for begin in range(0, len(found), step):
-        into = found[begin : begin + step].reshape(-1, 4, 32).view(np.uint64)
-        _transpose(taken[:, begin : begin + step], into if type_id == TQ2_0 else into[:, ::-1])
-    return found
-
-
-def _transpose(packed: Bytes, into: NDArray[np.uint64]) -> None:
-    """Four rows of bytes, four columns a byte, to four columns of bytes, four rows a byte; eight bytes at a time."""
-    four, two = np.uint64(4), np.uint64(2)
-    rows = np.ascontiguousarray(packed).view(np.uint64).reshape(4, -1, 4)
-    low, high = rows[:2], rows[2:]
-    swapped = ((low >> four) ^ high) & _LOW_HALVES
-    low, high = low ^ (swapped << four), high ^ swapped
-    for column, (even, odd) in ((0, low), (2, high)):
-        swapped = ((even >> two) ^ odd) & _LOW_PAIRS
-        into[:, column], into[:, column + 1] = even ^ (swapped << two), odd ^ swapped
+    block_bytes, code_bytes = BLOCKS[type_id].num_bytes, 64 if type_id == TQ2_0 else 32
+    found, has_invalid = native.quarters(np.ascontiguousarray(rows), block_bytes, code_bytes, type_id == I2_S)
+    return None if has_invalid else found
 
 
 def encode_ternary(type_id: int, codes: Codes, scale: float) -> Bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import native, ternary
+from bitnet_inference import native
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
@@ -245,8 +245,7 @@ def _quarters(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8] 
     """The quick way for TQ2_0 and I2_S; None where it does not go, or where a code is 3, which is looked at closely."""
     if len(rows) % 4 or tensor.type_id not in (ggml.TQ2_0, ggml.I2_S):
         return None
-    quarters = ggml.quarters(tensor.type_id, rows, tensor.shape[1])
-    return None if ternary.has_invalid(quarters) else quarters
+    return ggml.quarters(tensor.type_id, rows)
 
 
 def tensor_name(name: str, kind: str = "weight") -> str:

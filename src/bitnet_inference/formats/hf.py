@@ -182,7 +182,7 @@ def _tables_differ(tensors: dict[str, Tensor], names: Names) -> bool:
 
 def _packed(name: str, tensor: Tensor, num_rows: int) -> NDArray[Any]:
     packed = tensor.array()
-    if ternary.has_invalid(packed):
+    if native.has_invalid(packed):
         try:
             ternary.unpack_quarters(packed, num_rows)
         except ValueError as error:
