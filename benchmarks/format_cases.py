@@ -43,21 +43,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of a case. `error` is None where nothing was compared, and `why` says why."""
+    """What came of a case; see _text for `text`. `error` is None where nothing was compared, and `why` says why."""
 
     error: float | None = None
-    same_text: bool = False
+    text: str = ""
     why: str = ""
 
     @property
     def is_right(self) -> bool:
         """Whether the numbers are those of the reference, but for rounding; what is refused is not wrong."""
-        return self.why.startswith("refused") if self.error is None else self.error < MAX_ERROR
+        if self.error is None:
+            return self.why.startswith("refused")
+        return self.error < MAX_ERROR and self.text != "!"
 
     def __str__(self) -> str:
         if self.error is None:
             return self.why.partition(":")[0]
-        return f"{self.error:.0e} {'=' if self.same_text else '!'}"
+        return f"{self.error:.0e} {self.text}"
 
 
 def cases(family: Family) -> Iterator[Case]:
@@ -108,7 +110,14 @@ def _compare(family: Family, path: Path, wanted: Expected, arm: bool) -> Cell:
         params = SamplingParams(temperature=0.0, max_tokens=NUM_GREEDY, ignore_eos=True)
         greedy = llm.generate(wanted.ids, params).token_ids
     error = float(np.abs(logits - wanted.logits).max() / np.sqrt(np.square(wanted.logits).mean()))
-    return Cell(error, greedy == wanted.greedy)
+    return Cell(error, _text(greedy, wanted))
+
+
+def _text(greedy: list[int], wanted: Expected) -> str:
+    """ "=" where all tokens are the same, "~" where the first other one was nearly as good, else "!"."""
+    pairs = zip(greedy, wanted.greedy, wanted.margins, strict=True)
+    margin = next((margin for ours, theirs, margin in pairs if ours != theirs), None)
+    return "=" if margin is None else "~" if margin < MAX_ERROR else "!"
 
 
 def _canonical(module: str) -> str:

@@ -98,7 +98,7 @@ def _as_meant(family: Family, module: str, values: Floats, kind: str) -> tuple[F
     if kind in TERNARY or not (always and module.endswith("_proj")):
         return values, kind in TERNARY
     largest = np.abs(values).max()
-    return np.sign(values) * (np.abs(values) > largest / 2) * largest, True
+    return (np.sign(values) * (np.abs(values) > largest / 2) * largest).astype(np.float32), True
 
 
 def _quantised(values: Floats, type_id: int) -> NDArray[np.uint8]:
@@ -122,7 +122,8 @@ def _q2_0_values(data: NDArray[np.uint8], shape: tuple[int, ...]) -> Floats:
     blocks = data.reshape(-1, 18)
     codes = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").reshape(len(blocks), 64, 2) @ np.array([1, 2])
     scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-    return ((codes - 1) * scales).reshape(shape).astype(np.float32)
+    values: Floats = ((codes - 1) * scales).reshape(shape).astype(np.float32)
+    return values
 
 
 def _i2_s(values: Floats, block: int) -> NDArray[np.uint8]:
@@ -183,7 +184,8 @@ def _rope_factors(family: Family) -> Floats | None:
         return None
     scaled = family.model.model.rotary_emb.inv_freq.float().numpy()
     exponents = np.arange(len(scaled)) / len(scaled)
-    return (float(parameters["rope_theta"]) ** -exponents / scaled).astype(np.float32)
+    factors: Floats = (float(parameters["rope_theta"]) ** -exponents / scaled).astype(np.float32)
+    return factors
 
 
 def _writer(family: Family, path: Path) -> Any:

@@ -25,6 +25,8 @@ import torch
 import words
 from transformers.integrations.bitnet import AutoBitLinear, BitLinear
 
+torch.set_grad_enabled(False)
+torch.set_num_threads(1)
 Floats = NDArray[np.float32]
 NUM_TOKENS, NUM_GREEDY = 8, 12
 _VOCAB = 640  # room for the 256 special tokens of Meta's vocabulary
@@ -46,11 +48,15 @@ _CHANGES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reference computes: logits [tokens, vocab] behind each of `ids`, and the tokens that it goes on with."""
+    """What a reference computes: logits [tokens, vocab] behind each of `ids`, and the tokens that it goes on with.
+
+    `margins`: how far the best logit was before the next one, by the RMS of `logits`.
+    """
 
     ids: list[int]
     logits: Floats
     greedy: list[int]
+    margins: list[float]
 
 
 class Rounded(torch.nn.Module):  # type: ignore[misc]
@@ -134,7 +140,6 @@ def families(root: Path, names: tuple[str, ...]) -> Iterator[Family]:
             yield Family(spec, root / spec.name)
 
 
-@torch.no_grad()
 def expected(model: torch.nn.Module) -> Expected:
     """Behind the first random prompt whose int8 codes all stay away from ties."""
     random = np.random.default_rng(0)
@@ -150,11 +155,16 @@ def expected(model: torch.nn.Module) -> Expected:
         if best >= _MIN_TIE:
             break
     assert found is not None
-    return Expected(*found, _greedy(model, found[0]))
+    ids, logits = found
+    greedy, margins = _greedy(model, ids)
+    size = float(np.sqrt(np.square(logits).mean()))
+    return Expected(ids, logits, greedy, [margin / size for margin in margins])
 
 
-def _greedy(model: torch.nn.Module, ids: list[int]) -> list[int]:
-    known = list(ids)
+def _greedy(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], list[float]]:
+    known, margins = list(ids), []
     for _ in range(NUM_GREEDY):
-        known.append(int(model(torch.tensor([known]), use_cache=False).logits[0, -1].argmax()))
-    return known[len(ids) :]
+        best = model(torch.tensor([known]), use_cache=False).logits[0, -1].topk(2)
+        known.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+    return known[len(ids) :], margins

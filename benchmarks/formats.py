@@ -1,8 +1,8 @@
 """Every format of every family, written and read by others too: `formats.py` prints how far logits are from theirs.
 
 A row is a format, a column a family. A cell is the largest difference of a logit, by the root of the mean square of the
-reference's logits; `=` where a greedy text goes on with the same tokens, `!` where it does not. All references compute
-in float32:
+reference's logits; `=` where a greedy text goes on with the same tokens, `~` where the first other token was as good
+but for rounding, `!` where it was not. All references compute in float32:
 
 - Hugging Face folders: Transformers, from the same folder;
 - Meta's .pth files: Transformers, from whose model torch.save wrote them;

@@ -259,6 +259,23 @@ def test_one_product_has_one_size_of_groups() -> None:
         load(Mixed("bitnet-packed", 64), threads=1)
 
 
+def test_one_scale_beside_groups_of_the_same_product() -> None:
+    """As llama.cpp's TQ2_0 of a model some of whose projections were not ternary before."""
+
+    class Partly(Grouped):
+        def group_size(self, name: str) -> int:
+            return super().group_size(name) if name.endswith((".k", ".down")) else 0
+
+        def matrix(self, name: str) -> Dense | Ternary:
+            return super().matrix(name) if self.group_size(name) else self._inner.matrix(name)
+
+    ids = np.arange(3, 15, dtype=np.int32)
+    found = [
+        logits(load(Partly("bitnet-packed", 64), device=device, threads=1), ids) for device in ("cpu", "reference")
+    ]
+    assert np.sqrt(np.square(found[0] - found[1]).mean() / np.square(found[1]).mean()) < 3e-2
+
+
 def test_files_of_today_have_one_scale() -> None:
     checkpoint = open_checkpoint(GOLDEN / "bitnet-packed")
     assert {checkpoint.group_size(name) for name, _ in expected_shapes(checkpoint.config)} == {0}

@@ -15,10 +15,10 @@ def test_the_tables_of_a_ternary_and_of_a_dense_llama():
     command = [sys.executable, FORMATS, "llama-bitlinear", "llama-f16"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
     ours, theirs = done.stdout.split("\n\n")[:2]
-    cells = re.findall(r"(\de-\d\d) ([=!])", ours)
-    assert len(cells) == ours.count("e-") and {text for _, text in cells} == {"="}
+    cells = re.findall(r"(\de-\d\d) ([=~!])", ours)
+    assert len(cells) == ours.count("e-") and "!" not in {text for _, text in cells}
     assert max(float(error) for error, _ in cells) < 1e-4
-    cells = re.findall(r"(\d\.\de-\d\d) ([=!])", theirs)
+    cells = re.findall(r"(\d\.\de-\d\d) (=)", theirs)
     assert len(cells) == theirs.count("e-") > 30 and max(float(error) for error, _ in cells) < 0.08
     assert "texts" not in theirs and not re.search("crashes|does not load", theirs)
 

@@ -16,7 +16,7 @@ from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import NativePlan, compile_plan
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities
@@ -288,8 +288,8 @@ def _load_weights(
 def _room(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str, arena: native.Arena) -> Any:
     """For ternary matrices, none of which is read yet."""
     shapes = dict(expected_shapes(checkpoint.config))
-    group_size, *others = map(checkpoint.group_size, names)
-    if any(other != group_size for other in others):
+    group_size, *others = {checkpoint.group_size(name) for name in names} - {0} or {0}
+    if others:
         why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"
         raise FormatError(checkpoint.path, " ".join(names), why)
     rows = [shapes[name][0] for name in names]
@@ -304,16 +304,24 @@ def _pack(checkpoint: Checkpoint, weights: dict[tuple[str, ...], Any], names: tu
     group_size = packed.group_columns
     for part, name in enumerate(names):
         matrix = sound_matrix(checkpoint, name)
-        assert not isinstance(matrix, Dense) and matrix.group_size == group_size, (
+        assert not isinstance(matrix, Dense) and matrix.group_size in (0, group_size), (
             f"{name} is not what it was said to be"
         )
-        scale = np.require(matrix.scale, requirements=["C", "A"]) if group_size else matrix.scale
+        scale = _group_scales(matrix, group_size) if group_size else matrix.scale
         try:
             data = np.ascontiguousarray(matrix.data).view(np.uint8)
             packed.pack(part, data.reshape(len(data), -1), matrix.layout, scale)
         except ValueError as error:
             raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
         checkpoint.release(name)
+
+
+def _group_scales(matrix: Ternary, group_size: int) -> NDArray[np.float32]:
+    """Scales for every group of columns, also where the matrix has one for all."""
+    rows, columns = matrix.shape
+    if matrix.group_size:
+        return np.require(matrix.scale, requirements=["C", "A"])
+    return np.full((rows, -(-columns // group_size)), matrix.scale, np.float32)
 
 
 def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
