@@ -70,7 +70,7 @@ def cases(family: Family) -> Iterator[Case]:
     if format_meta.is_possible(family):
         yield Case("Meta .pth", partial(_meta, family))
     for kind in format_gguf.TYPES:
-        if has_ternary or kind not in format_gguf.TERNARY:
+        if format_gguf.is_possible(family) and (has_ternary or kind not in format_gguf.TERNARY):
             yield Case(f"GGUF {kind}", partial(_gguf, family, kind), arm=kind == "I2_S ARM")
     for kind in _WHOLE_FILES:
         if llama_cpp_knows(family) and (has_ternary or not kind.startswith("TQ")):

@@ -32,6 +32,13 @@ def architecture(family: Family) -> str:
     return "bitnet" if family.config.hidden_act == "silu" else "bitnet-b1.58"
 
 
+def is_possible(family: Family) -> bool:
+    """Whether a file can say what the model is: BitNet has no head of its own, norms of projections no epsilon."""
+    said = family.spec.quantization or {}
+    eps = said.get("rms_norm_eps", 1e-6) if said.get("use_rms_norm") else family.config.rms_norm_eps
+    return (family.spec.family != "bitnet" or family.is_tied) and eps == family.config.rms_norm_eps
+
+
 def write(family: Family, kind: str, path: Path) -> dict[str, tuple[Floats, bool]]:
     """Write a file whose matrices are of a type of TYPES. Returns its weights, as others read them, by module."""
     writer = _writer(family, path)
@@ -96,7 +103,8 @@ def _as_meant(family: Family, module: str, values: Floats, kind: str) -> tuple[F
     spec = family.spec
     always = spec.family == "bitnet" or bool((spec.quantization or {}).get("use_rms_norm"))
     if kind in TERNARY or not (always and module.endswith("_proj")):
-        return values, kind in TERNARY
+        is_head = kind.startswith("Q2_0") and module == "lm_head"  # which may be any weights
+        return values, kind in TERNARY and not is_head
     largest = np.abs(values).max()
     return (np.sign(values) * (np.abs(values) > largest / 2) * largest).astype(np.float32), True
 
