@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import ternary
+from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import rounded, to_float32
