@@ -124,7 +124,7 @@ class TernarizedCheckpoint:
         for name in sorted(self._names - self._errors.keys()):
             self.matrix(name)
             self.release(name)
-        return dict(self._errors)
+        return {name: self._errors[name] for name in sorted(self._errors)}  # they may be read in any order
 
     def findings(self) -> tuple[str, ...]:
         """What rounding did to the weights, in a line; nothing where they were ternary but for their dtype."""
