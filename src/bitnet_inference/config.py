@@ -2,12 +2,15 @@
 
 BITNET_ISA      one of generic, avx2, avxvnni, avx512, avx512amx, neon: forces the instruction set of the CPU backend
 BITNET_THREADS  a number: the default for `threads`
+
+Where models come from and are kept is told by the variables that Hugging Face's own tools read: HF_ENDPOINT, HF_TOKEN
+(or the file HF_TOKEN_PATH), HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -83,6 +86,47 @@ class EngineConfig:
         ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
         threads = self.threads or num_cores()
         return replace(self, device=device, isa=isa, threads=threads, ternary_format=ternary_format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """Where models come from, and where they are kept.
+
+    `cache` is the folder in which Hugging Face's tools keep repositories. `endpoint` is the hub, or a mirror of it.
+    `token` is sent there, for private and gated models. With `offline` nothing is fetched. A server that says nothing
+    for `timeout_s` seconds is given up; `retry_wait_s` is waited before the second try, and twice as long before each
+    further one.
+    """
+
+    cache: Path
+    endpoint: str = "https://huggingface.co"
+    token: str | None = field(default=None, repr=False)
+    offline: bool = False
+    timeout_s: float = 10.0
+    retry_wait_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.endpoint.startswith(("https://", "http://")):
+            raise InvalidParams(f"HF_ENDPOINT is {self.endpoint!r}: give an address that begins with https://")
+
+    @classmethod
+    def from_env(cls) -> HubConfig:
+        """What the environment says, in the words of Hugging Face's own tools."""
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
+        cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
+        token_file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+        return cls(
+            cache=Path(cache).expanduser(),
+            endpoint=(os.environ.get("HF_ENDPOINT") or cls.endpoint).rstrip("/"),
+            token=os.environ.get("HF_TOKEN", "").strip() or _read(str(token_file)) or None,
+            offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
+            timeout_s=_whole_number("HF_HUB_DOWNLOAD_TIMEOUT", os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or "10"),
+        )
+
+
+def _is_true(name: str) -> bool:
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 BitNetError
 ├── ModelError      NotFound · FormatError(path, where, why) · Unsupported(what) · VersionError(found, wanted)
+│                   DownloadError
 ├── RequestError    InvalidParams · PromptTooLong(num_tokens, max_tokens) · Filtered
 ├── EngineError     OutOfMemory · QueueFull · Cancelled · Stopped
 └── BackendError    Unavailable(name, why, install) · KernelError
@@ -55,6 +56,10 @@ class VersionError(ModelError):
         what = f"format version {found} found, at most {wanted} is known: upgrade bitnet-inference"
         super().__init__(f"{path}: {what}" if path else what)
         self.found, self.wanted = found, wanted
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched: the hub refuses, cannot be reached, or sends something else than it announced."""
 
 
 class RequestError(BitNetError):

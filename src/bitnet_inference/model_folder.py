@@ -11,6 +11,8 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.packed import PackedCheckpoint
+from bitnet_inference.hub import locate
+from bitnet_inference.hub_names import is_name
 from bitnet_inference.text.embedded import from_embedded
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folders import read_folder
@@ -19,18 +21,23 @@ from bitnet_inference.text.vocab import text_files
 
 
 def find_model(model: str | Path) -> Path:
-    """The path of a model: "default", or a path that exists. Raises NotFound."""
+    """The path of a model: "default", a path that exists, or what was pulled under a name.
+
+    Raises NotFound, and InvalidParams where a name stands for several models.
+    """
     if model == "default":
         return Path(__file__).parent / "default_model"
     if not isinstance(model, str | Path):
-        raise InvalidParams(f'a model must be "default" or a path, not {type(model).__name__}')
-    path = Path(model)
-    if not os.path.exists(path):  # Path.exists raises for names that are too long
-        raise NotFound(
-            f"{model}: there is no such file or folder: give the path of a model (for a model on the Hugging Face Hub, "
-            'download it first: hf download NAME --local-dir FOLDER), or "default"'
-        )
-    return path
+        raise InvalidParams(f'a model must be "default", a path or a name, not {type(model).__name__}')
+    if os.path.exists(model):  # Path.exists raises for names that are too long
+        return Path(model)
+    missing = f"{model}: there is no such file or folder"
+    try:
+        return locate(str(model))
+    except NotFound as error:
+        raise NotFound(f"{missing}, and {error}") from None
+    except InvalidParams as error:
+        raise (error if is_name(str(model)) else NotFound(f"{missing}: check the path")) from None
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -21,13 +21,15 @@ def inside(folder: Path, name: str) -> Path:
 def require_own(folder: Path, path: Path) -> None:
     """Raises FormatError where a path in a folder, or in one within it, is a link that leads out of the folder.
 
-    Links are followed within the folder, and from a snapshot of Hugging Face's cache into the blobs beside it.
+    Links are followed within the folder, and from a snapshot of Hugging Face's cache into the blobs beside it, those
+    that its repositories share too.
     """
     home = folder.resolve()
     try:
         target = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise FormatError(path, "", "is a link that leads nowhere, or no name: download the model again") from error
-    homes = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
-    if not any(target.is_relative_to(each) for each in homes):
+    repository = home.parent.parent
+    blobs = (repository / "blobs", repository.parent / "blobs") if home.parent.name == "snapshots" else ()
+    if not any(target.is_relative_to(each) for each in (home, *blobs)):
         raise FormatError(path, "", "is a link that leads out of the folder: put the file itself there")

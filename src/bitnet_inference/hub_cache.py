@@ -1,0 +1,152 @@
+"""Hugging Face's cache on this machine: repositories as folders of commits, whose files are links to blobs.
+
+    models--owner--name/refs/main          which commit a branch had when it was fetched
+                        refs/bitnet-inference/main   the same, but for what `bitnet pull` has fetched
+                        snapshots/COMMIT/...         links
+                        blobs/HASH                   the files
+
+Other tools write there too. So a model is opened at the commit that was pulled, even if another tool has moved the branch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet_inference.errors import DownloadError, InvalidParams, NotFound
+from bitnet_inference.hub_names import is_repository
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_BEGINNING = re.compile(r"[0-9a-f]{7,40}")
+_OURS = "bitnet-inference"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A commit of a repository in the cache; `refs` are the branches that point to it here."""
+
+    repository: str
+    commit: str
+    folder: Path
+    refs: tuple[str, ...]
+
+
+def is_commit(text: str) -> bool:
+    """Whether a text is the whole name of a commit."""
+    return bool(_COMMIT.fullmatch(text))
+
+
+def folder_of(cache: Path, repository: str) -> Path:
+    """The folder of a repository, whether it is there or not."""
+    return cache / f"models--{repository.replace('/', '--')}"
+
+
+def repositories(cache: Path) -> list[str]:
+    """The repositories of models that are in the cache."""
+    names = (path.name.removeprefix("models--").replace("--", "/", 1) for path in sorted(cache.glob("models--*--*")))
+    return [name for name in names if is_repository(name)]
+
+
+def snapshots(cache: Path, repository: str) -> list[Snapshot]:
+    """The commits of a repository that are in the cache."""
+    folder = folder_of(cache, repository)
+    refs = list(_refs(folder))
+    commits = sorted(path for path in (folder / "snapshots").glob("*") if is_commit(path.name) and path.is_dir())
+    return [
+        Snapshot(repository, path.name, path, tuple(sorted({name for name, commit in refs if commit == path.name})))
+        for path in commits
+    ]
+
+
+def find(cache: Path, repository: str, revision: str) -> Snapshot | None:
+    """The commit that a revision means here: the one that was pulled, or else the one that another tool has fetched."""
+    folder, found = folder_of(cache, repository), snapshots(cache, repository)
+    commit = _read_ref(folder / "refs" / _OURS / revision) or _read_ref(folder / "refs" / revision) or revision
+    if not _BEGINNING.fullmatch(commit):
+        return None
+    alike = [each for each in found if each.commit.startswith(commit)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def record(cache: Path, repository: str, revision: str, commit: str) -> None:
+    """Note which commit a revision meant when it was pulled."""
+    for ref in (f"{_OURS}/{revision}", revision):
+        if revision != commit:
+            path = folder_of(cache, repository) / "refs" / ref
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+            partial.write_text(commit)
+            partial.replace(path)
+
+
+def link(cache: Path, repository: str, commit: str, file: str, blob: str) -> None:
+    """Let a file of a commit be a blob of the repository."""
+    folder = folder_of(cache, repository)
+    path = folder / "snapshots" / commit / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise DownloadError(f"{path.parent} is a link that leads out of the cache: remove it")
+    partial = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    partial.symlink_to(os.path.relpath(folder / "blobs" / blob, path.parent))
+    partial.replace(path)
+
+
+def remove(cache: Path, repository: str, revision: str | None, name: str) -> int:
+    """Remove a repository, or one commit of it and the blobs that no other has; how many bytes that frees.
+
+    Raises NotFound where it is not there, and InvalidParams where the cache leads elsewhere.
+    """
+    folder = folder_of(cache, repository)
+    if not os.path.lexists(folder):
+        raise NotFound(f"{name} is not in {cache}: bitnet list shows what is there")
+    if folder.is_symlink() or not folder.is_dir():
+        raise InvalidParams(f"{folder} is no folder of the cache but a link or a file: remove it yourself")
+    doomed = None if revision is None else find(cache, repository, revision)
+    if revision is not None and doomed is None:
+        raise NotFound(f"{name} is not in {cache}: bitnet list shows the revisions that are there")
+    before = size_of(folder)
+    if doomed is None or [doomed] == snapshots(cache, repository):
+        shutil.rmtree(folder)
+        shutil.rmtree(cache / ".locks" / folder.name, ignore_errors=True)
+        return before
+    _remove_commit(folder, doomed.commit)
+    return before - size_of(folder)
+
+
+def _remove_commit(folder: Path, commit: str) -> None:
+    for name, pointed in list(_refs(folder, ours=True)):
+        if pointed == commit:
+            (folder / "refs" / name).unlink()
+    shutil.rmtree(folder / "snapshots" / commit)
+    (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
+    used = {os.path.normpath(path.parent / path.readlink()) for path in (folder / "snapshots").rglob("*") if path.is_symlink()}
+    for blob in (folder / "blobs").glob("*"):
+        if os.path.normpath(blob) not in used:
+            blob.unlink()
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of the files in a folder, links not followed."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _refs(folder: Path, ours: bool = False) -> Iterator[tuple[str, str]]:
+    """The branches and what they point to; those that `bitnet pull` has noted under their own names too."""
+    for path in sorted((folder / "refs").rglob("*")):
+        if commit := _read_ref(path):
+            name = path.relative_to(folder / "refs").as_posix()
+            yield (name if ours else name.removeprefix(f"{_OURS}/")), commit
+
+
+def _read_ref(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(64).decode("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return text if is_commit(text) else ""

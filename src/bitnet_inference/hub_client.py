@@ -1,0 +1,171 @@
+"""What the Hugging Face Hub, or a mirror of it, says and sends. The one door to huggingface_hub and httpx2.
+
+What is sent is taken for hostile: an answer is read up to a limit, and a file up to the size that was announced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import httpx2
+from huggingface_hub.utils import WeakFileLock, get_session
+
+from bitnet_inference.config import HubConfig
+from bitnet_inference.errors import DownloadError, NotFound
+from bitnet_inference.hub_cache import folder_of, is_commit
+from bitnet_inference.hub_names import Wanted
+
+_MAX_LISTING_BYTES = 16 << 20
+_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+
+class Interrupted(DownloadError):
+    """What was sent broke off, or did not begin, for a reason that may pass."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as the hub announces it. `blob` is the sha256 of its bytes or, of small files, the sha1 that git gives."""
+
+    path: str
+    num_bytes: int
+    blob: str
+
+
+class Sink(Protocol):
+    """Where a file goes: what is there of it, and what comes."""
+
+    num_bytes: int
+
+    def restart(self) -> None:
+        """Forget what is there."""
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes."""
+
+
+class Hub:
+    """The hub at an endpoint, with a token if there is one."""
+
+    def __init__(self, config: HubConfig) -> None:
+        """Raises DownloadError where nothing may be fetched."""
+        if config.offline:
+            raise DownloadError("HF_HUB_OFFLINE is set, so nothing is fetched: unset it, or use what bitnet list shows")
+        self._config = config
+
+    def listing(self, wanted: Wanted) -> tuple[str, list[RemoteFile]]:
+        """The commit that a revision means, and the files of the repository there.
+
+        Raises NotFound, Interrupted and DownloadError.
+        """
+        what = f"{wanted.repository}@{wanted.revision}"
+        path = f"/api/models/{wanted.repository}/revision/{quote(wanted.revision, safe='')}?blobs=true"
+        with self._answer(path, {}, what) as response:
+            if _origin(str(response.url)) != _origin(self._config.endpoint):
+                raise DownloadError(f"{self._config.endpoint} sends us elsewhere for {what}: check HF_ENDPOINT")
+            data = bytearray()
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > _MAX_LISTING_BYTES:
+                    raise DownloadError(f"{what}: the list of its files has no end: check HF_ENDPOINT")
+        try:
+            return _parse(json.loads(data))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            where = f"{self._config.endpoint} does not answer as the hub does for {what}"
+            raise DownloadError(f"{where}: check HF_ENDPOINT and your proxy") from None
+
+    def fetch(self, repository: str, commit: str, file: RemoteFile, sink: Sink) -> None:
+        """Send what a sink lacks of a file. Raises NotFound, Interrupted and DownloadError."""
+        path = f"/{repository}/resolve/{commit}/{quote(file.path)}"
+        headers = {"Range": f"bytes={sink.num_bytes}-"} if sink.num_bytes else {}
+        with self._answer(path, headers, f"{repository}: {file.path}") as response:
+            if sink.num_bytes and not _goes_on(response, sink.num_bytes):
+                sink.restart()
+            for chunk in response.iter_raw():
+                sink.write(chunk)
+
+    @contextmanager
+    def _answer(self, path: str, headers: Mapping[str, str], what: str) -> Iterator[httpx2.Response]:
+        """The answer to a request, redirects followed; the token goes to the endpoint's own host only."""
+        sent = {"Accept-Encoding": "identity", "User-Agent": "bitnet-inference", **headers}
+        if self._config.token:
+            sent["Authorization"] = f"Bearer {self._config.token}"
+        timeout = self._config.timeout_s
+        try:
+            url = f"{self._config.endpoint}{path}"
+            with get_session().stream("GET", url, headers=sent, timeout=timeout, follow_redirects=True) as response:
+                self._check(response, what)
+                if url.startswith("https:") and response.url.scheme != "https":
+                    raise DownloadError(f"{what}: the hub sends us to an address without https: check HF_ENDPOINT")
+                yield response
+        except httpx2.TimeoutException:
+            raise Interrupted(f"{what}: the hub said nothing for {timeout:g} s: try again, or raise HF_HUB_DOWNLOAD_TIMEOUT") from None
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
+            why = f"{self._config.endpoint} broke off or cannot be reached ({type(error).__name__})"
+            raise Interrupted(f"{what}: {why}: check your connection, and HF_ENDPOINT") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:
+            raise DownloadError(f"{what}: cannot be asked for ({type(error).__name__}): check HF_ENDPOINT") from None
+
+    def _check(self, response: httpx2.Response, what: str) -> None:
+        status, code = response.status_code, response.headers.get("X-Error-Code", "")
+        if response.is_success:
+            return
+        if status in (401, 403) or code == "GatedRepo":
+            raise DownloadError(f"{what}: {self._refusal(status, code)}")
+        if status in (404, 410):
+            missing = {"RevisionNotFound": "this revision", "EntryNotFound": "this file"}.get(code, "this repository")
+            raise NotFound(f"{what}: the hub does not have {missing} (or it is private, and needs HF_TOKEN): check the name")
+        if status in _PASSING:
+            raise Interrupted(f"{what}: the hub answers {status}: try again later, or choose a mirror with HF_ENDPOINT")
+        raise DownloadError(f"{what}: the hub answers {status}: check HF_ENDPOINT and your proxy")
+
+    def _refusal(self, status: int, code: str) -> str:
+        if code == "GatedRepo":
+            ask = f"its owners must let you in: ask for it on {self._config.endpoint}, and set HF_TOKEN to a token that may read it"
+            return f"the repository is gated ({status}): {ask}"
+        if self._config.token is None:
+            return f"the hub wants to know who asks ({status}): it is private, or not there: set HF_TOKEN, or check the name"
+        return f"the hub refuses the token in HF_TOKEN ({status}): take one that may read this repository, or check the name"
+
+
+@contextmanager
+def locked(cache: Path, repository: str, blob: str) -> Iterator[None]:
+    """Nobody else, no other tool either, fetches this blob meanwhile."""
+    file = cache / ".locks" / folder_of(cache, repository).name / f"{blob}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(file):
+        yield
+
+
+def _parse(answer: Any) -> tuple[str, list[RemoteFile]]:
+    commit = answer["sha"]
+    if not is_commit(commit):
+        raise ValueError(commit)
+    return commit, [_file(each) for each in answer["siblings"]]
+
+
+def _file(fields: Any) -> RemoteFile:
+    large = fields.get("lfs")
+    path, size = fields["rfilename"], (large or fields)["size"]
+    blob, form = (large["sha256"], _SHA256) if large else (fields["blobId"], _SHA1)
+    if not isinstance(path, str) or type(size) is not int or size < 0 or not form.fullmatch(blob):
+        raise ValueError(path)
+    return RemoteFile(path, size, blob)
+
+
+def _goes_on(response: httpx2.Response, start: int) -> bool:
+    """Whether the answer is the rest that was asked for, and not the whole again."""
+    return response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc

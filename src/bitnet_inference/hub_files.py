@@ -1,0 +1,107 @@
+"""Which files of a repository make a model: what is fetched of it, and what is opened of a folder that holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from bitnet_inference.errors import InvalidParams, Unsupported
+
+# Only these are ever fetched: no code, and no pickles but Meta's, which are read without running them.
+_TEXTS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja", "modules.json",
+    "1_Pooling/config.json", "README.md", "LICENSE", "LICENSE.*",
+)  # fmt: skip
+_SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_META = ("params.json", "consolidated.*.pth", "tokenizer.model", "README.md", "LICENSE", "LICENSE.*")
+_ABOUT = ("README.md", "LICENSE", "LICENSE.*")
+_WEIGHTS = (".safetensors", ".gguf", ".pth")
+_MAX_SHOWN = 5
+_MAX_INDEX_BYTES = 64 << 20
+
+
+def matches(file: str, patterns: Iterable[str]) -> bool:
+    """Whether the path of a file is like one of the patterns, in which * stands for no slash."""
+    parts = file.split("/")
+    for pattern in patterns:
+        wanted = pattern.split("/")
+        if len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted)):
+            return True
+    return False
+
+
+def is_weights(file: str) -> bool:
+    """Whether a file holds weights; the others are small."""
+    return file.endswith(_WEIGHTS)
+
+
+def choose(repository: str, files: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The files of a repository that make a model; `patterns` name its weights, or leave the choice to us.
+
+    Raises InvalidParams where there are several models, and Unsupported where there is none.
+    """
+    if patterns:
+        weights = [file for file in files if matches(file, patterns) and is_weights(file)]
+        if not weights:
+            raise Unsupported(f"{repository} has no weights like {', '.join(patterns)}: {_offer(repository, files)}")
+        return [*weights, *(file for file in files if matches(file, _ABOUT))]
+    if "config.json" in files and any(matches(file, _SAFETENSORS) for file in files):
+        return [file for file in files if matches(file, (*_TEXTS, *_weights_of(files)))]
+    if ggufs := [file for file in files if file.endswith(".gguf")]:
+        return [_only(repository, ggufs), *(file for file in files if matches(file, _ABOUT))]
+    if "params.json" in files and any(matches(file, ("consolidated.*.pth",)) for file in files):
+        return [file for file in files if matches(file, _META)]
+    raise Unsupported(f"{repository} holds no model that can be opened: {_offer(repository, files)}")
+
+
+def _weights_of(files: Sequence[str]) -> tuple[str, ...]:
+    """A repository may have one file and its parts too: the reader takes the one."""
+    return _SAFETENSORS[:1] if _SAFETENSORS[0] in files else _SAFETENSORS[1:]
+
+
+def _only(repository: str, ggufs: Sequence[str]) -> str:
+    if len(ggufs) > 1:
+        shown = ", ".join(sorted(ggufs)[:_MAX_SHOWN]) + (", ..." if len(ggufs) > _MAX_SHOWN else "")
+        raise InvalidParams(f"{repository} holds several models ({shown}): name one, as {repository}/{min(ggufs)}")
+    return ggufs[0]
+
+
+def _offer(repository: str, files: Sequence[str]) -> str:
+    if ggufs := [file for file in files if file.endswith(".gguf")]:
+        return f"it has {repository}/{min(ggufs)}"
+    if any(file.endswith((".bin", ".pt", ".pth")) for file in files):
+        return "its weights are pickles, which can run code: look for a repository with safetensors or GGUF files"
+    return "look for a repository with safetensors or GGUF files"
+
+
+def model_in(folder: Path, patterns: Sequence[str] = (), name: str = "") -> Path | None:
+    """What is to be opened in a folder that holds files of a repository; None where no model is there whole.
+
+    `name` is what to call it in an error. Raises InvalidParams where there are several.
+    """
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if patterns:
+        found = sorted(file for file in files if matches(file, patterns) and is_weights(file))
+        return folder / found[0] if found else None
+    if "config.json" in files and any(matches(file, _SAFETENSORS) for file in files):
+        return folder if _is_whole(folder, files) else None
+    if ggufs := [file for file in files if file.endswith(".gguf")]:
+        return folder / _only(name or str(folder), ggufs)
+    if "params.json" in files and any(matches(file, ("consolidated.*.pth",)) for file in files):
+        return folder
+    return None
+
+
+def _is_whole(folder: Path, files: Sequence[str]) -> bool:
+    """Whether all parts are there that the index lists."""
+    if _SAFETENSORS[0] in files:
+        return True
+    try:
+        with (folder / "model.safetensors.index.json").open("rb") as file:
+            names = set(json.loads(file.read(_MAX_INDEX_BYTES))["weight_map"].values())
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return False
+    return names <= set(files)

@@ -1,0 +1,135 @@
+"""Names of models: those of models.toml, and owner/repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import InvalidParams, NotFound
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?/[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
+_REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
+_MAX_NAME = 96
+_NUM_NEAR = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A model of models.toml, which says what the fields are. `size_mb` and `license` are None where unknown."""
+
+    name: str
+    repository: str
+    revision: str
+    what: str
+    aliases: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    size_mb: int | None = None
+    license: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a name stands for: some files of a repository at a revision, and its entry where it has one.
+
+    `name` is how the user wrote it. `files` are patterns of weights, empty for those that can be opened.
+    """
+
+    name: str
+    repository: str
+    revision: str
+    files: tuple[str, ...]
+    entry: Entry | None
+
+
+@cache
+def registry() -> Mapping[str, Entry]:
+    """The entries of models.toml by name, in its order."""
+    text = (Path(__file__).parent / "models.toml").read_text(encoding="utf-8")
+    return {name: _entry(name, fields) for name, fields in tomllib.loads(text).items()}
+
+
+def _entry(name: str, fields: dict[str, Any]) -> Entry:
+    lists = {key: tuple(fields.pop(key, ())) for key in ("aliases", "files")}
+    return Entry(name=name, **fields, **lists)
+
+
+def parse(text: str) -> Wanted:
+    """What NAME, owner/repository or owner/repository/FILE stands for, each with @REVISION or without.
+
+    Raises NotFound for a name that models.toml doesn't have, and InvalidParams for what can be no name.
+    """
+    name, at, revision = text.partition("@")
+    if at and not _is_revision(revision):
+        raise InvalidParams(f"{text[:200]!r} names no revision behind @: give a branch, a tag or a commit")
+    entry = _by_name(name)
+    if entry is not None:
+        files, repository = entry.files, entry.repository
+    else:
+        repository, files = _split(name)
+        entry = next((each for each in registry().values() if each.repository == repository), None)
+        files = files or (entry.files if entry else ())
+    revision = revision or (entry.revision if entry else "main")
+    return Wanted(name=text, repository=repository, revision=revision, files=files, entry=entry)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text stands for a model on the hub, pulled or not."""
+    try:
+        parse(text)
+    except (InvalidParams, NotFound):
+        return False
+    return True
+
+
+def name_of(repository: str) -> str:
+    """The name that a repository has in models.toml, or its own."""
+    return next((each.name for each in registry().values() if each.repository == repository), repository)
+
+
+def _by_name(name: str) -> Entry | None:
+    wanted = name.lower()
+    return next((each for each in registry().values() if wanted in (each.name, *each.aliases)), None)
+
+
+def _split(name: str) -> tuple[str, tuple[str, ...]]:
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if not repository:
+        raise NotFound(_unknown(name))
+    repository = f"{owner}/{repository}"
+    if not is_repository(repository) or (file and not is_inside(file)) or name.endswith("/"):
+        raise InvalidParams(f"{name[:200]!r} is no name of a model: give NAME, owner/repository, or owner/repository/FILE")
+    return repository, (glob.escape(file),) if file else ()
+
+
+def is_repository(text: str) -> bool:
+    """Whether a text has the form owner/name, as the hub demands it."""
+    plain = len(text) <= _MAX_NAME and _REPOSITORY.fullmatch(text)
+    return bool(plain) and not any(each in text for each in ("--", "..")) and not text.endswith(".git")
+
+
+def is_inside(file: str) -> bool:
+    """Whether the path of a file in a repository stays in the folder that it is put into, on every system."""
+    parts = file.split("/")
+    plain = all(part.strip(" .") and len(part) < 200 for part in parts)
+    return plain and len(parts) < 9 and file.isprintable() and not any(each in file for each in '\\:*?"<>|')
+
+
+def _is_revision(text: str) -> bool:
+    return len(text) <= _MAX_NAME and bool(_REVISION.fullmatch(text)) and not any(
+        part.strip(".") == "" or part.endswith((".lock", ".")) for part in text.split("/")
+    )
+
+
+def _unknown(name: str) -> str:
+    names = [each for entry in registry().values() for each in (entry.name, *entry.aliases)]
+    near = difflib.get_close_matches(name.lower(), names, _NUM_NEAR)
+    shown = f"did you mean {' or '.join(near)}?" if near else "bitnet show lists the names;"
+    return f"no model is called {name[:200]}: {shown} others are owner/repository, as on the Hugging Face Hub"

@@ -1,0 +1,294 @@
+"""Pulling from a hub on loopback: whole, cut, wrong, hostile, refused; and what was pulled runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_hub import COMMIT, FakeHub, serving
+
+from bitnet_inference.config import HubConfig
+from bitnet_inference.errors import DownloadError, InvalidParams, NotFound, Unsupported
+from bitnet_inference.hub import locate
+from bitnet_inference.hub_pull import pull
+from bitnet_inference.llm import LLM
+
+FOLDER = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model"
+MODEL = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.name != "golden.json"}
+SMALL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
+WEIGHTS = SMALL["model.safetensors"]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with serving(SMALL) as server:
+        yield server
+
+
+@pytest.fixture
+def config(hub: FakeHub, tmp_path: Path) -> HubConfig:
+    return HubConfig(cache=tmp_path / "cache", endpoint=hub.url, retry_wait_s=0, timeout_s=5)
+
+
+def everything(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def cut_at(stop: int, times: int = 1):
+    """Breaks the weights off, so many times."""
+    left = [times]
+
+    def answer(handler, path: str) -> bool:
+        if not path.endswith("model.safetensors") or not left[0]:
+            return False
+        left[0] -= 1
+        handler.send_file(WEIGHTS, stop)
+        return True
+
+    return answer
+
+
+def test_a_pulled_model_runs(tmp_path, hub, config):
+    hub.files = {**MODEL, "modeling_evil.py": b"import os", "pytorch_model.bin": b"pickle", "logo.png": b"x"}
+    counts: list[tuple[int, int]] = []
+    pulled = pull("me/tiny", config=config, progress=lambda done, total: counts.append((done, total)))
+    assert pulled.path == config.cache / "models--me--tiny" / "snapshots" / COMMIT
+    assert (pulled.repository, pulled.commit, pulled.num_bytes) == ("me/tiny", COMMIT, sum(map(len, MODEL.values())))
+    assert everything(pulled.path) == set(MODEL), "no code, no pickles, nothing else"
+    assert counts[-1] == (pulled.num_bytes, pulled.num_bytes) and counts == sorted(counts)
+    assert (pulled.path.parents[1] / "refs" / "main").read_text() == COMMIT  # other tools find it
+    assert locate("me/tiny", config=config) == locate(f"me/tiny@{COMMIT[:8]}", config=config) == pulled.path
+    with LLM.load(pulled.path) as llm:
+        assert llm.generate("The fox").text
+    before = len(hub.requests)
+    assert pull("me/tiny", config=config) == pulled
+    assert len(hub.requests) == before + 1, "what is there is not fetched again"
+
+
+def test_load_by_name(hub, config, tmp_path):
+    hub.files = MODEL
+    code = "from bitnet_inference import LLM; print(LLM.load('me/tiny').generate('The fox').finish_reason)"
+    environment = os.environ | {"HF_HUB_CACHE": str(config.cache), "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
+    run = [sys.executable, "-m", "bitnet_inference", "pull", "me/tiny"]
+    result = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0 and COMMIT in result.stdout, result.stderr
+    assert {token for _, _, token in hub.requests} == {"Bearer hf_secret"} and "secret" not in result.stdout
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    result = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
+    assert result.stdout.strip() in ("stop", "length"), result.stderr
+    result = subprocess.run(run, env=offline, capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("bitnet: HF_HUB_OFFLINE is set")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_cut_goes_on_within_a_pull(hub, config):
+    hub.answer = cut_at(70000)
+    path = pull("me/tiny", config=config).path
+    assert hub.fetched("model.safetensors") == [None, "bytes=70000-"]
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_cut_goes_on_with_the_next_pull(hub, config):
+    starts = iter([100, 100, 100, 100, 100, 100])
+    hub.answer = lambda handler, path: path.endswith("ors") and bool(
+        handler.send_file(WEIGHTS, next(starts)) or True
+    )
+    with pytest.raises(DownloadError, match=r"me/tiny: model.safetensors: .* broke off .*: check your connection"):
+        pull("me/tiny", config=config)
+    with pytest.raises(NotFound, match="has not been pulled: bitnet pull me/tiny"):
+        locate("me/tiny", config=config)
+    hub.answer, hub.requests = lambda handler, path: False, []
+    path = pull("me/tiny", config=config).path
+    assert hub.fetched("model.safetensors") == ["bytes=100-"]
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_hub_without_ranges(hub, config):
+    cut = cut_at(500)
+
+    def answer(handler, path: str) -> bool:
+        if handler.headers["Range"]:
+            return handler.send(200, WEIGHTS)
+        return cut(handler, path)
+
+    hub.answer = answer
+    assert (pull("me/tiny", config=config).path / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.fetched("model.safetensors") == [None, "bytes=500-"]
+
+
+def test_a_wrong_hash_is_refused_and_thrown_away(hub, config):
+    hub.answer = lambda handler, path: path.endswith("ors") and handler.send(200, WEIGHTS[:-1] + b"!")
+    with pytest.raises(DownloadError, match=r"me/tiny: model.safetensors: .*hash differs.* thrown away: pull again"):
+        pull("me/tiny", config=config)
+    assert not any("snapshots" in name or "incomplete" in name for name in everything(config.cache))
+    hub.answer = lambda handler, path: path.endswith("config.json") and handler.send(200, b"[]")
+    with pytest.raises(DownloadError, match=r"config.json: .*hash differs"):
+        pull("me/tiny", config=config)
+
+
+def test_nothing_is_written_beyond_what_was_announced(hub, config):
+    def answer(handler, path: str) -> bool:
+        if not path.endswith("ors"):
+            return False
+        return handler.send(200, WEIGHTS * 50)
+
+    hub.answer = answer
+    with pytest.raises(DownloadError, match=f"sends more than the {len(WEIGHTS)} bytes that it announced"):
+        pull("me/tiny", config=config)
+    assert sum(path.stat().st_size for path in config.cache.rglob("*") if path.is_file()) < 1000
+
+
+def test_a_full_disk(hub, config):
+    code = (
+        "import resource; from pathlib import Path; from bitnet_inference.config import HubConfig;"
+        "from bitnet_inference.hub_pull import pull; resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
+        f"pull('me/tiny', config=HubConfig(cache=Path({str(config.cache)!r}), endpoint={hub.url!r}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = result.stderr.splitlines()[-1]
+    assert "DownloadError: me/tiny: model.safetensors: cannot be written" in last and "free space" in last
+    hub.requests = []
+    assert (pull("me/tiny", config=config).path / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.fetched("model.safetensors") == ["bytes=50000-"]
+
+
+def test_room_is_checked_before_anything_is_fetched(hub, config):
+    def huge(listing):
+        listing["siblings"][1]["lfs"]["size"] = 1 << 40
+
+    hub.change_listing = huge
+    with pytest.raises(DownloadError, match=r"1099512 MB are to come, .* has room for \d+ MB: free space"):
+        pull("me/tiny", config=config)
+    assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "kind", "message"),
+    [
+        (404, {"X-Error-Code": "RepoNotFound"}, NotFound, "me/tiny@main: the hub does not have this repository"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, NotFound, "does not have this revision"),
+        (401, {}, DownloadError, r"wants to know who asks \(401\): .*set HF_TOKEN"),
+        (403, {"X-Error-Code": "GatedRepo"}, DownloadError, "is gated .*let you in: ask for it on http.*HF_TOKEN"),
+        (500, {}, DownloadError, "the hub answers 500: try again later, or choose a mirror with HF_ENDPOINT"),
+        (418, {}, DownloadError, "the hub answers 418: check HF_ENDPOINT"),
+        (302, {"Location": "http://127.0.0.1:1/"}, DownloadError, "cannot be reached .*check your connection"),
+        (302, {"Location": "ftp://x/"}, DownloadError, "me/tiny@main: "),
+        (200, {}, DownloadError, "does not answer as the hub does"),
+    ],
+)
+def test_refusals(hub, config, status, headers, kind, message):
+    hub.answer = lambda handler, path: handler.send(status, b"<html>", headers)
+    with pytest.raises(kind, match=message) as caught:
+        pull("me/tiny", config=config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_token_is_not_shown(hub, config):
+    hub.answer = lambda handler, path: handler.send(401, b"")
+    secret = HubConfig(cache=config.cache, endpoint=hub.url, token="hf_secret")
+    with pytest.raises(DownloadError, match=r"refuses the token in HF_TOKEN \(401\)") as caught:
+        pull("me/tiny", config=secret)
+    assert "secret" not in str(caught.value) and "secret" not in repr(secret)
+
+
+def test_a_hub_that_says_nothing(hub, config, tmp_path):
+    hub.answer = lambda handler, path: handler.connection.recv(1) == b"" or True  # until the client hangs up
+    with pytest.raises(DownloadError, match="said nothing for 0.05 s"):
+        pull("me/tiny", config=HubConfig(cache=tmp_path, endpoint=hub.url, timeout_s=0.05))
+
+
+def test_the_token_stays_with_the_hub(hub, config):
+    with serving(SMALL) as elsewhere:
+        hub.answer = lambda handler, path: "/resolve/" in path and handler.send(
+            302, b"", {"Location": f"{elsewhere.url}{path}"}
+        )
+        secret = HubConfig(cache=config.cache, endpoint=hub.url, token="hf_secret")
+        assert (pull("me/tiny", config=secret).path / "model.safetensors").read_bytes() == WEIGHTS
+        assert [token for *_, token in elsewhere.requests] == [None, None]
+        hub.answer = lambda handler, path: handler.send(302, b"", {"Location": f"{elsewhere.url}{path}"})
+        with pytest.raises(DownloadError, match="sends us elsewhere"):  # there stand the hashes
+            pull("me/tiny", config=secret)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../model-1.safetensors", "/model-1.safetensors", "model-..\\..\\1.safetensors", "model-\n.safetensors",
+     "model-C:.safetensors", "model-.safetensors/../../../x.safetensors", "additional_chat_templates/../../x.jinja"],
+)  # fmt: skip
+def test_hostile_names_of_files(hub, config, name):
+    hub.files = {"config.json": b"{}", "model-2.safetensors": b"2", "model.safetensors.index.json": b'{"weight_map":{}}'}
+    hub.files[name] = b"hostile"
+    try:
+        pull("me/tiny", config=config)
+    except DownloadError as error:
+        assert "leads elsewhere: don't use it" in str(error)
+    outside = [path for path in config.cache.parent.rglob("*") if path.is_file() and b"hostile" in path.read_bytes()]
+    assert outside == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda listing: listing.update(sha="../../x"),
+        lambda listing: listing.update(sha=7),
+        lambda listing: listing.pop("siblings"),
+        lambda listing: listing["siblings"].append(None),
+        lambda listing: listing["siblings"][0].update(blobId="../../../x"),
+        lambda listing: listing["siblings"][1]["lfs"].update(sha256="../" * 21 + "x"),
+        lambda listing: listing["siblings"][1]["lfs"].update(size=-1),
+        lambda listing: listing["siblings"][1]["lfs"].update(size="9"),
+        lambda listing: listing["siblings"][1].update(rfilename=None),
+        lambda listing: listing["siblings"][0].update(size=1 << 50),
+        lambda listing: listing["siblings"][1]["lfs"].update(size=1 << 60),
+    ],
+)
+def test_hostile_listings(hub, config, change):
+    hub.change_listing = change
+    with pytest.raises(DownloadError, match="does not answer as the hub does|don't use it"):
+        pull("me/tiny", config=config)
+    assert not config.cache.exists()
+
+
+def test_a_listing_without_an_end(hub, config):
+    hub.change_listing = lambda listing: listing.update(padding=" " * (17 << 20))
+    with pytest.raises(DownloadError, match="has no end"):
+        pull("me/tiny", config=config)
+
+
+def test_revisions(hub, config):
+    first = pull("me/tiny@main", config=config)
+    hub.commit, hub.files = "f" * 40, {**SMALL, "model.safetensors": b"new"}
+    with pytest.raises(DownloadError, match=f"answers with the commit {'f' * 40}"):
+        pull(f"me/tiny@{COMMIT}", config=config)
+    assert locate("me/tiny", config=config) == first.path, "until it is pulled again"
+    refs = first.path.parents[1] / "refs"
+    (refs / "main").write_text("f" * 40)  # another tool has seen the new one
+    assert locate("me/tiny", config=config) == first.path
+    second = pull("me/tiny", config=config)
+    assert locate("me/tiny", config=config) == second.path != first.path
+    assert locate(f"me/tiny@{COMMIT}", config=config) == first.path
+    branch = pull("me/tiny@refs/pr/1", config=config)
+    assert branch.path == second.path == locate("me/tiny@refs/pr/1", config=config)
+
+
+def test_which_files_are_fetched(hub, config):
+    hub.files = {"a-q4.gguf": b"4", "a-i2_s.gguf": b"2", "README.md": b"---\nlicense: mit\n---\n", "x.py": b""}
+    with pytest.raises(InvalidParams, match=r"several models \(a-i2_s.gguf, a-q4.gguf\): name one, as me/tiny/a-i2_s"):
+        pull("me/tiny", config=config)
+    pulled = pull("me/tiny/a-i2_s.gguf", config=config)
+    assert pulled.path.read_bytes() == b"2" and everything(pulled.path.parent) == {"a-i2_s.gguf", "README.md"}
+    assert locate("me/tiny", config=config) == pulled.path  # the only one that is here
+    with pytest.raises(NotFound, match=r"in part only: bitnet pull me/tiny/a-q4.gguf"):
+        locate("me/tiny/a-q4.gguf", config=config)
+    with pytest.raises(Unsupported, match=r"no weights like b.gguf: it has me/tiny/a-i2_s.gguf"):
+        pull("me/tiny/b.gguf", config=config)
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b""}
+    with pytest.raises(Unsupported, match="its weights are pickles"):
+        pull("me/tiny", config=config)
+    hub.commit = "f" * 40
+    hub.files = {"params.json": b"{}", "consolidated.00.pth": b"PK", "tokenizer.model": b"", "x.pth": b""}
+    assert everything(pull("me/tiny@meta", config=config).path) >= {"params.json", "consolidated.00.pth", "tokenizer.model"}
