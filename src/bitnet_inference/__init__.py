@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         BackendError,
         BitNetError,
         Cancelled,
+        DownloadError,
         EngineError,
         Filtered,
         FormatError,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     )
     from bitnet_inference.evaluate import Perplexity, perplexity
     from bitnet_inference.grammar.grammar import Grammar
+    from bitnet_inference.hub_pull import Pulled, pull
+    from bitnet_inference.installed import Installed, installed_models
     from bitnet_inference.llm import LLM
     from bitnet_inference.models import Models, ModelState
     from bitnet_inference.native import sampling_noise
@@ -63,12 +66,14 @@ __all__ = [
     "Chosen",
     "Conversion",
     "Counts",
+    "DownloadError",
     "EngineError",
     "Filter",
     "Filtered",
     "FormatError",
     "Generation",
     "Grammar",
+    "Installed",
     "InvalidParams",
     "KernelError",
     "Likelihood",
@@ -81,6 +86,7 @@ __all__ = [
     "Perplexity",
     "Piece",
     "PromptTooLong",
+    "Pulled",
     "QueueFull",
     "RequestError",
     "SamplingParams",
@@ -99,8 +105,10 @@ __all__ = [
     "choose",
     "convert",
     "generate_file",
+    "installed_models",
     "log_likelihoods",
     "perplexity",
+    "pull",
     "sampling_noise",
     "text_completion",
 ]
@@ -116,12 +124,14 @@ _HOMES = {
     "Filter": "text.filter",
     "Generation": "stream",
     "Grammar": "grammar.grammar",
+    "Installed": "installed",
     "Likelihood": "choices",
     "OutputFilter": "text.filter",
     "ModelState": "models",
     "Models": "models",
     "Perplexity": "evaluate",
     "Piece": "stream",
+    "Pulled": "hub_pull",
     "SamplingParams": "engine.params",
     "Stream": "stream",
     "TokenLogprobs": "engine.logprobs",
@@ -133,8 +143,10 @@ _HOMES = {
     "choose": "choices",
     "convert": "conversion",
     "generate_file": "offline",
+    "installed_models": "installed",
     "log_likelihoods": "choices",
     "perplexity": "evaluate",
+    "pull": "hub_pull",
     "text_completion": "completions",
 }
 

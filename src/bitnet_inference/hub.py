@@ -26,6 +26,15 @@ def locate(name: str, *, config: HubConfig | None = None) -> Path:
     return path
 
 
+def is_here(name: str, *, config: HubConfig | None = None) -> bool:
+    """Whether a model can be located. Raises InvalidParams."""
+    try:
+        locate(name, config=config)
+    except NotFound:
+        return False
+    return True
+
+
 def remove(name: str, *, config: HubConfig | None = None) -> int:
     """Remove all that was fetched of a repository, or with @REVISION one commit; how many bytes that frees.
 

@@ -5,7 +5,8 @@
                         snapshots/COMMIT/...         links
                         blobs/HASH                   the files
 
-Other tools write there too. So a model is opened at the commit that was pulled, even if another tool has moved the branch.
+Other tools write there too. So a model is opened at the commit that was pulled, even where another tool has moved the
+branch.
 """
 
 from __future__ import annotations
@@ -124,7 +125,11 @@ def _remove_commit(folder: Path, commit: str) -> None:
             (folder / "refs" / name).unlink()
     shutil.rmtree(folder / "snapshots" / commit)
     (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
-    used = {os.path.normpath(path.parent / path.readlink()) for path in (folder / "snapshots").rglob("*") if path.is_symlink()}
+    used = {
+        os.path.normpath(path.parent / path.readlink())
+        for path in (folder / "snapshots").rglob("*")
+        if path.is_symlink()
+    }
     for blob in (folder / "blobs").glob("*"):
         if os.path.normpath(blob) not in used:
             blob.unlink()

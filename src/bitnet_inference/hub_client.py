@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 import httpx2
-from huggingface_hub.utils import WeakFileLock, get_session
+from huggingface_hub import get_session
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # as its own cache is locked
 
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError, NotFound
@@ -107,7 +108,9 @@ class Hub:
                     raise DownloadError(f"{what}: the hub sends us to an address without https: check HF_ENDPOINT")
                 yield response
         except httpx2.TimeoutException:
-            raise Interrupted(f"{what}: the hub said nothing for {timeout:g} s: try again, or raise HF_HUB_DOWNLOAD_TIMEOUT") from None
+            raise Interrupted(
+                f"{what}: the hub said nothing for {timeout:g} s: try again, or raise HF_HUB_DOWNLOAD_TIMEOUT"
+            ) from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             why = f"{self._config.endpoint} broke off or cannot be reached ({type(error).__name__})"
             raise Interrupted(f"{what}: {why}: check your connection, and HF_ENDPOINT") from None
@@ -122,18 +125,22 @@ class Hub:
             raise DownloadError(f"{what}: {self._refusal(status, code)}")
         if status in (404, 410):
             missing = {"RevisionNotFound": "this revision", "EntryNotFound": "this file"}.get(code, "this repository")
-            raise NotFound(f"{what}: the hub does not have {missing} (or it is private, and needs HF_TOKEN): check the name")
+            raise NotFound(
+                f"{what}: the hub does not have {missing} (or it is private, and needs HF_TOKEN): check the name"
+            )
         if status in _PASSING:
             raise Interrupted(f"{what}: the hub answers {status}: try again later, or choose a mirror with HF_ENDPOINT")
         raise DownloadError(f"{what}: the hub answers {status}: check HF_ENDPOINT and your proxy")
 
     def _refusal(self, status: int, code: str) -> str:
         if code == "GatedRepo":
-            ask = f"its owners must let you in: ask for it on {self._config.endpoint}, and set HF_TOKEN to a token that may read it"
-            return f"the repository is gated ({status}): {ask}"
+            cure = f"ask its owners for access on {self._config.endpoint}, and set HF_TOKEN to a token that may read it"
+            return f"the repository is gated ({status}): {cure}"
         if self._config.token is None:
-            return f"the hub wants to know who asks ({status}): it is private, or not there: set HF_TOKEN, or check the name"
-        return f"the hub refuses the token in HF_TOKEN ({status}): take one that may read this repository, or check the name"
+            cure = "set HF_TOKEN, or check the name"
+            return f"the hub wants to know who asks ({status}), for it is private, or not there: {cure}"
+        cure = "take one that may read this repository, or check the name"
+        return f"the hub refuses the token in HF_TOKEN ({status}): {cure}"
 
 
 @contextmanager

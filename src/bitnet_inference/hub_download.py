@@ -1,4 +1,4 @@
-"""One file from the hub into the cache: on from where it was cut, never larger than announced, and checked by its hash."""
+"""One file from the hub into the cache: on from where it was cut, never larger than announced, of the right hash."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def registry() -> Mapping[str, Entry]:
 
 
 def _entry(name: str, fields: dict[str, Any]) -> Entry:
-    lists = {key: tuple(fields.pop(key, ())) for key in ("aliases", "files")}
-    return Entry(name=name, **fields, **lists)
+    aliases, files = tuple(fields.pop("aliases", ())), tuple(fields.pop("files", ()))
+    return Entry(name=name, aliases=aliases, files=files, **fields)
 
 
 def parse(text: str) -> Wanted:
@@ -105,7 +105,9 @@ def _split(name: str) -> tuple[str, tuple[str, ...]]:
         raise NotFound(_unknown(name))
     repository = f"{owner}/{repository}"
     if not is_repository(repository) or (file and not is_inside(file)) or name.endswith("/"):
-        raise InvalidParams(f"{name[:200]!r} is no name of a model: give NAME, owner/repository, or owner/repository/FILE")
+        raise InvalidParams(
+            f"{name[:200]!r} is no name of a model: give NAME, owner/repository, or owner/repository/FILE"
+        )
     return repository, (glob.escape(file),) if file else ()
 
 
@@ -123,8 +125,10 @@ def is_inside(file: str) -> bool:
 
 
 def _is_revision(text: str) -> bool:
-    return len(text) <= _MAX_NAME and bool(_REVISION.fullmatch(text)) and not any(
-        part.strip(".") == "" or part.endswith((".lock", ".")) for part in text.split("/")
+    return (
+        len(text) <= _MAX_NAME
+        and bool(_REVISION.fullmatch(text))
+        and not any(part.strip(".") == "" or part.endswith((".lock", ".")) for part in text.split("/"))
     )
 
 

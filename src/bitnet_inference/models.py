@@ -47,7 +47,7 @@ class _Entry:
 
 
 class Models:
-    """Models by path, of which as many are loaded as fit. All methods may be called from several threads at once.
+    """Models by path or name, of which as many are loaded as fit. All methods may be called from several threads.
 
     with models.use("models/a") as llm: ...
 
@@ -94,7 +94,8 @@ class Models:
         Raises what LLM.load raises; OutOfMemory too where the model does not fit beside those that are in use, and
         Stopped after `close`. Who waits for the same load gets the same error; the next call tries again.
         """
-        entry, is_new = self._enter(find_model(model).resolve())
+        path = find_model(model)  # the name of a file says what it is, that of the blob behind it in a cache does not
+        entry, is_new = self._enter(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
         try:
             if is_new:
                 self._load(entry)

@@ -23,8 +23,8 @@ LAYERS = {
     "model": 2,
     "backends": 3, "engine": 3,
     "llm": 4,
-    "bench": 5, "completions": 5, "conversion": 5, "doctor": 5, "evaluate": 5, "models": 5, "offline": 5, "replicas": 5,
-    "summary": 5, "telemetry": 5,
+    "bench": 5, "completions": 5, "conversion": 5, "doctor": 5, "evaluate": 5, "installed": 5, "models": 5,
+    "offline": 5, "replicas": 5, "summary": 5, "telemetry": 5,
     "server": 6,
     "cli": 7,
     "__init__": 8, "__main__": 8,
@@ -51,6 +51,13 @@ PARTS = {
     "gguf_tensors": "conversion",
     "prompt_file": "offline",
     "answer_file": "offline",
+    "hub_cache": "hub",
+    "hub_client": "hub",
+    "hub_download": "hub",
+    "hub_files": "hub",
+    "hub_folders": "hub",
+    "hub_names": "hub",
+    "hub_pull": "hub",
 }
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}
@@ -66,6 +73,8 @@ DOORS = {
     "pydantic": "server/",
     "starlette": "server/",
     "uvicorn": "server/run.py",
+    "httpx2": "hub_client.py",
+    "huggingface_hub": "hub_client.py",
     "jinja2": "text/chat.py",
     "llguidance": "grammar/matcher.py",
     "numpy": "",

@@ -598,8 +598,8 @@ class TestLife:
         assert stream.read().finish_reason in ("length", "stop")
 
     def test_unknown_models(self, tmp_path):
-        with pytest.raises(NotFound, match="hf download"):
-            LLM.load("microsoft/bitnet-b1.58-2B-4T")
+        with pytest.raises(NotFound, match="nobody/nothing has not been pulled: bitnet pull nobody/nothing"):
+            LLM.load("nobody/nothing")
         with pytest.raises(NotFound, match="no such file"):
             LLM.load("a" * 5000)
         with pytest.raises(InvalidParams, match="a model must be"):

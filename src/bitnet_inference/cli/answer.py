@@ -13,6 +13,7 @@ import typer
 
 from bitnet_inference.cli.beams import BEAMS, beam_params
 from bitnet_inference.cli.form import FORM, grammar_option
+from bitnet_inference.cli.hub import offer_to_pull
 from bitnet_inference.cli.options import (
     DRAFTS,
     FILTERING,
@@ -54,6 +55,7 @@ def run(
     if logprobs is not None and not as_json:
         raise InvalidParams("--logprobs are shown with --json only: add it")
     text, grammar, search = _read_prompt(prompt), grammar_option(ctx), beam_params(ctx)
+    offer_to_pull(ctx.params["model"])
     with profiling(profile) as more, load_llm(ctx, **more) as llm:
         plain = raw or not llm.tokenizer.templates
         if search is not None:

@@ -14,6 +14,7 @@ from bitnet_inference.cli.answer import run
 from bitnet_inference.cli.batch import batch
 from bitnet_inference.cli.conversation import chat
 from bitnet_inference.cli.convert import convert
+from bitnet_inference.cli.hub import list_models, pull, remove, show
 from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
 from bitnet_inference.cli.serve import serve
@@ -87,6 +88,8 @@ def bitnet(
     """
 
 
-for command in (run, chat, serve, batch, inspect, convert, bench, doctor):
+for command in (run, chat, serve, pull, show, batch, inspect, convert, bench, doctor):
     app.command()(command)
+app.command("list")(list_models)
+app.command("rm")(remove)
 app.command("eval")(evaluate)

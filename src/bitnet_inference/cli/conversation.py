@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitnet_inference.cli.answer import context_note, print_answer, system_messages
+from bitnet_inference.cli.hub import offer_to_pull
 from bitnet_inference.cli.options import (
     DRAFTS,
     FILTERING,
@@ -42,6 +43,7 @@ def chat(
     no terminal, every line is a message. When the context is full, the oldest turns are left out ("keep_system"),
     unless --overflow says otherwise.
     """
+    offer_to_pull(ctx.params["model"])
     with load_llm(ctx) as llm:
         if not llm.tokenizer.templates:
             raise Unsupported("the model has no chat template: use bitnet run, which continues a plain prompt")

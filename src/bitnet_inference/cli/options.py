@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from bitnet_inference.llm import LLM
 
 EXIT_MISTAKE = 2
-MODEL_HELP = 'A model folder, or "default" for the one that comes with the package.'
+MODEL_HELP = "A folder or a file, the name of a model that was pulled, or 'default' for the one in the package."
 # Options that several commands have: name, type and how it is shown. All default to None, "not given".
 LOADING: Mapping[str, Any] = {
-    "model": Annotated[str | None, typer.Option("--model", "-m", metavar="PATH", help=MODEL_HELP)],
+    "model": Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP)],
     "threads": Annotated[
         int | None, typer.Option(metavar="N", help="CPU threads. Default: BITNET_THREADS, or one a physical core.")
     ],
@@ -164,15 +164,18 @@ def read_text(file: Path) -> str:
 
 
 @contextmanager
-def progress_bar(title: str = "loading") -> Iterator[Callable[[int, int | None], None] | None]:
-    """A bar on stderr, where that is a terminal."""
+def progress_bar(
+    title: str = "loading", *, in_bytes: bool = False
+) -> Iterator[Callable[[int, int | None], None] | None]:
+    """A bar on stderr, where that is a terminal; one that counts bytes tells their speed too."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    columns = (*Progress.get_default_columns(), *((DownloadColumn(), TransferSpeedColumn()) if in_bytes else ()))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -47,7 +47,7 @@ def inspect(
     summary = summarize(folder)
     for title, lines in summary.groups.items():
         typer.echo(title)
-        _print_lines(lines)
+        print_lines(lines)
     if plan:
         typer.echo(f"\n{plan_of(folder)}")
     problems = summary.problems + (changed_tensors(folder) if verify else [])
@@ -97,7 +97,7 @@ def bench(
         result = measure_engine(path, config, load, progress) if load else measure(path, config, progress=progress)
     if json_file is not None:
         write_whole(json_file, json.dumps(result.as_json(), indent=2) + "\n")
-    _print_lines(result.lines())
+    print_lines(result.lines())
     typer.echo()
     print_table(result.table())
 
@@ -143,7 +143,7 @@ def evaluate(
         result = perplexity(llm, words, window=window, stride=stride, progress=progress)
     if json_file is not None:
         write_whole(json_file, json.dumps(asdict(result), indent=2) + "\n")
-    _print_lines(
+    print_lines(
         [
             ("perplexity", f"{result.perplexity:.4f}"),
             ("bits a byte", f"{result.bits_per_byte or 0:.4f}"),
@@ -165,14 +165,15 @@ def doctor() -> None:
     diagnosis = diagnose()
     for title, lines in diagnosis.groups.items():
         typer.echo(title)
-        _print_lines(lines)
+        print_lines(lines)
     for problem in diagnosis.problems:
         typer.echo(f"bitnet: {problem}", err=True)
     if diagnosis.problems:
         raise typer.Exit(EXIT_WRONG)
 
 
-def _print_lines(lines: Iterable[tuple[str, str]]) -> None:
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """A title and a value each."""
     for name, value in lines:
         typer.echo(f"  {name:<16} {value}")
 

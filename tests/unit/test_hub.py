@@ -1,0 +1,280 @@
+"""Names of models, what is in caches and folders, and how it is listed, shown and removed. Nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_hub import serving
+from gguf_samples import write_default
+from typer.testing import CliRunner
+
+from bitnet_inference import Models, cli
+from bitnet_inference.config import HubConfig
+from bitnet_inference.errors import InvalidParams, NotFound
+from bitnet_inference.hub import locate, remove
+from bitnet_inference.hub_names import is_inside, is_repository, parse, registry
+from bitnet_inference.installed import installed_models
+
+MODEL = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model"
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def cached(cache: Path, repository: str, commit: str, files: dict[str, bytes], *, ref: str = "main") -> Path:
+    """A commit in the layout of Hugging Face's tools."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    for name, data in files.items():
+        blob = folder / "blobs" / f"{hash(data):x}".strip("-")
+        path = folder / "snapshots" / commit / name
+        for each in (blob, path):
+            each.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / ref).write_text(commit)
+    return folder / "snapshots" / commit
+
+
+def model_files() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in MODEL.iterdir() if path.name != "golden.json"}
+
+
+def bitnet(cache: Path, *args: str) -> tuple[int, str, str]:
+    environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    result = CliRunner().invoke(cli.app, args, prog_name="bitnet", env=environment)
+    return result.exit_code, result.stdout, result.stderr
+
+
+class TestNames:
+    def test_the_registry_is_sound(self):
+        names = [each for entry in registry().values() for each in (entry.name, *entry.aliases)]
+        assert len(set(names)) == len(names) and names == [name.lower() for name in names]
+        for entry in registry().values():
+            assert is_repository(entry.repository) and entry.what and parse(entry.name).repository == entry.repository
+            assert parse(entry.repository).files == entry.files == parse(entry.name).files
+
+    def test_what_a_name_stands_for(self):
+        wanted = parse("BitNet@v1.0")
+        assert (wanted.repository, wanted.revision) == ("microsoft/bitnet-b1.58-2B-4T", "v1.0")
+        assert parse("bitnet").revision == "main"
+        wanted = parse("me/you/q/x[1].gguf@refs/pr/3")
+        assert (wanted.repository, wanted.revision, wanted.files) == ("me/you", "refs/pr/3", ("q/x[[]1].gguf",))
+
+    def test_typos(self):
+        with pytest.raises(NotFound, match=r"no model is called falcom3-1b: did you mean falcon3-1b"):
+            parse("falcom3-1b")
+        with pytest.raises(NotFound, match="bitnet show lists the names"):
+            parse("zzzz")
+
+    @pytest.mark.parametrize(
+        "name",
+        ["../x/y", "a/..", "a/b/", "a/b/../c.gguf", "a/b//etc", "a/b/c:d", "a/b@", "a/b@../x", "a/b@/x", "a/b@x/..",
+         "a/b@x y", "a--b/c", "a/b.git", "a/b/c\\d", "é/b", "a/-b", "a" * 97 + "/b", "a/b@x.lock", "a/b\n", "/a/b"],
+    )  # fmt: skip
+    def test_what_is_no_name(self, name):
+        with pytest.raises((InvalidParams, NotFound)):
+            parse(name)
+
+    @pytest.mark.parametrize(
+        "file", ["..", "../x", "/x", "a/../b", "a//b", "x/", "C:x", "a\\b", "a\0b", "x\n", ". ./x"]
+    )
+    def test_what_leads_out(self, file):
+        assert not is_inside(file) and is_inside("a/b.c") and is_inside(".gitattributes")
+
+
+class TestCache:
+    def test_models_of_other_tools_are_found(self, tmp_path):
+        config = HubConfig(cache=tmp_path)
+        old = cached(tmp_path, "me/tiny", OLD, model_files())
+        assert locate("me/tiny", config=config) == old
+        cached(tmp_path, "me/tiny", NEW, {"config.json": b"{}"})  # a tool has looked at the new one
+        with pytest.raises(NotFound, match="me/tiny is here in part only: bitnet pull me/tiny"):
+            locate("me/tiny", config=config)
+        assert locate(f"me/tiny@{OLD[:7]}", config=config) == old
+        parts = {
+            "model-1.safetensors": b"1",
+            "model.safetensors.index.json": b'{"weight_map": {"x": "model-2.safetensors"}}',
+        }
+        cached(tmp_path, "me/parts", OLD, {"config.json": b"{}", **parts})
+        with pytest.raises(NotFound, match="in part only"):
+            locate("me/parts", config=config)
+
+    def test_broken_refs_are_none(self, tmp_path):
+        cached(tmp_path, "me/tiny", OLD, model_files())
+        for text in ("../../../x", "A" * 40, "", "\xff"):
+            (tmp_path / "models--me--tiny" / "refs" / "main").write_text(text, encoding="latin-1")
+            with pytest.raises(NotFound, match="has not been pulled"):
+                locate("me/tiny", config=HubConfig(cache=tmp_path))
+
+    def test_a_link_in_the_shared_store_is_followed(self, tmp_path):
+        folder = cached(tmp_path, "me/tiny", OLD, model_files())
+        blob = (folder / "model.safetensors").resolve()
+        shared = tmp_path / "blobs" / "ab" / "abcd"
+        shared.parent.mkdir(parents=True)
+        blob.rename(shared)
+        blob.symlink_to(os.path.relpath(shared, blob.parent))
+        (found,) = installed_models(config=HubConfig(cache=tmp_path))
+        assert (found.name, found.problem) == ("me/tiny", "")
+
+    def test_models_by_name_are_shared(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        cached(tmp_path, "me/tiny", OLD, model_files())
+        with (
+            Models(1 << 30, max_cache_tokens=256) as models,
+            models.use("me/tiny") as one,
+            models.use("me/tiny") as other,
+        ):
+            models.preload(f"me/tiny@{OLD}")
+            assert one is other and len(models.loaded()) == 1
+
+    def test_the_environment(self, tmp_path, monkeypatch):
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        config = HubConfig.from_env()
+        assert config.cache == tmp_path / "huggingface" / "hub"
+        assert (config.endpoint, config.token) == ("https://huggingface.co", None)
+        (tmp_path / "token").write_text("hf_file\n")
+        for name, value in {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://mirror/", "HF_HUB_OFFLINE": "yes"}.items():
+            monkeypatch.setenv(name, value)
+        config = HubConfig.from_env()
+        assert (config.cache, config.endpoint) == (tmp_path / "hub", "http://mirror")
+        assert (config.token, config.offline) == ("hf_file", True)
+        monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
+        with pytest.raises(InvalidParams, match="HF_ENDPOINT is 'file:///etc'"):
+            HubConfig.from_env()
+
+
+class TestRemove:
+    def test_a_repository(self, tmp_path):
+        cached(tmp_path, "me/tiny", OLD, {"config.json": b"{}"})
+        other = cached(tmp_path, "me/other", OLD, {"config.json": b"{}"})
+        assert remove("me/tiny", config=HubConfig(cache=tmp_path)) > 0
+        assert [path.name for path in tmp_path.iterdir()] == ["models--me--other"] and other.is_dir()
+        with pytest.raises(NotFound, match="me/tiny is not in"):
+            remove("me/tiny", config=HubConfig(cache=tmp_path))
+
+    def test_a_commit_and_what_no_other_has(self, tmp_path):
+        config = HubConfig(cache=tmp_path)
+        cached(tmp_path, "me/tiny", OLD, {"config.json": b"{}", "x.gguf": b"old"}, ref="v1")
+        new = cached(tmp_path, "me/tiny", NEW, {"config.json": b"{}", "x.gguf": b"newer"})
+        assert remove("me/tiny@v1", config=config) == 3 + 40
+        assert (new / "config.json").read_bytes() == b"{}" and (new / "x.gguf").read_bytes() == b"newer"
+        folder = new.parents[1]
+        assert len(list((folder / "blobs").iterdir())) == 2
+        assert [path.name for path in (folder / "refs").iterdir()] == ["main"]
+        assert [path.name for path in (folder / "snapshots").iterdir()] == [NEW]
+        with pytest.raises(NotFound):
+            remove("me/tiny@v1", config=config)
+        remove("me/tiny@main", config=config)
+        assert not folder.exists()
+
+    def test_nothing_outside_the_cache(self, tmp_path):
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "precious").write_text("x")
+        cache = tmp_path / "cache"
+        config = HubConfig(cache=cache)
+        folder = cached(cache, "me/tiny", OLD, {"config.json": b"{}"})
+        (folder / "link").symlink_to(outside)
+        (folder.parents[1] / "blobs" / "link").symlink_to(outside)
+        (cache / "models--me--linked").symlink_to(outside)
+        with pytest.raises(InvalidParams, match="no folder of the cache"):
+            remove("me/linked", config=config)
+        remove("me/tiny", config=config)
+        for name in (str(outside), "../outside", "me/tiny/x.gguf", "x/.."):
+            with pytest.raises((InvalidParams, NotFound)):
+                remove(name, config=config)
+        assert (outside / "precious").read_text() == "x"
+
+
+class TestCommands:
+    @pytest.fixture
+    def cache(self, tmp_path):
+        files = {**model_files(), "README.md": b"---\nlicense: mit\n---\n# Hi"}
+        cached(tmp_path / "cache", "microsoft/bitnet-b1.58-2B-4T", OLD, files)
+        cached(
+            tmp_path / "cache",
+            "google/bert",
+            OLD,
+            {"config.json": b'{"architectures": ["BertModel"]}', "model.safetensors": b""},
+        )
+        return tmp_path / "cache"
+
+    def test_list(self, tmp_path, cache):
+        code, out, _ = bitnet(cache, "list")
+        assert code == 0 and "bert" not in out
+        assert out.splitlines()[1].split()[:2] == ["bitnet-2b", "Hugging"] and f"main {OLD[:12]}" in out
+        code, out, err = bitnet(cache, "list", "--all")
+        assert "google/bert" in out and "google/bert: " in err
+        assert bitnet(tmp_path / "none", "list")[1] == ""
+
+    def test_list_of_other_tools(self, tmp_path, cache):
+        digest = "c" * 64
+        for name in ("studio/me/tiny/x.gguf", f"ollama/models/blobs/sha256-{digest}"):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True)
+            write_default(path)
+        library = tmp_path / "ollama/models/manifests/registry.ollama.ai/library/tiny"
+        library.mkdir(parents=True)
+        layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}]
+        (library / "latest").write_text(json.dumps({"layers": layers}))
+        layers[0]["digest"] = "sha256:../../../studio/me/tiny/x.gguf"
+        (library / "evil").write_text(json.dumps({"layers": layers}))
+        (library / "broken").write_text("[")
+        folders = ["--gguf-folder", str(tmp_path / "studio"), "--gguf-folder", str(tmp_path / "ollama")]
+        code, out, _ = bitnet(cache, "list", "--json", *folders)
+        found = {each["name"]: each for each in json.loads(out)}
+        assert code == 0 and set(found) == {"bitnet-2b", "me/tiny/x.gguf", "tiny:latest"}
+        assert found["tiny:latest"]["format"] == "GGUF" and found["tiny:latest"]["num_bytes"] > 0
+        code, _, err = bitnet(cache, "list", "--gguf-folder", str(tmp_path / "nowhere"))
+        assert code == 2 and "there is no such folder" in err
+
+    def test_show(self, cache):
+        code, out, _ = bitnet(cache, "show", "bitnet")
+        assert code == 0
+        for line in ("bitnet-2b, bitnet, ", "microsoft/bitnet-b1.58-2B-4T", OLD, "mit", "model.safetensors", "default"):
+            assert line in out
+        code, out, _ = bitnet(cache, "show", "falcon3-1b")
+        assert code == 0 and "no: bitnet pull falcon3-1b" in out
+        code, out, _ = bitnet(cache, "show")
+        assert code == 0 and len(out.splitlines()) == len(registry()) + 1
+        code, _, err = bitnet(cache, "show", "falcom3-1b")
+        assert code == 2 and "did you mean falcon3-1b" in err and err.count("\n") == 1
+
+    def test_names_in_other_commands(self, cache):
+        code, out, _ = bitnet(cache, "inspect", "bitnet-2b")
+        assert code == 0 and OLD in out
+        code, _, err = bitnet(cache, "run", "x", "-m", "falcon3-1b")
+        assert code == 2 and "falcon3-1b has not been pulled: bitnet pull falcon3-1b" in err and err.count("\n") == 1
+        code, _, err = bitnet(cache, "run", "x", "--drafts", "bitnett")
+        assert code == 2 and "did you mean bitnet" in err
+
+    def test_rm(self, cache):
+        code, _, err = bitnet(cache, "rm", "bitnet-2b")
+        assert code == 2 and "add --yes" in err
+        assert bitnet(cache, "rm", "bitnet-2b", "--yes")[0] == 0
+        assert [path.name for path in cache.iterdir()] == ["models--google--bert"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_run_offers_to_pull_on_a_terminal(tmp_path):
+    import pty
+
+    with serving(model_files()) as hub:
+        ours, theirs = pty.openpty()
+        environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url, "TERM": "dumb"}
+        command = [sys.executable, "-m", "bitnet_inference", "run", "The fox", "-n", "5", "-m", "me/tiny"]
+        os.write(ours, b"y\n")
+        streams = {"stdin": theirs, "stderr": theirs, "stdout": subprocess.PIPE}
+        result = subprocess.run(command, env=environment, text=True, **streams)
+        shown = os.read(ours, 10_000)
+        os.close(ours), os.close(theirs)
+    assert result.returncode == 0 and b"me/tiny is not here. Pull it" in shown, shown
+    assert len(result.stdout.split()) >= 3
+    shutil.rmtree(tmp_path)
