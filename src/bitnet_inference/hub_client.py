@@ -90,7 +90,7 @@ class Hub:
         with self._answer(path, headers, f"{repository}: {file.path}") as response:
             if sink.num_bytes and not _goes_on(response, sink.num_bytes):
                 sink.restart()
-            for chunk in response.iter_raw():
+            for chunk in response.iter_bytes():
                 sink.write(chunk)
 
     @contextmanager

@@ -82,7 +82,7 @@ def _cached(cache: Path, repository: str) -> Iterator[tuple[str, str, Path]]:
         full = name if each == usual else f"{repository}@{each.commit[:_SHOWN_COMMIT]}"
         revision = " ".join((*each.refs, each.commit[:_SHOWN_COMMIT]))
         ggufs = sorted(each.folder.rglob("*.gguf"))
-        if len(ggufs) > 1 and not wanted.files:
+        if len(ggufs) > 1 and not wanted.files and not (each.folder / "config.json").exists():
             _, at, commit = full.partition("@")
             yield from (
                 (f"{repository}/{path.relative_to(each.folder).as_posix()}{at}{commit}", revision, path)

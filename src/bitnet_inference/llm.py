@@ -128,7 +128,7 @@ class LLM(PromptNumbers, RankedTexts):
         listener: EngineListener | None = None,
         profile: bool = False,
     ) -> LLM:
-        """Load a model: "default" for the one that comes with the package, or a path.
+        """Load a model: "default" for the one that comes with the package, a path, or the name of one that was pulled.
 
         `device`, `threads`, `cache_dtype`, `quantize`, `head`: see EngineConfig. `max_cache_tokens`: the KV cache holds
         at most so many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from fake_hub import COMMIT, FakeHub, serving
 from typer.testing import CliRunner
@@ -87,6 +88,14 @@ def test_the_command_and_a_load_by_name(hub, config, monkeypatch):
     result = CliRunner().invoke(cli.app, ["pull", "me/tiny"], prog_name="bitnet")
     assert result.exit_code == 2 and result.stderr.startswith("bitnet: HF_HUB_OFFLINE is set")
     assert result.stderr.count("\n") == 1
+
+
+def test_other_tools_find_it(hub, config):
+    pulled = pull("me/tiny", config=config)
+    options = {"local_files_only": True, "cache_dir": config.cache}
+    assert huggingface_hub.snapshot_download("me/tiny", **options) == str(pulled.path)
+    (repository,) = huggingface_hub.scan_cache_dir(config.cache).repos
+    assert (repository.repo_id, repository.size_on_disk) == ("me/tiny", pulled.num_bytes)
 
 
 def test_a_cut_goes_on_within_a_pull(hub, config):

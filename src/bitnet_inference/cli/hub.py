@@ -91,11 +91,15 @@ def offer_to_pull(model: str | None) -> None:
     """Where a model has a name and is not here, ask whether to pull it; nobody is asked without a terminal."""
     if model is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    from bitnet_inference.hub_names import is_name
+    from bitnet_inference.hub_names import is_name, parse
     from bitnet_inference.model_folder import find_model
 
     try:
         find_model(model)
     except NotFound:
-        if is_name(model) and typer.confirm(f"{model} is not here. Pull it from the Hugging Face Hub?", err=True):
+        if not is_name(model):
+            return
+        entry = parse(model).entry
+        size = f", about {entry.size_mb} MB" if entry and entry.size_mb else ""
+        if typer.confirm(f"{model} is not here. Pull it from the Hugging Face Hub{size}?", err=True):
             pull(model)
