@@ -1,4 +1,4 @@
-"""The session of docs/models.md: names that are not here."""
+"""The example of docs/models.md: names that are not here."""
 
 from bitnet_inference import LLM, NotFound
 

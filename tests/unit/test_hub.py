@@ -224,7 +224,8 @@ class TestCommands:
         library.mkdir(parents=True)
         layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}]
         (library / "latest").write_text(json.dumps({"layers": layers}))
-        layers[0]["digest"] = "sha256:../../../studio/me/tiny/x.gguf"
+        (tmp_path / "ollama/models/blobs/sha256-x").mkdir()
+        layers[0]["digest"] = "sha256:x/../../../../studio/me/tiny/x.gguf"
         (library / "evil").write_text(json.dumps({"layers": layers}))
         (library / "broken").write_text("[")
         folders = ["--gguf-folder", str(tmp_path / "studio"), "--gguf-folder", str(tmp_path / "ollama")]
