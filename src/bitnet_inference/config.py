@@ -108,6 +108,10 @@ class HubConfig:
     def __post_init__(self) -> None:
         if not self.endpoint.startswith(("https://", "http://")):
             raise InvalidParams(f"HF_ENDPOINT is {self.endpoint!r}: give an address that begins with https://")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise InvalidParams("HF_TOKEN has letters that no token has: copy it again")
+        if not self.timeout_s > 0:
+            raise InvalidParams(f"HF_HUB_DOWNLOAD_TIMEOUT is {self.timeout_s}: give a number of seconds above 0")
 
     @classmethod
     def from_env(cls) -> HubConfig:

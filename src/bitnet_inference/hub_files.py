@@ -43,6 +43,7 @@ def choose(repository: str, files: Sequence[str], patterns: Sequence[str]) -> li
 
     Raises InvalidParams where there are several models, and Unsupported where there is none.
     """
+    files = [file for file in files if file.isprintable()]  # the others are nothing to show on a terminal
     if patterns:
         weights = [file for file in files if matches(file, patterns) and is_weights(file)]
         if not weights:

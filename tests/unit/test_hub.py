@@ -145,9 +145,12 @@ class TestCache:
         config = HubConfig.from_env()
         assert (config.cache, config.endpoint) == (tmp_path / "hub", "http://mirror")
         assert (config.token, config.offline) == ("hf_file", True)
-        monkeypatch.setenv("HF_ENDPOINT", "file:///etc")
-        with pytest.raises(InvalidParams, match="HF_ENDPOINT is 'file:///etc'"):
-            HubConfig.from_env()
+        wrong = {"HF_ENDPOINT": "file:///etc", "HF_TOKEN": "hf_\u00e9", "HF_HUB_DOWNLOAD_TIMEOUT": "0"}
+        for name, value in wrong.items():
+            with monkeypatch.context() as patch, pytest.raises(InvalidParams, match=name) as caught:
+                patch.setenv(name, value)
+                HubConfig.from_env()
+            assert "hf_" not in str(caught.value)
 
 
 class TestRemove:

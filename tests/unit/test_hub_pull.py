@@ -301,6 +301,9 @@ def test_which_files_are_fetched(hub, config):
         locate("me/tiny/a-q4.gguf", config=config)
     with pytest.raises(Unsupported, match=r"no weights like b.gguf: it has me/tiny/a-i2_s.gguf"):
         pull("me/tiny/b.gguf", config=config)
+    hub.files = {"a.gguf": b"", "b\x1b[2J.gguf": b"", "c.gguf": b""}
+    with pytest.raises(InvalidParams, match=r"\(a.gguf, c.gguf\)"):
+        pull("me/tiny", config=config)
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b""}
     with pytest.raises(Unsupported, match="its weights are pickles"):
         pull("me/tiny", config=config)
