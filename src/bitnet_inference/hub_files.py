@@ -15,7 +15,7 @@ _TEXTS = (
     "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja", "modules.json",
     "1_Pooling/config.json", "README.md", "LICENSE", "LICENSE.*",
 )  # fmt: skip
-_SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_SAFETENSORS = ("model.safetensors", "model*.safetensors", "model.safetensors.index.json")
 _META = ("params.json", "consolidated.*.pth", "tokenizer.model", "README.md", "LICENSE", "LICENSE.*")
 _ABOUT = ("README.md", "LICENSE", "LICENSE.*")
 _WEIGHTS = (".safetensors", ".gguf", ".pth")

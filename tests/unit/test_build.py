@@ -16,6 +16,10 @@ IS_INSTALLED = any(metadata.Distribution.discover(name="bitnet-inference"))
 installed = pytest.mark.skipif(not IS_INSTALLED, reason="the package is on the path, and not installed")
 
 
+def test_the_names_of_models_are_there() -> None:
+    assert (INSTALLED / "models.toml").is_file()
+
+
 def test_the_default_model_is_there() -> None:
     names = {path.name for path in (INSTALLED / "default_model").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
