@@ -273,11 +273,14 @@ def test_run_offers_to_pull_on_a_terminal(tmp_path):
     with serving(model_files()) as hub:
         ours, theirs = pty.openpty()
         environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url, "TERM": "dumb"}
+        environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "600"  # the machine may be busy with something else
         command = [sys.executable, "-m", "bitnet_inference", "run", "The fox", "-n", "5", "-m", "me/tiny"]
         os.write(ours, b"y\n")
         streams = {"stdin": theirs, "stderr": theirs, "stdout": subprocess.PIPE}
         result = subprocess.run(command, env=environment, text=True, **streams)
-        shown = os.read(ours, 10_000)
+        shown = b""
+        while b"Pull it" not in shown:
+            shown += os.read(ours, 10_000)
         os.close(ours), os.close(theirs)
     assert result.returncode == 0 and b"me/tiny is not here. Pull it" in shown, shown
     assert len(result.stdout.split()) >= 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ FOLDER = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model
 MODEL = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.name != "golden.json"}
 SMALL = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400}
 WEIGHTS = SMALL["model.safetensors"]
+PATIENCE_S = 600  # the machine may be busy with something else
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def config(hub: FakeHub, tmp_path: Path) -> HubConfig:
-    return HubConfig(cache=tmp_path / "cache", endpoint=hub.url, retry_wait_s=0, timeout_s=5)
+    return HubConfig(cache=tmp_path / "cache", endpoint=hub.url, retry_wait_s=0, timeout_s=PATIENCE_S)
 
 
 def everything(folder: Path) -> set[str]:
@@ -75,6 +77,7 @@ def test_a_pulled_model_runs(tmp_path, hub, config):
 def test_the_command_and_a_load_by_name(hub, config, monkeypatch):
     hub.files = MODEL
     variables = {"HF_HUB_CACHE": str(config.cache), "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
+    variables["HF_HUB_DOWNLOAD_TIMEOUT"] = str(PATIENCE_S)
     command = [sys.executable, "-m", "bitnet_inference", "pull", "me/tiny"]
     result = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     assert result.returncode == 0 and COMMIT in result.stdout and COMMIT in result.stderr, result.stderr
@@ -157,7 +160,7 @@ def test_a_full_disk(hub, config):
     code = (
         "import resource; from pathlib import Path; from bitnet_inference.config import HubConfig;"
         "from bitnet_inference.hub_pull import pull; resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
-        f"pull('me/tiny', config=HubConfig(cache=Path({str(config.cache)!r}), endpoint={hub.url!r}))"
+        f"pull('me/tiny', config=HubConfig(cache=Path({str(config.cache)!r}), endpoint={hub.url!r}, timeout_s=600))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = result.stderr.splitlines()[-1]
@@ -200,7 +203,7 @@ def test_refusals(hub, config, status, headers, kind, message):
 
 def test_a_refused_token_is_not_shown(hub, config):
     hub.answer = lambda handler, path: handler.send(401, b"")
-    secret = HubConfig(cache=config.cache, endpoint=hub.url, token="hf_secret")
+    secret = dataclasses.replace(config, token="hf_secret")
     with pytest.raises(DownloadError, match=r"refuses the token in HF_TOKEN \(401\)") as caught:
         pull("me/tiny", config=secret)
     assert "secret" not in str(caught.value) and "secret" not in repr(secret)
@@ -217,7 +220,7 @@ def test_the_token_stays_with_the_hub(hub, config):
         hub.answer = lambda handler, path: (
             "/resolve/" in path and handler.send(302, b"", {"Location": f"{elsewhere.url}{path}"})
         )
-        secret = HubConfig(cache=config.cache, endpoint=hub.url, token="hf_secret")
+        secret = dataclasses.replace(config, token="hf_secret")
         assert (pull("me/tiny", config=secret).path / "model.safetensors").read_bytes() == WEIGHTS
         assert [token for *_, token in elsewhere.requests] == [None, None]
         hub.answer = lambda handler, path: handler.send(302, b"", {"Location": f"{elsewhere.url}{path}"})
