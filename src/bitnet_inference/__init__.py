@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from bitnet_inference.evaluate import Perplexity, perplexity
     from bitnet_inference.grammar.grammar import Grammar
-    from bitnet_inference.hub_pull import Pulled, pull
+    from bitnet_inference.hub.pull import Pulled, pull
     from bitnet_inference.installed import Installed, installed_models
     from bitnet_inference.llm import LLM
     from bitnet_inference.models import Models, ModelState
@@ -131,7 +131,7 @@ _HOMES = {
     "Models": "models",
     "Perplexity": "evaluate",
     "Piece": "stream",
-    "Pulled": "hub_pull",
+    "Pulled": "hub.pull",
     "SamplingParams": "engine.params",
     "Stream": "stream",
     "TokenLogprobs": "engine.logprobs",
@@ -146,7 +146,7 @@ _HOMES = {
     "installed_models": "installed",
     "log_likelihoods": "choices",
     "perplexity": "evaluate",
-    "pull": "hub_pull",
+    "pull": "hub.pull",
     "text_completion": "completions",
 }
 

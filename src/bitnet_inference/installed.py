@@ -9,11 +9,11 @@ from pathlib import Path
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.hub import is_here
-from bitnet_inference.hub_cache import Snapshot, find, repositories, snapshots
-from bitnet_inference.hub_files import model_in
-from bitnet_inference.hub_folders import models_under
-from bitnet_inference.hub_names import Wanted, name_of, parse, registry
+from bitnet_inference.hub.cache import Snapshot, find, repositories, snapshots
+from bitnet_inference.hub.files import model_in
+from bitnet_inference.hub.folders import models_under
+from bitnet_inference.hub.local import is_here
+from bitnet_inference.hub.names import Wanted, name_of, parse, registry
 from bitnet_inference.model_folder import load_text_files
 
 _SHOWN_COMMIT = 12

@@ -11,8 +11,8 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.packed import PackedCheckpoint
-from bitnet_inference.hub import locate
-from bitnet_inference.hub_names import is_name
+from bitnet_inference.hub.local import locate
+from bitnet_inference.hub.names import is_name
 from bitnet_inference.text.embedded import from_embedded
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folders import read_folder

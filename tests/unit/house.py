@@ -51,13 +51,6 @@ PARTS = {
     "gguf_tensors": "conversion",
     "prompt_file": "offline",
     "answer_file": "offline",
-    "hub_cache": "hub",
-    "hub_client": "hub",
-    "hub_download": "hub",
-    "hub_files": "hub",
-    "hub_folders": "hub",
-    "hub_names": "hub",
-    "hub_pull": "hub",
 }
 # Below a room, and still not its business.
 BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backends": ("hub", "text")}
@@ -73,8 +66,8 @@ DOORS = {
     "pydantic": "server/",
     "starlette": "server/",
     "uvicorn": "server/run.py",
-    "httpx2": "hub_client.py",
-    "huggingface_hub": "hub_client.py",
+    "httpx2": "hub/client.py",
+    "huggingface_hub": "hub/client.py",
     "jinja2": "text/chat.py",
     "llguidance": "grammar/matcher.py",
     "numpy": "",

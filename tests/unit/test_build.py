@@ -17,7 +17,7 @@ installed = pytest.mark.skipif(not IS_INSTALLED, reason="the package is on the p
 
 
 def test_the_names_of_models_are_there() -> None:
-    assert (INSTALLED / "models.toml").is_file()
+    assert (INSTALLED / "hub" / "models.toml").is_file()
 
 
 def test_the_default_model_is_there() -> None:

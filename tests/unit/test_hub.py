@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from bitnet_inference import Models, cli
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import InvalidParams, NotFound
-from bitnet_inference.hub import locate, remove
-from bitnet_inference.hub_names import is_inside, is_repository, parse, registry
+from bitnet_inference.hub.local import locate, remove
+from bitnet_inference.hub.names import is_inside, is_repository, parse, registry
 from bitnet_inference.installed import installed_models
 
 MODEL = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model"

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from bitnet_inference import cli
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError, InvalidParams, NotFound, Unsupported
-from bitnet_inference.hub import locate
-from bitnet_inference.hub_pull import pull
+from bitnet_inference.hub.local import locate
+from bitnet_inference.hub.pull import pull
 from bitnet_inference.llm import LLM
 
 FOLDER = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model"
@@ -159,7 +159,7 @@ def test_nothing_is_written_beyond_what_was_announced(hub, config):
 def test_a_full_disk(hub, config):
     code = (
         "import resource; from pathlib import Path; from bitnet_inference.config import HubConfig;"
-        "from bitnet_inference.hub_pull import pull; resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
+        "from bitnet_inference.hub.pull import pull; resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000));"
         f"pull('me/tiny', config=HubConfig(cache=Path({str(config.cache)!r}), endpoint={hub.url!r}, timeout_s=600))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

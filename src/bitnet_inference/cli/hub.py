@@ -24,7 +24,7 @@ def pull(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)]) -
     goes on when it is pulled again. HF_ENDPOINT chooses a mirror, HF_TOKEN opens private and gated models, and
     HF_HUB_CACHE chooses the folder.
     """
-    from bitnet_inference.hub_pull import pull as pull_model
+    from bitnet_inference.hub.pull import pull as pull_model
 
     with progress_bar("pulling", in_bytes=True) as progress:
         pulled = pull_model(name, progress=progress)
@@ -75,8 +75,8 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
     """Remove a model that was pulled: all of its repository, or with @REVISION one commit of it."""
-    from bitnet_inference.hub import remove as remove_model
-    from bitnet_inference.hub_names import parse
+    from bitnet_inference.hub.local import remove as remove_model
+    from bitnet_inference.hub.names import parse
 
     repository = parse(name).repository
     if not yes:
@@ -91,7 +91,7 @@ def offer_to_pull(model: str | None) -> None:
     """Where a model has a name and is not here, ask whether to pull it; nobody is asked without a terminal."""
     if model is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    from bitnet_inference.hub_names import is_name, parse
+    from bitnet_inference.hub.names import is_name, parse
     from bitnet_inference.model_folder import find_model
 
     try:

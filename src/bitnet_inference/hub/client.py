@@ -20,8 +20,8 @@ from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # 
 
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError, NotFound
-from bitnet_inference.hub_cache import folder_of, is_commit
-from bitnet_inference.hub_names import Wanted
+from bitnet_inference.hub.cache import folder_of, is_commit
+from bitnet_inference.hub.names import Wanted
 
 _MAX_LISTING_BYTES = 16 << 20
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")

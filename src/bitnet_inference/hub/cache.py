@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet_inference.errors import DownloadError, InvalidParams, NotFound
-from bitnet_inference.hub_names import is_repository
+from bitnet_inference.hub.names import is_repository
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BEGINNING = re.compile(r"[0-9a-f]{7,40}")

@@ -1,14 +1,14 @@
-"""Models by name, as they lie in the cache: found and removed. Nothing here asks the network; hub_pull does."""
+"""Models by name, as they lie in the cache: found and removed. Nothing here asks the network; `pull` does."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bitnet_inference import hub_cache
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import InvalidParams, NotFound
-from bitnet_inference.hub_files import model_in
-from bitnet_inference.hub_names import parse
+from bitnet_inference.hub import cache as hub_cache
+from bitnet_inference.hub.files import model_in
+from bitnet_inference.hub.names import parse
 
 
 def locate(name: str, *, config: HubConfig | None = None) -> Path:

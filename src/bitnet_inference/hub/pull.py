@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitnet_inference import hub_cache
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError
-from bitnet_inference.hub_client import Hub, RemoteFile
-from bitnet_inference.hub_download import blob_of, download, is_there, partial_of
-from bitnet_inference.hub_files import choose, is_weights, model_in
-from bitnet_inference.hub_names import Wanted, is_inside, parse
+from bitnet_inference.hub import cache as hub_cache
+from bitnet_inference.hub.client import Hub, RemoteFile
+from bitnet_inference.hub.download import blob_of, download, is_there, partial_of
+from bitnet_inference.hub.files import choose, is_weights, model_in
+from bitnet_inference.hub.names import Wanted, is_inside, parse
 
 _MAX_WEIGHTS_BYTES = 1 << 40
 _MAX_TEXT_BYTES = 64 << 20  # of a file that holds no weights

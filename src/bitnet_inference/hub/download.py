@@ -10,8 +10,8 @@ from typing import IO, Any
 
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError
-from bitnet_inference.hub_cache import folder_of
-from bitnet_inference.hub_client import Hub, Interrupted, RemoteFile, locked
+from bitnet_inference.hub.cache import folder_of
+from bitnet_inference.hub.client import Hub, Interrupted, RemoteFile, locked
 
 _MAX_MISSES = 5  # tries in a row that bring nothing
 _PIECE_BYTES = 1 << 20

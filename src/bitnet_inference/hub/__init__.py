@@ -1,0 +1,1 @@
+"""Models by name: what there is, what is here, and how the rest gets here. Only `pull` asks the network."""
