@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.backends import load_model
+from bitnet_inference.backends import load_model, resolved
 from bitnet_inference.backends.cpu import CpuModel
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams
@@ -152,9 +152,9 @@ def measure(
 
     Raises what loading raises, and InvalidParams where nothing of the workload fits.
     """
-    config = (config or EngineConfig.from_env()).resolve()
     start = time.perf_counter()
     checkpoint = open_checkpoint(path)
+    config = resolved(checkpoint, config or EngineConfig.from_env())
     model = load_model(checkpoint, config, progress)
     load_s = time.perf_counter() - start
     try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.backends import load_model
+from bitnet_inference.backends import load_model, resolved
 from bitnet_inference.bare_batch import BareBatch, TimedModel
 from bitnet_inference.bench import conditions, rounding
 from bitnet_inference.config import EngineConfig
@@ -141,9 +141,9 @@ def measure_engine(
     Each sample of the engine has one of the bare model behind it, and both count or neither. Raises what loading
     raises, InvalidParams where the load does not fit the model, and OutOfMemory where the cache has no room for it.
     """
-    config, load = (config or EngineConfig.from_env()).resolve(), load or Load()
-    folder = Path(path).resolve()
+    load, folder = load or Load(), Path(path).resolve()
     checkpoint = open_checkpoint(folder)
+    config = resolved(checkpoint, config or EngineConfig.from_env())
     room = checkpoint.config.max_positions
     if 2 * load.longest > room:
         raise InvalidParams(f"the context has {room} tokens: give shorter prompts and answers than {load.longest}")

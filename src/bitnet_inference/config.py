@@ -17,8 +17,8 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams, Unavailable
 
-DEVICES = ("auto", "cpu", "reference")
-CACHE_DTYPES = ("bfloat16", "float32", "int8")
+DEVICES = ("auto", "cpu", "reference", "onnx")
+CACHE_DTYPES = ("bfloat16", "float32", "int8")  # of our own caches
 TERNARY_FORMATS = ("auto", "u2", "t5")
 QUANTIZATIONS = ("none", "ternary", "int8")
 HEADS = ("exact", "unscreened", "int8", "int6")
@@ -30,10 +30,12 @@ MAX_THREADS = 1024
 class EngineConfig:
     """Where and how a model runs.
 
-    `device`: "auto", "cpu" (native kernels) or "reference" (NumPy, slow, the specification).
+    `device`: "cpu" (native kernels), "reference" (NumPy, slow, the specification), "onnx" (ONNX Runtime, for ONNX files
+    and for nothing else), or "auto": what runs the file.
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
-    `cache_dtype`: of keys and values, "bfloat16", "float32" or "int8" (a scale for each token and head).
+    `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
+    head). An ONNX file has its own, "float32" or "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 with
     AMX, where it is faster for any number of tokens. Results are the same. Groups with scales are always u2.
     `quantize`: what the layers' dense matrices become: "none" leaves them as they are; "ternary" rounds each to one
@@ -47,7 +49,7 @@ class EngineConfig:
     device: str = "auto"
     threads: int | None = None
     isa: str = "auto"
-    cache_dtype: str = "bfloat16"
+    cache_dtype: str = "auto"
     ternary_format: str = "auto"
     quantize: str = "none"
     head: str = "exact"
@@ -56,7 +58,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("isa", self.isa, ("auto", *ISAS))
-        _one_of("cache_dtype", self.cache_dtype, CACHE_DTYPES)
+        _one_of("cache_dtype", self.cache_dtype, ("auto", *CACHE_DTYPES, "float16"))
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("head", self.head, HEADS)
@@ -74,7 +76,10 @@ class EngineConfig:
         return cls(**given)
 
     def resolve(self) -> EngineConfig:
-        """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do."""
+        """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do.
+
+        For an ONNX file, see backends.resolved.
+        """
         from bitnet_inference import native
 
         found = native.isas()
@@ -82,10 +87,14 @@ class EngineConfig:
         if isa not in found:
             raise Unavailable(isa, f"this machine has {', '.join(found)}", "unset BITNET_ISA or choose one of these")
         device = "cpu" if self.device == "auto" else self.device
+        if self.cache_dtype == "float16" and device != "onnx":
+            raise InvalidParams('cache_dtype is "float16", which only ONNX files have: choose "bfloat16"')
+        cache_dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
         faster = "t5" if isa == "avx512amx" else "u2"
         ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
         threads = self.threads or num_cores()
-        return replace(self, device=device, isa=isa, threads=threads, ternary_format=ternary_format)
+        chosen = replace(self, device=device, isa=isa, threads=threads)
+        return replace(chosen, cache_dtype=cache_dtype, ternary_format=ternary_format)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_writer import record, write_gguf
+from bitnet_inference.formats.onnx import refuse_onnx
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.ternarized import findings_of, quantized
 from bitnet_inference.gguf_tensors import GgufTensors, Kind, Written
@@ -63,6 +64,7 @@ def convert(
     _check_quantize(quantize)
     _check_target(path, target, kind, compressed)
     checkpoint = open_checkpoint(path)
+    refuse_onnx(checkpoint)
     require_sound(checkpoint)
     weights = quantized(checkpoint, quantize)
     if target.suffix == _PACKED:

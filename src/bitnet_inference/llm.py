@@ -118,7 +118,7 @@ class LLM(PromptNumbers, RankedTexts):
         *,
         device: str = "auto",
         threads: int | None = None,
-        cache_dtype: str = "bfloat16",
+        cache_dtype: str = "auto",
         quantize: str = "none",
         head: str = "exact",
         max_cache_tokens: int | None = None,

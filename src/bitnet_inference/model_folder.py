@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.hub.local import locate
 from bitnet_inference.hub.names import is_name
@@ -49,6 +51,9 @@ def load_text_files(checkpoint: Checkpoint) -> TextFiles:
     """What a model says about its texts: in the file itself, or beside it. Raises FormatError and Unsupported."""
     if isinstance(checkpoint, PackedCheckpoint):
         return from_embedded(checkpoint.path, checkpoint.file)
+    if isinstance(checkpoint, OnnxCheckpoint):
+        files = read_folder(checkpoint.folder)
+        return files if files.generation else replace(files, generation=checkpoint.generation)
     if checkpoint.metadata:
         return text_files(checkpoint.path, checkpoint.metadata)
     return read_folder(checkpoint.path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from bitnet_inference.backends import resolved
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
@@ -64,7 +65,7 @@ class Models:
         max_cache_tokens: int = 8192,
         device: str = "auto",
         threads: int | None = None,
-        cache_dtype: str = "bfloat16",
+        cache_dtype: str = "auto",
         quantize: str = "none",
         head: str = "exact",
         drafts: str = "auto",
@@ -172,7 +173,8 @@ class Models:
             raise
 
     def _loaded(self, entry: _Entry) -> LLM:
-        needed = estimate_bytes(open_checkpoint(entry.path), self._config.resolve(), self._max_cache_tokens)
+        checkpoint = open_checkpoint(entry.path)
+        needed = estimate_bytes(checkpoint, resolved(checkpoint, self._config), self._max_cache_tokens)
         self._make_room(entry, needed)
         llm = self._load_llm(entry.path)
         try:

@@ -21,15 +21,15 @@ def inside(folder: Path, name: str) -> Path:
 def require_own(folder: Path, path: Path) -> None:
     """Raises FormatError where a path in a folder, or in one within it, is a link that leads out of the folder.
 
-    Links are followed within the folder, and from a snapshot of Hugging Face's cache into the blobs beside it, those
-    that its repositories share too.
+    Links are followed within the folder, and from a snapshot of Hugging Face's cache, or a folder in it, into the blobs
+    beside it, those that its repositories share too.
     """
     home = folder.resolve()
     try:
         target = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise FormatError(path, "", "is a link that leads nowhere, or no name: download the model again") from error
-    repository = home.parent.parent
-    blobs = (repository / "blobs", repository.parent / "blobs") if home.parent.name == "snapshots" else ()
+    snapshots = [each for each in (home.parent, home.parent.parent) if each.name == "snapshots"]
+    blobs = [each / "blobs" for place in snapshots for each in (place.parent, place.parent.parent)]
     if not any(target.is_relative_to(each) for each in (home, *blobs)):
         raise FormatError(path, "", "is a link that leads out of the folder: put the file itself there")

@@ -9,9 +9,11 @@ from pathlib import Path
 from bitnet_inference.errors import BitNetError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from bitnet_inference.formats.onnx import OnnxCheckpoint, refuse_onnx
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.model.loader import describe
 from bitnet_inference.model_folder import default_params, load_tokenizer
+from bitnet_inference.onnx_summary import describe_onnx
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import notes
 
@@ -53,10 +55,14 @@ def changed_tensors(path: str | Path) -> list[str]:
 
 def plan_of(path: str | Path) -> str:
     """The recorded computation of a model, before and after fusion."""
-    return describe(open_checkpoint(path))
+    checkpoint = open_checkpoint(path)
+    refuse_onnx(checkpoint)
+    return describe(checkpoint)
 
 
 def _model(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    if isinstance(checkpoint, OnnxCheckpoint):
+        return describe_onnx(checkpoint)
     config = checkpoint.config
     ternary = sum(_num_ternary(checkpoint))
     lines = [
@@ -106,6 +112,10 @@ def _rope(config: ModelConfig) -> str:
 def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     config = checkpoint.config
     a_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    if isinstance(checkpoint, OnnxCheckpoint):
+        dtype = checkpoint.decoder.cache_dtype
+        cache = f"{_size(1000 * a_token * (4 if dtype == 'float32' else 2))} ({dtype}) for 1000 tokens"
+        return [("files", _size(checkpoint.num_bytes)), ("cache", cache)]
     ternary = sum(_num_ternary(checkpoint))
     dense = checkpoint.num_parameters - ternary
     bytes_a_number = {"bfloat16": 2, "float32": 4, "int8": 1 + 4 / checkpoint.config.head_dim}  # and its scale

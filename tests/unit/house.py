@@ -49,6 +49,7 @@ PARTS = {
     "tools": "completions",
     "trace": "telemetry",
     "gguf_tensors": "conversion",
+    "onnx_summary": "summary",
     "prompt_file": "offline",
     "answer_file": "offline",
 }
@@ -71,6 +72,7 @@ DOORS = {
     "jinja2": "text/chat.py",
     "llguidance": "grammar/matcher.py",
     "numpy": "",
+    "onnxruntime": "backends/onnx",
     "prompt_toolkit": "cli/",
     "rich": "cli/",
     "tokenizers": "text/tokenizer.py",

@@ -181,23 +181,18 @@ def test_an_empty_folder(tmp_path):
     refused(tmp_path, "holds no model")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "kind"),
-    [
-        ("m.pt", b"PK\3\4....", "a PyTorch file"),
-        ("m.onnx", b"\x08\x07....", "an ONNX file"),
-    ],
-)
-def test_other_kinds_of_files_are_named(tmp_path, file, content, kind):
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(Unsupported, match=f"{kind} is not supported: use a Hugging Face folder"):
-        open_checkpoint(tmp_path / file)
+def test_other_kinds_of_files_are_named(tmp_path):
+    (tmp_path / "m.pt").write_bytes(b"PK\3\4....")
+    with pytest.raises(Unsupported, match="a PyTorch file is not supported: use a Hugging Face folder"):
+        open_checkpoint(tmp_path / "m.pt")
 
 
-def test_other_kinds_of_folders_are_named(tmp_path):
+def test_folders_of_onnx_without_its_file(tmp_path):
     (tmp_path / "genai_config.json").write_text("{}")
-    with pytest.raises(Unsupported, match="an ONNX model is not supported"):
-        open_checkpoint(tmp_path)
+    refused(tmp_path, "holds none of model.onnx")
+    (tmp_path / "genai_config.json").unlink()
+    (tmp_path / "model_q4.onnx").write_bytes(b"\x08\x07")
+    refused(tmp_path, "give one of its files, such as model_q4.onnx")
 
 
 def test_files_of_no_kind(tmp_path):

@@ -51,7 +51,8 @@ def test_rule(rule: Rule) -> None:
 def test_every_dependency_has_a_door_and_goes_through_it() -> None:
     """pyproject.toml, DOORS and the imports name the same libraries."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in project["dependencies"]}
+    lines = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    wanted = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in lines}
     used = {name.split(".")[0] for source in read(("src/**/*.py",)) for _, name, _ in house.imports(source)}
     doors = set(house.DOORS) - {"_native"}
     assert wanted == doors | set(house.UNSEEN), "a dependency of pyproject.toml without a door, or the other way round"

@@ -1,5 +1,5 @@
 """The table of backends."""
 
-from bitnet_inference.backends.choose import load_model
+from bitnet_inference.backends.choose import load_model, resolved
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "resolved"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.errors import InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.ternarized import quantized
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model.loader import Progress, require_sound
@@ -16,10 +19,14 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
     `progress` is called with the weights read so far and in all. Raises FormatError where the checkpoint is not sound,
     Unavailable where this machine cannot run the device, InvalidParams for options that don't fit it, OutOfMemory.
     """
-    config = config.resolve()
+    config = resolved(checkpoint, config)
     require_sound(checkpoint)
     checkpoint = quantized(checkpoint, config.quantize)
     report = progress or (lambda done, total: None)
+    if isinstance(checkpoint, OnnxCheckpoint):
+        from bitnet_inference.backends.onnx import OnnxModel
+
+        return OnnxModel(checkpoint, config, report)
     if config.device == "reference":
         from bitnet_inference.backends.reference import ReferenceModel
 
@@ -32,3 +39,24 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
         size = f"{checkpoint.num_parameters / 1e6:.0f} million parameters"
         what = f"{checkpoint.path}: memory ran out while loading {size}"
         raise OutOfMemory(f"{what}: free memory, or choose a smaller model") from error
+
+
+def resolved(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
+    """The same with every "auto" decided for this machine and this model.
+
+    Raises Unavailable, and InvalidParams for options that the model cannot be run with.
+    """
+    if not isinstance(checkpoint, OnnxCheckpoint):
+        if config.device == "onnx":
+            raise InvalidParams(f'device is "onnx", but {checkpoint.path} is no ONNX file: leave the device out')
+        return config.resolve()
+    cache_dtype = checkpoint.decoder.cache_dtype
+    for name, given, fixed in (
+        ("device", config.device, "onnx"),
+        ("cache_dtype", config.cache_dtype, cache_dtype),
+        ("quantize", config.quantize, "none"),
+        ("head", config.head, "exact"),
+    ):
+        if given not in ("auto", fixed):
+            raise InvalidParams(f'{name} is "{given}", but an ONNX file runs with "{fixed}" only: leave it out')
+    return replace(config, device="onnx", cache_dtype=cache_dtype).resolve()

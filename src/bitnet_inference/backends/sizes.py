@@ -18,7 +18,7 @@ def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_token
     """
     checkpoint = quantized(checkpoint, config.quantize)
     cache = num_cache_tokens * _bytes_a_token(checkpoint.config, config)
-    if config.device == "reference":
+    if config.device in ("reference", "onnx"):
         return checkpoint.num_bytes + cache
     return _ternary_bytes(checkpoint, config) + _dense_bytes(checkpoint, config) + cache
 
@@ -58,7 +58,9 @@ def _bytes_a_token(sizes: ModelConfig, config: EngineConfig) -> int:
     heads = sizes.num_layers * sizes.num_kv_heads
     if config.device == "reference":
         return heads * 2 * sizes.head_dim * 4
-    width = {"bfloat16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
+    width = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
     scale = 4 if config.cache_dtype == "int8" else 0
+    if config.device == "onnx":
+        return heads * 2 * sizes.head_dim * width
     value_dim = -(-sizes.head_dim // 16) * 16
     return heads * ((sizes.head_dim + value_dim) * width + 2 * scale)

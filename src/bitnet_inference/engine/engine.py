@@ -130,6 +130,9 @@ class Engine:
         self.wakeups.make()
 
     def _check(self, request: Request) -> None:
+        if request.reads == "hidden" and not self._limits.has_hidden:
+            cure = "use the model that it is made of"
+            raise InvalidParams(f"embeddings are hidden states, which this model's file does not give: {cure}")
         vocab_size, max_positions = self._model.config.vocab_size, self._model.config.max_positions
         highest = int(request.tokens.view.max())
         if highest >= vocab_size:

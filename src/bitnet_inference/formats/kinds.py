@@ -12,27 +12,32 @@ from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gpu import FILES, GpuCheckpoint, is_gpu_folder
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
 from bitnet_inference.formats.meta import MetaCheckpoint
+from bitnet_inference.formats.onnx import FILES as ONNX_FILES
+from bitnet_inference.formats.onnx import OnnxCheckpoint, find_onnx
 from bitnet_inference.formats.packed import PackedCheckpoint, is_packed
+from bitnet_inference.formats.safetensors_files import INDEX, SINGLE
 
 _HUGGING_FACE = "a Hugging Face folder"
 _GGUF = "a GGUF file"
 _META = "a Meta checkpoint"
 _PACKED = "a packed file"
 _GPU = "a checkpoint of Microsoft's GPU code"
+_ONNX = "an ONNX file"
 _READERS: dict[str, Callable[[Path], Checkpoint]] = {
     _HUGGING_FACE: HuggingFaceCheckpoint,
     _GGUF: GgufCheckpoint,
     _META: MetaCheckpoint,
     _PACKED: PackedCheckpoint,
     _GPU: GpuCheckpoint,
+    _ONNX: OnnxCheckpoint,
 }
 # The file that gives a folder away, and what the folder then is; the first that is there counts.
 _FOLDERS = (
     ("config.json", _HUGGING_FACE),
     ("params.json", _META),
-    ("genai_config.json", "an ONNX model"),
 )
-_MAGICS = ((b"GGUF", _GGUF), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", "an ONNX file"))
+_WEIGHTS = (SINGLE, INDEX)  # a folder with these is read from them, whatever else it holds
+_MAGICS = ((b"GGUF", _GGUF), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", _ONNX))
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -42,7 +47,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     what is no model at all or breaks its format.
     """
     path = Path(path)
-    kind = _kind_of_folder(path) if os.path.isdir(path) else _kind_of_file(path)
+    is_folder = os.path.isdir(path)
+    if is_folder and (folder := _onnx_folder(path)):
+        return OnnxCheckpoint(folder)
+    kind = _kind_of_folder(path) if is_folder else _kind_of_file(path)
     if kind not in _READERS:
         raise Unsupported(f"{path}: {kind} is not supported: use {', '.join(_READERS)}")
     return _READERS[kind](path)
@@ -51,6 +59,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 def kind_of(checkpoint: Checkpoint) -> str:
     """What a checkpoint was read from, as in "a GGUF file"; empty where it was read from nothing."""
     return next((kind for kind, reader in _READERS.items() if reader is type(checkpoint)), "")
+
+
+def _onnx_folder(path: Path) -> Path | None:
+    """Where the ONNX file of a folder lies that holds no other weights."""
+    names = (*_WEIGHTS, *(name for name, kind in _FOLDERS if kind != _HUGGING_FACE))
+    others = is_gpu_folder(path) or any(os.path.lexists(path / name) for name in names)
+    return None if others else find_onnx(path)
 
 
 def _kind_of_folder(path: Path) -> str:
@@ -65,6 +80,10 @@ def _kind_of_folder(path: Path) -> str:
         raise FormatError(path, "", f"holds GGUF files: give one of them, such as {files[0].name}")
     if any(path.glob("consolidated.*.pth")):
         raise FormatError(path, "params.json", "is missing beside the weights: download it too")
+    if files := sorted(path.glob("*.onnx")):
+        raise FormatError(
+            path, "", f"holds none of {', '.join(ONNX_FILES)}: give one of its files, such as {files[0].name}"
+        )
     raise FormatError(path, "", f"holds no model (none of {', '.join(name for name, _ in _FOLDERS)}): give its folder")
 
 
@@ -86,6 +105,8 @@ def _kind_of_file(path: Path) -> str:
         raise FormatError(path, "", "is a part of a model: give the folder that holds it")
     if path.suffix == ".pth":
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its params.json")
+    if path.suffix == ".onnx":
+        return _ONNX  # whatever it begins with, its reader knows better what is wrong
     for magic, kind in _MAGICS:
         if start.startswith(magic):
             return kind

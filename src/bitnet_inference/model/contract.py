@@ -21,7 +21,7 @@ class Capabilities:
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
     than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
-    batch.
+    batch. `has_hidden`: Output.hidden gives hidden states.
     """
 
     block_size: int
@@ -32,6 +32,7 @@ class Capabilities:
     quick_top: int = 1
     paged: bool = True
     same_bits: bool = False
+    has_hidden: bool = True
 
 
 @dataclass(frozen=True)
