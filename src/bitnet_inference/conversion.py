@@ -1,4 +1,4 @@
-"""Other files from a checkpoint: GGUF, with the metadata and the tokenizer in it, and our own packed file."""
+"""Other files from a checkpoint: GGUF, with the metadata and the tokenizer in it, ONNX, and our own packed file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import get_args
 
 from bitnet_inference.backends.choose import load_model
+from bitnet_inference.backends.onnx_check import Agreement
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
@@ -23,6 +24,7 @@ from bitnet_inference.formats.ternarized import findings_of, quantized
 from bitnet_inference.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.model.loader import Progress, require_sound
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
+from bitnet_inference.onnx_conversion import write_onnx_model
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.embedded import to_embedded
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -30,17 +32,21 @@ from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _FILE_TYPES = {"i2_s": 40, "tq2_0": 37, "f16": 1}
-_GGUF, _PACKED = _TARGETS = (".gguf", ".safetensors")
+_GGUF, _PACKED, _ONNX = _TARGETS = (".gguf", ".safetensors", ".onnx")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A file that was written: its tensors, and what was not possible or has no place in it, a line each."""
+    """A file that was written: its tensors (of GGUF), and what was not possible or has no place in it, a line each.
+
+    `num_bytes` count an ONNX file's data too; `agreement` is how it computes in ONNX Runtime, where it was checked.
+    """
 
     path: Path
     num_bytes: int
     tensors: tuple[Written, ...]
     notes: tuple[str, ...]
+    agreement: Agreement | None = None
 
 
 def convert(
@@ -51,22 +57,32 @@ def convert(
     *,
     compressed: bool = False,
     quantize: str = "none",
+    small: bool = False,
+    check: bool = True,
 ) -> Conversion:
-    """Write the model of a folder or file, or "default", with its tokenizer as X.gguf or as a packed X.safetensors.
+    """Write the model of a folder or file, or "default", with its tokenizer: X.gguf, X.onnx or a packed X.safetensors.
 
     `kind`, for GGUF only, is what ternary matrices become: "i2_s", the default, keeps them to the bit, "tq2_0" rounds
     their scales to float16, and "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes`
     say so. A packed file that is `compressed` is smaller, and takes longer to load. `quantize`: "ternary" rounds the
-    layers' dense matrices first, see EngineConfig. The target appears when it is whole. `progress` gets the weights
-    written so far, and those in all. Raises NotFound, FormatError, Unsupported and InvalidParams.
+    layers' dense matrices first, see EngineConfig. For ONNX only: `small` writes ternary matrices in 2 bits and dense
+    ones in 8, for an operator of ONNX Runtime; without `check`, the file is not run and compared before it is put in
+    place. Tokenizer and config.json go beside it.
+
+    The target appears when it is whole. `progress` gets the weights written so far, and those in all; for ONNX, bytes.
+    Raises NotFound, FormatError, Unsupported, InvalidParams, and for ONNX Unavailable and BackendError.
     """
     path, target = find_model(source), Path(target)
     _check_quantize(quantize)
-    _check_target(path, target, kind, compressed)
+    _check_target(path, target, kind, compressed, small)
     checkpoint = open_checkpoint(path)
     refuse_onnx(checkpoint)
     require_sound(checkpoint)
     weights = quantized(checkpoint, quantize)
+    if target.suffix == _ONNX:
+        texts = load_text_files(checkpoint)
+        written = write_onnx_model(weights, texts, target, small=small, check=check, progress=progress)
+        return Conversion(target, written.num_bytes, (), (*written.notes, *findings_of(weights)), written.agreement)
     if target.suffix == _PACKED:
         load_tokenizer(checkpoint)  # what cannot be read again is not written
         files = to_embedded(load_text_files(checkpoint))
@@ -98,15 +114,17 @@ def _check_quantize(quantize: str) -> None:
         raise InvalidParams(f"quantize is {quantize!r}: files are written with it as none or ternary: choose one")
 
 
-def _check_target(source: Path, target: Path, kind: str | None, compressed: bool) -> None:
+def _check_target(source: Path, target: Path, kind: str | None, compressed: bool, small: bool) -> None:
     if kind not in (None, *KINDS):
         raise InvalidParams(f"the type {kind!r} is not known: choose one of {', '.join(KINDS)}")
     if target.suffix not in _TARGETS:
-        raise InvalidParams(f"{target}: what to write shows in the name: end it in {' or '.join(_TARGETS)}")
+        raise InvalidParams(f"{target}: what to write shows in the name: end it in {', '.join(_TARGETS)}")
     if kind and target.suffix != _GGUF:
-        raise InvalidParams(f"{target}: a packed file keeps every weight as it is: leave the type {kind} out")
+        raise InvalidParams(f"{target}: only GGUF files have types: leave the type {kind} out")
     if compressed and target.suffix != _PACKED:
-        raise InvalidParams(f"{target}: a GGUF file is not compressed: give X{_PACKED}, or leave --compress out")
+        raise InvalidParams(f"{target}: only packed files are compressed: give X{_PACKED}, or leave --compress out")
+    if small and target.suffix != _ONNX:
+        raise InvalidParams(f"{target}: only ONNX files are written small: give X{_ONNX}, or leave --small out")
     refuse_unwritable(target)
     if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
         raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from bitnet_inference.errors import InvalidParams
@@ -43,6 +44,22 @@ def whole_file(file: Path) -> Iterator[BinaryIO]:
     finally:
         if partial != target:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_files(file: Path) -> Iterator[Path]:
+    """The same for a file and others beside it: a new folder, whose files go into that of `file` when the block ends.
+
+    They replace those of their names, `file` itself last.
+    """
+    folder = file.resolve().parent
+    try:
+        with TemporaryDirectory(prefix=".", suffix=".part", dir=folder) as name:
+            yield Path(name)
+            for made in sorted(Path(name).iterdir(), key=lambda each: each.name == file.name):
+                made.replace(folder / made.name)
+    except OSError as error:
+        raise InvalidParams(f"{file} cannot be written: {error.strerror}: free space, or choose another") from None
 
 
 def _is_replaced(file: Path) -> bool:

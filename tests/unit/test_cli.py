@@ -369,7 +369,7 @@ def test_convert_writes_a_file_that_runs_and_says_how_exact_it_is(tmp_path):
     assert ours.stdout == theirs.stdout and theirs.exit_code == 0
     rounded = bitnet("convert", str(file), str(tmp_path / "half.gguf"), "--type", "f16")
     assert re.search(r"F16 .* off by up to 4e-06% of the largest\n", rounded.stdout) and not rounded.stderr
-    refused = bitnet("convert", "default", str(tmp_path / "story.onnx"))
+    refused = bitnet("convert", "default", str(tmp_path / "story.bin"))
     assert (refused.exit_code, refused.stdout) == (2, "") and "end it in .gguf" in refused.stderr
 
 

@@ -248,7 +248,8 @@ def test_how_to_pool_is_written():
     "source, target, kind, message",
     [
         ("default", "x.gguf", "q4_0", "'q4_0' is not known: choose one of i2_s, tq2_0, f16"),
-        ("default", "x.onnx", "i2_s", "end it in .gguf"),
+        ("default", "x.bin", "i2_s", "end it in .gguf"),
+        ("default", "x.onnx", "i2_s", "only GGUF files have types"),
         ("default", "absent/x.gguf", "i2_s", "there is no folder"),
         ("default", "folder.gguf", "i2_s", "cannot be written"),
         ("absent", "x.gguf", "i2_s", "no such file or folder"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from bitnet_inference.errors import InvalidParams
-from bitnet_inference.output_files import refuse_unwritable, whole_file, write_whole
+from bitnet_inference.output_files import refuse_unwritable, whole_file, whole_files, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path):
@@ -73,3 +74,23 @@ def test_a_file_in_pieces_is_there_at_the_end_or_as_it_was(tmp_path):
         out.write(b"half")
         raise KeyError
     assert file.read_bytes() == b"axc" and os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_several_files_are_there_at_the_end_or_as_they_were(tmp_path):
+    (tmp_path / "a").write_text("before")
+    (tmp_path / "c").mkdir()
+    with whole_files(tmp_path / "a") as folder:
+        for name in ("a", "a.data"):
+            (folder / name).write_text("new")
+        assert (tmp_path / "a").read_text() == "before"
+    with pytest.raises(KeyError), whole_files(tmp_path / "a") as folder:
+        (folder / "a").write_text("half")
+        raise KeyError
+    with pytest.raises(InvalidParams, match="cannot be written: No space left"), whole_files(tmp_path / "a") as folder:
+        (folder / "b").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(InvalidParams, match="cannot be written: "), whole_files(tmp_path / "a") as folder:
+        (folder / "a").write_text("newer")
+        (folder / "c").write_text("no folder")
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.data", "c"]
+    assert (tmp_path / "a").read_text() == (tmp_path / "a.data").read_text() == "new"

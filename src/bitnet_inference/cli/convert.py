@@ -12,13 +12,14 @@ from bitnet_inference.cli.options import MODEL_HELP, print_notes, progress_bar
 from bitnet_inference.cli.reports import print_table
 
 if TYPE_CHECKING:
+    from bitnet_inference.backends.onnx_check import Agreement
     from bitnet_inference.conversion import Conversion
     from bitnet_inference.gguf_tensors import Kind
 
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help=MODEL_HELP)],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: X.gguf, or X.safetensors.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: X.gguf, X.onnx or X.safetensors.")],
     kind: Annotated[
         str | None,
         typer.Option(
@@ -33,32 +34,58 @@ def convert(
     quantize: Annotated[
         str | None, typer.Option(help='"ternary": round the layers\' dense matrices so, for models trained for it.')
     ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Of ONNX: ternary weights in 2 bits, dense ones in 8, for ONNX Runtime.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Of ONNX: run the file and compare it before it is put in place.")
+    ] = True,
 ) -> None:
-    """Write a model as a GGUF file, or as a packed file, which loads fastest.
+    """Write a model as a GGUF file, as an ONNX file, or as a packed file, which loads fastest.
 
     A packed file (X.safetensors) keeps everything as it is, compressed or not; one of an older version becomes one of
     the newest. For X.gguf, TYPE is what ternary matrices become: i2_s keeps them to the bit, tq2_0 rounds their scales
     to float16, f16 makes every matrix float16. A matrix that the type has no room for becomes float16. What was
     written, how exact it is, how long it takes to open here, and what has no place in the file is told in the end. The
-    tokenizer and the chat templates go into both. OUT appears when it is whole; what was there before stays until then.
+    tokenizer and the chat templates go into both.
+
+    X.onnx is a decoder with past, with Optimum's names. Its weights are in X.onnx.data where they are many, tokenizer
+    and config.json beside it. OUT appears when it is whole; what was there before stays until then.
     """
     from bitnet_inference.conversion import convert as convert_model
-    from bitnet_inference.conversion import seconds_to_open
-    from bitnet_inference.errors import OutOfMemory
 
     with progress_bar("converting") as progress:
         result = convert_model(
-            source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize or "none"
-        )
+            source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize or "none",
+            small=small, check=check,
+        )  # fmt: skip
     if result.tensors:
         print_table(_table(result))
+    typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB{_opened(target)}")
+    if result.agreement:
+        typer.echo(_agreement(result.agreement))
+    print_notes(result.notes)
+
+
+def _opened(target: Path) -> str:
+    """How long it takes to open; of ONNX files, which others run, nothing is said."""
+    from bitnet_inference.conversion import seconds_to_open
+    from bitnet_inference.errors import OutOfMemory
+
+    if target.suffix == ".onnx":
+        return ""
     try:
         with progress_bar("opening") as progress:
-            opened = f"opens in {seconds_to_open(target, progress):.2f} s"
+            return f", opens in {seconds_to_open(target, progress):.2f} s"
     except OutOfMemory:
-        opened = "this machine has not the memory to open it"
-    typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB, {opened}")
-    print_notes(result.notes)
+        return ", this machine has not the memory to open it"
+
+
+def _agreement(found: Agreement) -> str:
+    usual, whole, stepwise = (f"{error:.1e}" for error in found[:3])
+    greedy = f"{found.num_greedy} of {found.num_tokens} greedy tokens are the same"
+    errors = f"{usual} for most tokens, {whole} in all, {stepwise} behind a cache"
+    return f"run in ONNX Runtime: logits are off by {errors} (relative RMS); {greedy}"
 
 
 def _table(result: Conversion) -> list[tuple[str, ...]]:
