@@ -16,13 +16,13 @@ from format_models import NUM_GREEDY, Expected, Family, expected
 from bitnet_inference.backends import load_model
 from bitnet_inference.backends.reference import ternary_codes
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.conversion import KINDS, convert
+from bitnet_inference.conversion.convert import KINDS, convert
+from bitnet_inference.conversion.gguf_tensors import Kind
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, Ternary
 from bitnet_inference.formats.gguf import GgufCheckpoint
-from bitnet_inference.gguf_tensors import Kind
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import load_tokenizer
 

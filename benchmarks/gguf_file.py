@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bitnet_inference.conversion.gguf_tensors import GgufTensors
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf_metadata import describe
 from bitnet_inference.formats.gguf_writer import Put, record, write_gguf
-from bitnet_inference.gguf_tensors import GgufTensors
 from bitnet_inference.output_files import whole_file
 
 TABLE = "token_embd.weight"

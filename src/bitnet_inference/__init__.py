@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
     from bitnet_inference.completions import chat_completion, text_completion
-    from bitnet_inference.conversion import Conversion, convert
+    from bitnet_inference.conversion.convert import Conversion, convert
     from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.logprobs import TokenLogprobs
     from bitnet_inference.engine.params import SamplingParams
@@ -119,7 +119,7 @@ _HOMES = {
     "LLM": "llm",
     "BatchResult": "offline",
     "Chosen": "choices",
-    "Conversion": "conversion",
+    "Conversion": "conversion.convert",
     "Counts": "telemetry",
     "Filter": "text.filter",
     "Generation": "stream",
@@ -141,7 +141,7 @@ _HOMES = {
     "WordFilter": "text.word_filter",
     "chat_completion": "completions",
     "choose": "choices",
-    "convert": "conversion",
+    "convert": "conversion.convert",
     "generate_file": "offline",
     "installed_models": "installed",
     "log_likelihoods": "choices",

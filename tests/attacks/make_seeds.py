@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from test_text_sentencepiece import SAMPLES, message
 from test_text_sentencepiece import model as sentencepiece_model
 
-from bitnet_inference.conversion import convert
+from bitnet_inference.conversion.convert import convert
 
 HERE = Path(__file__).parent
 SEEDS, GOLDEN = HERE / "seeds", HERE.parent / "golden"

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from test_groups import Grouped
 
-from bitnet_inference import onnx_verbs as verbs
 from bitnet_inference.backends import load_model, reference
 from bitnet_inference.backends.onnx_check import relative_rms
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.conversion import onnx_verbs as verbs
+from bitnet_inference.conversion.onnx_graphs import onnx_graph
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.onnx_writer import MICROSOFT, Graph, Weight, write_onnx
 from bitnet_inference.model.contract import Batch
-from bitnet_inference.onnx_export import onnx_graph
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))

@@ -48,12 +48,7 @@ PARTS = {
     "doctor_checks": "doctor",
     "tools": "completions",
     "trace": "telemetry",
-    "gguf_tensors": "conversion",
     "onnx_summary": "summary",
-    "onnx_conversion": "conversion",
-    "onnx_export": "conversion",
-    "onnx_verbs": "conversion",
-    "onnx_weights": "conversion",
     "prompt_file": "offline",
     "answer_file": "offline",
 }

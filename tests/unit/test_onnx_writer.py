@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from bitnet_inference import convert
 from bitnet_inference.backends.onnx_check import compare, relative_rms
 from bitnet_inference.cli.commands import app
+from bitnet_inference.conversion.onnx_files import write_onnx_model
 from bitnet_inference.errors import BackendError, FormatError, InvalidParams, Unavailable, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.json_files import Fields
 from bitnet_inference.model_folder import find_model, load_text_files
-from bitnet_inference.onnx_conversion import write_onnx_model
 from bitnet_inference.text.folders import read_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -13,8 +13,8 @@ from bitnet_inference.cli.reports import print_table
 
 if TYPE_CHECKING:
     from bitnet_inference.backends.onnx_check import Agreement
-    from bitnet_inference.conversion import Conversion
-    from bitnet_inference.gguf_tensors import Kind
+    from bitnet_inference.conversion.convert import Conversion
+    from bitnet_inference.conversion.gguf_tensors import Kind
 
 
 def convert(
@@ -52,7 +52,7 @@ def convert(
     X.onnx is a decoder with past, with Optimum's names. Its weights are in X.onnx.data where they are many, tokenizer
     and config.json beside it. OUT appears when it is whole; what was there before stays until then.
     """
-    from bitnet_inference.conversion import convert as convert_model
+    from bitnet_inference.conversion.convert import convert as convert_model
 
     with progress_bar("converting") as progress:
         result = convert_model(
@@ -69,7 +69,7 @@ def convert(
 
 def _opened(target: Path) -> str:
     """How long it takes to open; of ONNX files, which others run, nothing is said."""
-    from bitnet_inference.conversion import seconds_to_open
+    from bitnet_inference.conversion.convert import seconds_to_open
     from bitnet_inference.errors import OutOfMemory
 
     if target.suffix == ".onnx":

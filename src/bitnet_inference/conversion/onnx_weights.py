@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import onnx_verbs as verbs
 from bitnet_inference import ternary
+from bitnet_inference.conversion import onnx_verbs as verbs
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet_inference.backends.onnx_check import Agreement, compare, require_runtime
+from bitnet_inference.conversion.onnx_graphs import onnx_graph
 from bitnet_inference.errors import BackendError, InvalidParams, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.hf_config_writer import config_json
 from bitnet_inference.formats.onnx_writer import MAX_INLINE_BYTES, data_file, write_onnx
 from bitnet_inference.model.loader import Progress
-from bitnet_inference.onnx_export import onnx_graph
 from bitnet_inference.output_files import whole_files
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folder_writer import folder_files, to_json

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from bitnet_inference import onnx_verbs as verbs
+from bitnet_inference.conversion import onnx_verbs as verbs
+from bitnet_inference.conversion.onnx_weights import Weights
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.onnx_writer import Graph
 from bitnet_inference.model.loader import record
 from bitnet_inference.model.plan import Plan, Step, Value
 from bitnet_inference.model.rope import inverse_frequencies
-from bitnet_inference.onnx_weights import Weights
 
 _IDS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _BATCH, _LENGTH, _PAST, _ALL = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"

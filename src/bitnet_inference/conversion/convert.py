@@ -11,6 +11,8 @@ from typing import get_args
 from bitnet_inference.backends.choose import load_model
 from bitnet_inference.backends.onnx_check import Agreement
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.conversion.gguf_tensors import GgufTensors, Kind, Written
+from bitnet_inference.conversion.onnx_files import write_onnx_model
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint
@@ -21,10 +23,8 @@ from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.formats.onnx import refuse_onnx
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.ternarized import findings_of, quantized
-from bitnet_inference.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.model.loader import Progress, require_sound
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
-from bitnet_inference.onnx_conversion import write_onnx_model
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.embedded import to_embedded
 from bitnet_inference.text.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""A checkpoint and its tokenizer become a file of another format, a tensor at a time."""
