@@ -4,40 +4,52 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import openai
 import pytest
-import uvicorn
 
 from bitnet_inference.models import Models
-from bitnet_inference.server import ServedModels, make_app
+from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, make_front, make_server
 
 
 class Running:
-    """An application behind a port of its own."""
+    """A server behind a port of its own, in a thread."""
 
-    def __init__(self, served: ServedModels) -> None:
-        self.served = served
-        config = uvicorn.Config(make_app(served), port=0, log_level="warning", lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run)
+    def __init__(
+        self,
+        served: ServedModels,
+        options: ServerOptions | None = None,
+        journal: Journal | None = None,
+        listening: Listening | None = None,
+    ) -> None:
+        self.served, options, self._listening = served, options or ServerOptions(), listening or Listening(port=0)
+        front = make_front(served, options, journal)
+        self.server = make_server(front, self._listening, options, served.models.close)
 
     def __enter__(self) -> Running:
-        socket = self._server.config.bind_socket()
-        self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [socket]})
-        self._thread.start()
+        socket = self.server.config.bind_socket()
+        socket.listen()  # who connects before the server runs, waits
+        self.address = socket.getsockname()
+        self.url = self._listening.url.replace(":0", f":{self.address[1]}")
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
+        self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self.served.close()
+        self.server.should_exit = True
+        self.thread.join()
 
 
 @pytest.fixture(scope="session")
-def running() -> Iterator[Running]:
-    with Running(ServedModels(Models(max_cache_tokens=4096, threads=1), {"story": "default"})) as server:
+def served() -> Iterator[ServedModels]:
+    with closing(ServedModels(Models(max_cache_tokens=4096, threads=1), {"story": "default"})) as models:
+        yield models
+
+
+@pytest.fixture(scope="session")
+def running(served: ServedModels) -> Iterator[Running]:
+    with Running(served) as server:
         yield server
 
 

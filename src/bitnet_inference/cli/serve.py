@@ -2,40 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from bitnet_inference.cli.options import LOADING, progress_bar, with_options
 from bitnet_inference.errors import InvalidParams
 
 
+def _option(kind: Any, name: str, help: str, metavar: str | None = None) -> Any:
+    variable = f"BITNET_{name.upper().replace('-', '_')}"
+    return Annotated[kind | None, typer.Option(f"--{name}", envvar=variable, help=help, metavar=metavar)]
+
+
+# Where it listens.
+LISTENING: Mapping[str, Any] = {
+    "host": _option(str, "host", "Where to listen: 127.0.0.1 if not given, 0.0.0.0 for all networks."),
+    "port": _option(int, "port", "The port: 8000 if not given."),
+    "certificate": _option(Path, "tls-certificate", "A PEM file: serve HTTPS.", "FILE"),
+    "private_key": _option(Path, "tls-key", "Its private key.", "FILE"),
+    "trusted_proxies": _option(list[str], "trusted-proxy", "Whose X-Forwarded-For is believed.", "ADDRESS"),
+}
+# How it treats its callers.
+TREATING: Mapping[str, Any] = {
+    "requests_per_minute": _option(int, "requests-per-minute", "Of each key, or of each address without keys.", "N"),
+    "max_running": _option(int, "max-running", "So many requests of a key at a time.", "N"),
+    "cors_origins": _option(list[str], "cors-origin", 'A web page that may use the API, or "*".', "ORIGIN"),
+    "max_body_bytes": _option(int, "max-body-bytes", "Larger requests are refused: 4 MB if not given.", "N"),
+    "max_connections": _option(int, "max-connections", "More are closed at once: 20,000 if not given.", "N"),
+    "request_timeout_s": _option(float, "request-timeout", "An answer that takes longer ends there.", "SECONDS"),
+    "max_priority": _option(int, "max-priority", "The highest that requests may ask for: 0 if not given.", "N"),
+    "drain_timeout_s": _option(float, "drain-timeout", "What requests have after SIGTERM: 30 if not given.", "SECONDS"),
+    "shutdown_delay_s": _option(
+        float, "shutdown-delay", "So long new ones are served while /ready says no: 0 if not given.", "SECONDS"
+    ),
+}
+# Who may come in.
+KEYS: Mapping[str, Any] = {
+    "api_key": _option(list[str], "api-key", "Who sends this key may come in; or sha256:HEX of it.", "KEY"),
+    "api_key_file": _option(Path, "api-key-file", "Keys, a line each: NAME KEY, or NAME sha256:HEX.", "FILE"),
+}
+# Room for models, and where lines go.
+ROOM: Mapping[str, Any] = {
+    "max_bytes": _option(int, "max-bytes", "For all models and caches: three quarters of what is free.", "N"),
+    "max_cache_tokens": _option(int, "max-cache-tokens", "Each model's cache and context: 8192 if not given.", "N"),
+}
+_LOADING: Mapping[str, Any] = {name: kind for name, kind in LOADING.items() if name != "model"}
+_MODELS = typer.Argument(
+    metavar="[MODEL]...", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH."
+)
+
+
+@with_options(LISTENING, KEYS, TREATING, ROOM, _LOADING)
 def serve(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help='Models to serve: PATH, or NAME=PATH. Default: "default".'),
-    ] = None,
-    host: Annotated[str, typer.Option(envvar="BITNET_HOST", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="BITNET_PORT", help="The port.")] = 8000,
+    ctx: typer.Context,
+    models: Annotated[list[str] | None, _MODELS] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Where lines about requests go, not to stderr.")] = None,
+    no_log: Annotated[bool, typer.Option("--no-log", help="No line for each request.")] = False,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's API does."""
+    """Serve models over HTTP, as OpenAI's API does.
+
+    The first model is loaded at once, others when they are asked for; they give way to each other where not all fit.
+    Every option can stand in the environment: --api-key is BITNET_API_KEY, and so on.
+    """
     from bitnet_inference.models import Models
-    from bitnet_inference.server import ServedModels, make_app
-    from bitnet_inference.server import serve as run_server
+    from bitnet_inference.server import (
+        Journal,
+        Listening,
+        ServedModels,
+        ServerOptions,
+        make_front,
+        make_server,
+        read_keys,
+    )
 
-    paths = dict(map(_named, models or ["default"]))
-    with Models() as held:
-        served = ServedModels(held, paths)
-        for path in paths.values():
-            held.preload(path)
-        typer.echo(f"serving {', '.join(paths)} at http://{host}:{port}/v1", err=True)
-        run_server(make_app(served), host=host, port=port)
+    listening = Listening(**_given(ctx, LISTENING))
+    keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
+    options = ServerOptions(keys=keys, **_given(ctx, TREATING))
+    paths, journal = _named(models or ["default"]), None if no_log else Journal(log_file)
+    with progress_bar() as progress:
+        held = Models(progress=progress, **_given(ctx, {**ROOM, **_LOADING}))
+        held.preload(next(iter(paths.values())))
+    with held:
+        server = make_server(make_front(ServedModels(held, paths), options, journal), listening, options, held.close)
+        typer.echo(f"serving {', '.join(paths)} at {listening.url}/v1", err=True)
+        if not keys and not listening.is_private:
+            typer.echo("warning: whoever reaches this address may use it: give --api-key to change that", err=True)
+        server.run()
 
 
-def _named(text: str) -> tuple[str, str]:
-    name, sign, path = text.partition("=")
-    if not sign:
-        return Path(text).name or text, text
-    if not name or not path:
-        raise InvalidParams(f"{text!r} is no model: give PATH, or NAME=PATH")
-    return name, path
+def _given(ctx: typer.Context, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: ctx.params[name] for name in table if ctx.params[name] not in (None, [], ())}
+
+
+def _named(models: Sequence[str]) -> dict[str, str]:
+    paths: dict[str, str] = {}
+    for text in models:
+        name, sign, path = text.partition("=")
+        name, path = (name, path) if sign else (Path(text).name or text, text)
+        if not name or not path:
+            raise InvalidParams(f"{text!r} is no model: give a name, a path, or NAME=PATH")
+        if name in paths:
+            raise InvalidParams(f"two models are called {name!r}: give NAME=PATH")
+        paths[name] = path
+    return paths

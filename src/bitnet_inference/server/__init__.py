@@ -1,7 +1,20 @@
 """The HTTP server: OpenAI's API over models that are loaded when they are asked for."""
 
 from bitnet_inference.server.app import make_app
+from bitnet_inference.server.front import make_front
 from bitnet_inference.server.hosts import ServedModels
-from bitnet_inference.server.run import serve
+from bitnet_inference.server.journal import Journal
+from bitnet_inference.server.keys import read_keys
+from bitnet_inference.server.options import Listening, ServerOptions
+from bitnet_inference.server.run import make_server
 
-__all__ = ["ServedModels", "make_app", "serve"]
+__all__ = [
+    "Journal",
+    "Listening",
+    "ServedModels",
+    "ServerOptions",
+    "make_app",
+    "make_front",
+    "make_server",
+    "read_keys",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
@@ -19,9 +19,12 @@ from bitnet_inference.errors import BitNetError
 from bitnet_inference.server.chat import open_chat
 from bitnet_inference.server.failures import Failure, failure_of
 from bitnet_inference.server.hosts import ServedModels
+from bitnet_inference.server.journal import NOTES
 from bitnet_inference.server.schema import ChatRequest, SamplingFields, TextRequest, field_of
 from bitnet_inference.server.sse import event_response, json_response
+from bitnet_inference.server.terms import terms_of
 from bitnet_inference.server.texts import open_text
+from bitnet_inference.stream import Stream
 
 LOG = logging.getLogger("bitnet.server")
 CLIENT_GONE = 499  # nginx's status for a client that has left
@@ -31,6 +34,8 @@ Result = TypeVar("Result")
 
 class Answer(Protocol):
     """What a request is answered with: in one piece, or in events."""
+
+    streams: Sequence[Stream]
 
     def events(self) -> AsyncIterator[bytes]:
         """Server-sent events, up to the last one."""
@@ -69,6 +74,10 @@ def make_app(served: ServedModels) -> FastAPI:
     async def health() -> Response:
         return json_response({"status": "ok"})
 
+    @app.get("/ready")  # the gate says no before it closes
+    async def ready() -> Response:
+        return json_response({"status": "ready"})
+
     @app.get("/version")
     async def version() -> Response:
         return json_response({"version": installed_version()})
@@ -82,7 +91,9 @@ async def _answer(
     """Open a request and answer it. The model stays for as long as that takes."""
     async with AsyncExitStack() as held:
         llm = await held.enter_async_context(served.use(body.model))
-        answer = await served.in_thread(begin, llm, body, body.model or served.names[0], body.user or "")
+        name = body.model or served.names[0]
+        answer = await served.in_thread(begin, llm, body, name, terms_of(request, body.user, body.priority))
+        request.scope.get(NOTES, {}).update(model=name, streams=answer.streams)
         if body.stream:
             return event_response(answer.events(), held.pop_all())
         return json_response(await while_connected(request, answer.whole()))
@@ -131,4 +142,4 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def _failed(failure: Failure) -> Response:
-    return json_response(failure.body, failure.status)
+    return json_response(failure.body, failure.status, failure.headers)

@@ -12,6 +12,7 @@ from bitnet_inference.completions import read_form
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.llm import LLM
+from bitnet_inference.prompts import TermOptions
 from bitnet_inference.server.choices import Part, finish_reason, output_of, outputs, parts, usage
 from bitnet_inference.server.schema import ChatRequest
 from bitnet_inference.server.sse import DONE, event
@@ -104,7 +105,7 @@ class ChatAnswer:
         return {"content": content, "refusal": None}
 
 
-def open_chat(llm: LLM, body: ChatRequest, model: str, salt: str) -> ChatAnswer:
+def open_chat(llm: LLM, body: ChatRequest, model: str, terms: TermOptions) -> ChatAnswer:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
     grammar, tools = read_form(call_style(llm.tokenizer.templates), body.response_format, body.tools, body.tool_choice)
     params = chat_params(llm.default_params, body)
@@ -113,8 +114,7 @@ def open_chat(llm: LLM, body: ChatRequest, model: str, salt: str) -> ChatAnswer:
         body.n or 1,
         replace(params, grammar=grammar),
         tools=body.tools if tools else None,
-        cache_salt=salt,
-        priority=body.priority,
+        **terms,
     )
     wants_usage = body.stream_options is not None and body.stream_options.include_usage
     return ChatAnswer(llm, streams, tools, model, wants_usage)

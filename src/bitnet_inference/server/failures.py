@@ -15,19 +15,35 @@ from bitnet_inference.errors import (
     RequestError,
 )
 
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
 
 class Failure(Exception):
     """An answer that is an error: `status`, and what OpenAI's clients read."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """When to come again, and how to be let in."""
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     @property
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
-        kind = "rate_limit_error" if self.status == 429 else kind
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -56,5 +72,6 @@ def failure_of(error: Exception) -> Failure:
         return error
     for kind in _KINDS:
         if isinstance(error, kind.error):
-            return Failure(kind.status, str(error), code=kind.code)
+            retry_after_s = 1 if kind.status in (429, 503) else None
+            return Failure(kind.status, str(error), code=kind.code, retry_after_s=retry_after_s)
     return Failure(500, "the server has a defect: its log says more", code="internal_error")

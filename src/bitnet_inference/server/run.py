@@ -1,11 +1,152 @@
-"""Runs the application until it is told to stop."""
+"""Runs an application until it is told to stop: the one door to uvicorn."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import uvicorn
-from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from bitnet_inference.server.front import Front
+from bitnet_inference.server.gate import Gate
+from bitnet_inference.server.options import Listening, ServerOptions
+
+LOG = logging.getLogger("bitnet.server")
+MAX_HEADER_BYTES = 64 << 10
 
 
-def serve(app: FastAPI, *, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+class TooLong(Exception):
+    """A request whose head has no end."""
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """HTTP whose patience has an end: with heads that do not come, or do not end, and with ever more connections."""
+
+    options = ServerOptions()
+    _timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has come."""
+        super().connection_made(transport)
+        if len(self.connections) > self.options.max_connections:
+            transport.abort()
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has left."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        self._wait_for_head()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of its address."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._count(len(name) + len(value) + 64)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEADER_BYTES:
+            raise TooLong  # which is answered with 400
+
+    def _wait_for_head(self) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(self.options.header_timeout_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Server(uvicorn.Server):
+    """Ends as ServerOptions say: not ready at once, closed after a delay; what is under way ends, or is cancelled."""
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, options: ServerOptions, end_all: Callable[[], None]) -> None:
+        """`end_all` ends all requests that are under way; it is called in a thread, when their time is over."""
+        super().__init__(config)
+        self._gate, self._options, self._end_all = gate, options, end_all
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: Any = None) -> None:
+        """Serve until a signal."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """The first signal begins the end, a second one hurries it."""
+        if self._gate.is_ready and self._loop is not None:
+            self._gate.is_ready = False
+            self._loop.call_soon_threadsafe(self._begin_end)
+        else:
+            self.should_exit = self.force_exit = True
+
+    def _begin_end(self) -> None:
+        def close() -> None:
+            self._gate.is_closing = self.should_exit = True
+            loop.call_later(self._options.drain_timeout_s, loop.run_in_executor, None, self._end_all)
+
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._options.shutdown_delay_s, close)
+
+
+def make_server(
+    front: Front,
+    listening: Listening,
+    options: ServerOptions,
+    end_all: Callable[[], None] = lambda: None,
+) -> Server:
+    """A server that does not run yet: `run()` serves until SIGINT or SIGTERM, then ends as the options say."""
+    _allow_files(options.max_connections)
+    config = uvicorn.Config(
+        front.app,
+        host=listening.host,
+        port=listening.port,
+        http=type("Protocol", (PatientProtocol,), {"options": options}),
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        backlog=4096,
+        timeout_keep_alive=75,
+        # Beyond the time that requests have: after it they have been told that they are ended.
+        timeout_graceful_shutdown=round(options.drain_timeout_s) + 5,
+        proxy_headers=True,
+        forwarded_allow_ips=list(listening.trusted_proxies),
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.private_key,
+    )
+    return Server(config, front.gate, options, end_all)
+
+
+def _allow_files(max_connections: int) -> None:
+    """Room for so many connections, as far as the system lets us."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < max_connections:
+            LOG.warning("the system allows %d open files: raise that for %d connections", most, max_connections)

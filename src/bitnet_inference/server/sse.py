@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,9 +21,9 @@ def event(value: Any, name: str | None = None) -> bytes:
     return head + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def json_response(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer in one piece."""
-    return Response(orjson.dumps(value), status, media_type="application/json")
+    return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
 def event_response(events: AsyncIterator[bytes], held: AsyncExitStack) -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
+from bitnet_inference.prompts import TermOptions
 from bitnet_inference.ranked import cancelling
 from bitnet_inference.server.choices import Part, finish_reason, output_of, outputs, parts, usage
 from bitnet_inference.server.schema import TextRequest
@@ -111,7 +112,7 @@ class TextAnswer:
         return total | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def open_text(llm: LLM, body: TextRequest, model: str, salt: str) -> TextAnswer:
+def open_text(llm: LLM, body: TextRequest, model: str, terms: TermOptions) -> TextAnswer:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
     if body.best_of not in (None, body.n or 1):
         raise InvalidParams(f"best_of is {body.best_of}, n {body.n or 1}: only n choices are made: leave best_of out")
@@ -126,7 +127,7 @@ def open_text(llm: LLM, body: TextRequest, model: str, salt: str) -> TextAnswer:
     streams: list[Stream] = []
     with cancelling(streams):
         for prompt in prompts:
-            streams += llm.stream_choices(prompt, body.n or 1, params, cache_salt=salt, priority=body.priority)
+            streams += llm.stream_choices(prompt, body.n or 1, params, **terms)
     return TextAnswer(llm, streams, prompts, body, model)
 
 

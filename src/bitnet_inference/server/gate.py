@@ -1,0 +1,151 @@
+"""What stands in front of the application: who may come in, how often, with how much, and how the day ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.keys import find_key
+from bitnet_inference.server.options import ServerOptions
+from bitnet_inference.server.sse import json_response
+
+CALLER = "bitnet.caller"  # in a scope: whose request it is, "" where there are no keys
+OPTIONS = "bitnet.options"  # in a scope: the ServerOptions
+MAX_CALLERS = 100_000  # that are remembered at a time
+# Open to everybody: what watches over a server, and the page, which asks for the key.
+OPEN = ("/health", "/ready", "/version", "/", "/dashboard")
+OPEN_BELOW = "/web/"
+
+
+@dataclass
+class Account:
+    """What a caller has used: requests under way, and how many it may still make (a bucket that fills itself)."""
+
+    num_running: int = 0
+    allowance: float = 0.0
+    filled_at: float = 0.0
+
+
+class Gate:
+    """An ASGI application around another one. `is_closing` is set when no more requests shall come in."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._options, self._clock = app, options, clock
+        self._accounts: dict[str, Account] = {}
+        self.is_ready = True
+        self.is_closing = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._admitted(scope):
+                await self._app(scope, self._bounded(scope, receive), send)
+        except Failure as failure:
+            await json_response(failure.body, failure.status, failure.headers)(scope, receive, send)
+
+    @contextmanager
+    def _admitted(self, scope: Scope) -> Iterator[None]:
+        path = scope["path"]
+        if path == "/ready" and not self.is_ready:
+            raise Failure(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+        if path in OPEN or path.startswith(OPEN_BELOW) or scope["method"] == "OPTIONS":
+            yield
+            return
+        if self.is_closing:
+            raise Failure(503, "the server is shutting down: try again soon", code="shutting_down", retry_after_s=5)
+        scope[CALLER], scope[OPTIONS] = self._caller(scope), self._options
+        account = self._account(scope[CALLER] or _address(scope))
+        self._charge(account)
+        account.num_running += 1
+        try:
+            yield
+        finally:
+            account.num_running -= 1
+
+    def _caller(self, scope: Scope) -> str:
+        if not self._options.keys:
+            return ""
+        sent = _sent_key(scope)
+        key = None if sent is None else find_key(self._options.keys, sent)
+        if key is None:
+            why = "there is no API key: send Authorization: Bearer KEY" if sent is None else "the API key is not known"
+            raise Failure(401, why, code="invalid_api_key")
+        return key.name
+
+    def _account(self, name: str) -> Account:
+        if len(self._accounts) >= MAX_CALLERS:
+            self._accounts = {name: each for name, each in self._accounts.items() if each.num_running}
+        full = Account(allowance=float(self._options.requests_per_minute or 0), filled_at=self._clock())
+        return self._accounts.setdefault(name, full)
+
+    def _charge(self, account: Account) -> None:
+        """Take one request from what the caller may make; raises Failure."""
+        most, per_minute = self._options.max_running, self._options.requests_per_minute
+        if most is not None and account.num_running >= most:
+            why = f"{account.num_running} requests of yours are under way, at most {most} may be: wait for one to end"
+            raise Failure(429, why, code="concurrency_limit", retry_after_s=1)
+        if per_minute is None:
+            return
+        now = self._clock()
+        account.allowance = min(per_minute, account.allowance + (now - account.filled_at) * per_minute / 60)
+        account.filled_at = now
+        if account.allowance < 1:
+            wait_s = max(1, round((1 - account.allowance) * 60 / per_minute + 0.5))
+            why = f"more than {per_minute} requests a minute: try again in {wait_s} s"
+            raise Failure(429, why, code="rate_limit_exceeded", retry_after_s=wait_s)
+        account.allowance -= 1
+
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """The request's body as far as it is not too long and does not take too long."""
+        most = self._options.max_body_bytes
+        if _content_length(scope) > most:
+            raise Failure(413, f"the body has more than {most} bytes: send less", code="body_too_large")
+        left, is_whole = most, False
+
+        async def bounded() -> Message:
+            nonlocal left, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._options.body_timeout_s)
+            except TimeoutError:
+                raise HTTPException(408, "the body did not come in time: send it faster") from None
+            left -= len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+            if left < 0:
+                raise HTTPException(413, f"the body has more than {most} bytes: send less")
+            return message
+
+        return bounded
+
+
+def _address(scope: MutableMapping[str, Any]) -> str:
+    client = scope.get("client")
+    return client[0] if client else "unknown"
+
+
+def _sent_key(scope: MutableMapping[str, Any]) -> str | None:
+    """The key of a request, as OpenAI's clients or Anthropic's send it."""
+    for name, value in scope["headers"]:
+        text = value.decode("latin-1")
+        if name == b"authorization" and text[:7].lower() == "bearer ":
+            return str(text[7:].strip())
+        if name == b"x-api-key":
+            return str(text)
+    return None
+
+
+def _content_length(scope: MutableMapping[str, Any]) -> int:
+    given = [value for name, value in scope["headers"] if name == b"content-length"]
+    return int(given[0]) if given and given[0].isdigit() else 0

@@ -1,0 +1,113 @@
+"""A line of JSON for every request: who, what, how it ended and how long it took. No text of prompts or answers."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.server.gate import CALLER
+from bitnet_inference.stream import Stream
+
+NOTES = "bitnet.notes"  # in a scope: a dict in which the application notes what shall stand in the line
+_ID = re.compile(rb"[\w.:-]{1,64}")
+
+
+class Journal:
+    """Where the lines go: a file, or stderr. One that cannot be written is lost, and is counted; nobody waits."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Raises InvalidParams for a file that cannot be written."""
+        self.num_lost = 0
+        self._lock = threading.Lock()
+        try:
+            self._file: Any = sys.stderr.buffer if file is None else file.open("ab", buffering=0)
+        except OSError as error:
+            raise InvalidParams(f"{file} cannot be written: {error.strerror}") from None
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One line."""
+        text = orjson.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **line}, default=str)
+        try:
+            with self._lock:
+                self._file.write(text + b"\n")
+                self._file.flush()
+        except (OSError, ValueError):  # a full disk, a closed stream
+            self.num_lost += 1
+
+    def close(self) -> None:
+        """No line goes to the file any more."""
+        if self._file is not sys.stderr.buffer:
+            self._file.close()
+
+
+class Journaled:
+    """An ASGI application around another one that gives each request an id, sent back as X-Request-Id, and a line."""
+
+    def __init__(self, app: ASGIApp, journal: Journal) -> None:
+        self._app, self._journal = app, journal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id, start, status = _request_id(scope), time.monotonic(), 0
+        notes: dict[str, Any] = {"request_id": request_id}
+        scope[NOTES] = notes
+        first_s: float | None = None
+
+        async def sending(message: Message) -> None:
+            nonlocal status, first_s
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            elif first_s is None:
+                first_s = time.monotonic() - start
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            line = {
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status or None,
+                "caller": scope.get(CALLER) or None,
+                "address": (scope.get("client") or ("",))[0] or None,
+                "first_byte_s": None if first_s is None else round(first_s, 4),
+                "seconds": round(time.monotonic() - start, 4),
+            }
+            cost = _cost(notes.pop("streams", ()))
+            self._journal.write(notes | {key: value for key, value in (line | cost).items() if value is not None})
+
+
+def _cost(streams: Sequence[Stream]) -> dict[str, Any]:
+    """Tokens, and how the choices ended; those of a client that has left may not have ended yet."""
+    if not streams:
+        return {}
+    found = [each.usage for each in streams if each.usage is not None]
+    ends = [each.finish_reason or "cancelled" for each in streams]
+    return {
+        "prompt_tokens": found[0].num_prompt_tokens if found else None,
+        "output_tokens": sum(each.num_output_tokens for each in found),
+        "finish": ends[0] if len(set(ends)) == 1 else ends,
+    }
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is harmless."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _ID.fullmatch(value):
+            return str(value.decode("ascii"))
+    return f"req-{secrets.token_hex(8)}"

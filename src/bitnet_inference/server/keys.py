@@ -1,0 +1,77 @@
+"""API keys: kept as hashes, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet_inference.errors import InvalidParams
+
+MAX_KEY_FILE_BYTES = 1 << 20
+_HASHED = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_NAME = re.compile(r"[\w.@-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """Whose it is, as logs show it, and the SHA-256 of what they send."""
+
+    name: str
+    digest: bytes
+
+
+def read_keys(given: Iterable[str], file: Path | None = None) -> list[Key]:
+    """Keys as they are given, plain or as "sha256:HEX", and those of a file.
+
+    A file has a line a key, NAME KEY, the key plain or hashed; empty lines and those that begin with # are skipped.
+    Raises InvalidParams, without showing a key.
+    """
+    keys = [Key(f"key{number}", _digest(text, f"key {number}")) for number, text in enumerate(given, 1)]
+    lines = [] if file is None else _lines(file)
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            keys.append(_key(line.split(), f"{file}: line {number}"))
+    for taken in ({each.name for each in keys}, {each.digest for each in keys}):
+        if len(taken) < len(keys):
+            raise InvalidParams("two API keys are the same, or have one name: leave one out")
+    return keys
+
+
+def find_key(keys: Sequence[Key], sent: str) -> Key | None:
+    """The key that was sent, if it is one of these. Takes as long for any that is wrong."""
+    digest, found = hashlib.sha256(sent.encode(errors="surrogateescape")).digest(), None
+    for key in keys:
+        if hmac.compare_digest(key.digest, digest):
+            found = key
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_KEY_FILE_BYTES + 1)
+        if len(content) > MAX_KEY_FILE_BYTES:
+            raise InvalidParams(f"{file}: more than {MAX_KEY_FILE_BYTES} bytes: give a file of keys")
+        return content.decode().splitlines()
+    except OSError as error:
+        raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{file} is not UTF-8 at byte {error.start}: convert it") from None
+
+
+def _key(words: Sequence[str], place: str) -> Key:
+    if len(words) != 2 or not _NAME.fullmatch(words[0]):
+        raise InvalidParams(f"{place} is no key: write NAME KEY, or NAME sha256:HEX")
+    return Key(words[0], _digest(words[1], place))
+
+
+def _digest(text: str, place: str) -> bytes:
+    if found := _HASHED.fullmatch(text):
+        return bytes.fromhex(found[1])
+    if len(text) < 8 or text.startswith("sha256:"):
+        raise InvalidParams(f"{place}: a key has at least 8 characters, a hash is sha256: and 64 hexadecimal digits")
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,234 @@
+"""Who may come in, with how much, and how the day ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from conftest import Running
+from typer.testing import CliRunner
+
+from bitnet_inference.cli import app as command
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.models import Models
+from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, read_keys
+from bitnet_inference.server.gate import Gate
+from bitnet_inference.server.journal import Journaled
+
+HERE = Path(__file__).parent
+LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+async def empty(scope: Any, receive: Any, send: Any) -> None:
+    """An application that reads its body and answers nothing."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def call(
+    app: Any, path: str = "/v1/models", *, headers: dict[str, str] | None = None, body: Sequence[bytes] = (b"",)
+) -> Any:
+    """(status, headers) of one request that comes from one address."""
+    sent: list[Any] = []
+    parts = iter(body)
+
+    async def receive() -> Any:
+        part = next(parts, None)
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    given = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": given, "client": ("10.0.0.1", 1)}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def post(url: str, body: dict[str, Any], **options: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return urllib.request.urlopen(request, **options)
+
+
+def get(url: str, headers: dict[str, str] | None = None, **options: Any) -> tuple[int, Any]:
+    """(status, headers) of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), **options) as answer:
+            return answer.status, answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers
+
+
+def test_keys_are_known_by_their_hashes(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# people\nanna sha256:{hashlib.sha256(b'annas-secret').hexdigest()}\n\nbert berts-secret\n")
+    gate = Gate(empty, ServerOptions(keys=read_keys(["first-secret"], file)))
+    assert call(gate)[0] == 401 and call(gate)[1]["www-authenticate"] == "Bearer"
+    for secret in ("annas-secret", "berts-secret", "first-secret"):
+        assert call(gate, headers={"Authorization": f"Bearer {secret}"})[0] == 200
+        assert call(gate, headers={"x-api-key": secret})[0] == 200
+    assert call(gate, headers={"Authorization": "Bearer anna"})[0] == 401
+    assert call(gate, "/health")[0] == 200
+
+
+@pytest.mark.parametrize("line", ["only-a-name", "name short", "name sha256:12", "na/me long-enough-key"])
+def test_a_line_that_is_no_key_is_refused_without_being_shown(tmp_path: Path, line: str) -> None:
+    (tmp_path / "keys").write_text(f"{line}\n")
+    with pytest.raises(InvalidParams, match="line 1") as caught:
+        read_keys([], tmp_path / "keys")
+    assert line.split()[-1] not in str(caught.value).replace("keys", "")
+
+
+def test_who_asks_too_often_waits() -> None:
+    now = [0.0]
+    gate = Gate(empty, ServerOptions(requests_per_minute=2), clock=lambda: now[0])
+    assert [call(gate)[0] for _ in range(3)] == [200, 200, 429]
+    assert 1 <= int(call(gate)[1]["retry-after"]) <= 31
+    now[0] = 31.0
+    assert [call(gate)[0] for _ in range(2)] == [200, 429]
+
+
+def test_a_body_has_an_end() -> None:
+    gate = Gate(empty, ServerOptions(max_body_bytes=10))
+    assert call(gate, body=[b"12345", b"12345"])[0] == 200
+    assert call(gate, headers={"content-length": "11"})[0] == 413
+    with pytest.raises(Exception, match="more than 10 bytes"):  # answered by the application around
+        call(gate, body=[b"12345", b"123456"])
+
+
+@pytest.fixture
+def strict(served: ServedModels) -> Iterator[Running]:
+    with Running(served, ServerOptions(header_timeout_s=0.2, body_timeout_s=0.2, max_running=1)) as server:
+        yield server
+
+
+def raw(server: Running, text: bytes) -> bytes:
+    """What a connection that sends just this gets until it is closed."""
+    with socket.create_connection(server.address[:2], timeout=20) as connection:
+        connection.sendall(text)
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    return received
+
+
+def test_half_a_head_half_a_body_and_a_flood_of_headers_end(strict: Running) -> None:
+    assert raw(strict, b"GET /health HTTP/1.1\r\nHost") == b""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    assert b" 408 " in raw(strict, head + b'Content-Length: 100\r\n\r\n{"prompt"')
+    flood = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(100))
+    assert not raw(strict, b"GET /health HTTP/1.1\r\n" + flood + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_one_caller_has_so_many_requests_at_a_time(strict: Running) -> None:
+    with post(f"{strict.url}/v1/completions", LONG) as stream:
+        assert stream.readline().startswith(b"data: ")
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            post(f"{strict.url}/v1/completions", LONG)
+        with caught.value as refused:
+            assert refused.code == 429
+
+
+def own(**options: Any) -> Running:
+    return Running(
+        ServedModels(Models(max_cache_tokens=4096, threads=1), {"story": "default"}), ServerOptions(**options)
+    )
+
+
+def test_who_closes_is_not_ready_first_and_lets_streams_end() -> None:
+    with own(shutdown_delay_s=0.3) as server:
+        with post(f"{server.url}/v1/completions", LONG | {"max_tokens": 300}) as stream:
+            stream.readline()
+            server.server.handle_exit(15, None)
+            while get(f"{server.url}/ready")[0] != 503:  # the loop hears of it a moment later
+                pass
+            assert get(f"{server.url}/health")[0] == 200
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+        server.thread.join()
+
+
+def test_what_does_not_end_in_time_is_told_so() -> None:
+    with own(drain_timeout_s=0.0) as server, post(f"{server.url}/v1/completions", LONG) as stream:
+        stream.readline()
+        server.server.handle_exit(15, None)
+        last = stream.read().strip().splitlines()[-1]
+        assert b"error" in last and b"[DONE]" not in last
+
+
+def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModels, tmp_path: Path) -> None:
+    with (
+        closing(Journal(tmp_path / "log")) as journal,
+        Running(served, ServerOptions(keys=read_keys(["sesame-open"])), journal) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="sesame-open", max_retries=0) as client,
+    ):
+        answer = client.completions.with_raw_response.create(model="story", prompt="Xylophone", max_tokens=3)
+        assert answer.headers["x-request-id"].startswith("req-")
+    text = (tmp_path / "log").read_text()
+    line = json.loads(text)
+    assert line["request_id"] == answer.headers["x-request-id"] and line["caller"] == "key1"
+    assert (line["status"], line["model"], line["output_tokens"], line["finish"]) == (200, "story", 3, "length")
+    assert "Xylophone" not in text and "sesame" not in text
+
+
+def test_a_full_disk_for_lines_stops_nobody() -> None:
+    with closing(Journal(Path("/dev/full"))) as journal:
+        assert call(Journaled(empty, journal))[0] == 200
+        assert journal.num_lost == 1
+
+
+def test_https(served: ServedModels) -> None:
+    listening = Listening(port=0, certificate=HERE / "localhost.pem", private_key=HERE / "localhost.key")
+    context = ssl.create_default_context(cafile=str(HERE / "localhost.pem"))
+    with Running(served, listening=listening) as server:
+        assert server.url.startswith("https://")
+        assert get(f"{server.url}/health", context=context)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--port", "70000"], "port is 70000"),
+        (["--api-key", "short"], "at least 8 characters"),
+        (["--tls-key", "missing.pem"], "TLS takes a certificate and a private key"),
+        (["a=default", "a=default"], "two models are called"),
+        (["--drain-timeout", "-1"], "drain_timeout_s is -1"),
+        (["nowhere/nothing"], "nowhere/nothing"),
+    ],
+)
+def test_impossible_options_are_refused_in_a_line(options: list[str], why: str) -> None:
+    result = CliRunner().invoke(command, ["serve", *options])
+    assert result.exit_code == 2 and why in result.output and len(result.output.splitlines()) == 1
+
+
+def test_pages_from_elsewhere_only_where_allowed(served: ServedModels) -> None:
+    with Running(served, ServerOptions(cors_origins=("https://page.example",))) as server:
+        allowed = [
+            get(f"{server.url}/health", {"Origin": f"https://{who}.example"})[1]["access-control-allow-origin"]
+            for who in ("page", "other")
+        ]
+        assert allowed == ["https://page.example", None]
+
+
+def test_many_idle_connections_are_in_nobodys_way(running: Running) -> None:
+    idle = [socket.create_connection(running.address[:2]) for _ in range(300)]
+    try:
+        assert get(f"{running.url}/health")[0] == 200
+    finally:
+        for each in idle:
+            each.close()
+    assert threading.active_count() < 100
