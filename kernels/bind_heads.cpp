@@ -19,7 +19,7 @@ struct BoundScreen {
         const nb::gil_scoped_release release;
         screen = std::make_unique<Screen>(weight, executor);
     }
-    BoundScreen(nb::object head_, Bytes high, Bytes low, Floats numbers) : head(head_) {
+    BoundScreen(nb::object head_, Bytes high, Bytes low, Floats numbers, Executor& executor) : head(head_) {
         const DenseWeight weight = nb::cast<Dense&>(head).weight;
         const size_t tiles = size_t((weight.rows + kHeadRows - 1) / kHeadRows);
         const size_t steps = size_t((weight.columns + kStepColumns - 1) / kStepColumns);
@@ -29,7 +29,8 @@ struct BoundScreen {
                 "the parts of the screen are those of another head");
         require_aligned(numbers);
         const nb::gil_scoped_release release;
-        screen = std::make_unique<Screen>(weight, QuantisedHead::Parts{high.data(), low.data(), numbers.data()});
+        screen =
+            std::make_unique<Screen>(weight, QuantisedHead::Parts{high.data(), low.data(), numbers.data()}, executor);
     }
     nb::tuple parts() {
         const QuantisedHead& quantised = screen->quantised();
@@ -64,8 +65,8 @@ void bind_heads(nanobind::module_& m) {
     using namespace bitnet;
     nb::class_<BoundScreen>(m, "Screen")
         .def(nb::init<nb::object, Executor&>(), nb::arg("head"), nb::arg("executor"))
-        .def(nb::init<nb::object, Bytes, Bytes, Floats>(), nb::arg("head"), nb::arg("high"), nb::arg("low"),
-             nb::arg("numbers"))
+        .def(nb::init<nb::object, Bytes, Bytes, Floats, Executor&>(), nb::arg("head"), nb::arg("high"), nb::arg("low"),
+             nb::arg("numbers"), nb::arg("executor"))
         .def("parts", &BoundScreen::parts)
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
         .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });

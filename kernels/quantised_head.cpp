@@ -125,9 +125,16 @@ QuantisedHead::QuantisedHead(const DenseWeight& head, int bits, Executor& execut
     });
 }
 
-QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, const Parts& parts) : QuantisedHead(rows, columns, 8) {
-    std::memcpy(weights6_.data(), parts.high, size_t(weights6_.bytes()));
-    std::memcpy(weights2_.data(), parts.low, size_t(weights2_.bytes()));
+QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, const Parts& parts, Executor& executor)
+    : QuantisedHead(rows, columns, 8) {
+    // On all threads: what takes its time is the first touch of new memory, and of the file's pages.
+    executor.each(tiles_, kHeadRows * columns_, 64, [&](int64_t first, int64_t last, int) {
+        const auto copy = [&](Memory& to, const uint8_t* from, int64_t tile) {
+            std::memcpy(to.data() + first * tile, from + first * tile, size_t((last - first) * tile));
+        };
+        copy(weights6_, parts.high, steps_ * kHeadBytes6);
+        copy(weights2_, parts.low, steps_ * kHeadBytes2);
+    });
     const float* in = parts.numbers;
     for (auto* each : {&half_scales_, &errors6.error, &errors6.size, &errors8.error, &errors8.size})
         for (float& number : *each) {

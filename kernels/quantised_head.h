@@ -65,7 +65,7 @@ class QuantisedHead {
         const float* numbers;
     };
     // One of 8 bits again from copies of its parts; throws std::invalid_argument for numbers that cannot be.
-    QuantisedHead(int64_t rows, int64_t columns, const Parts& parts);
+    QuantisedHead(int64_t rows, int64_t columns, const Parts& parts, Executor& executor);
     const uint8_t* high() const { return weights6_.data(); }
     const uint8_t* low() const { return weights2_.data(); }
     void copy_numbers(float* out) const;

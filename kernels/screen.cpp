@@ -46,8 +46,8 @@ struct Screen::Best {
 };
 
 Screen::Screen(const DenseWeight& head, Executor& executor) : head_(head), quantised_(head, 8, executor) {}
-Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts)
-    : head_(head), quantised_(head.rows, head.columns, parts) {}
+Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
+    : head_(head), quantised_(head.rows, head.columns, parts, executor) {}
 
 int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
                     float* logits) const {

@@ -31,7 +31,7 @@ class Screen {
     // Quantises the rows of a head, which must outlive this.
     Screen(const DenseWeight& head, Executor& executor);
     // The same from the parts that were made of this head before.
-    Screen(const DenseWeight& head, const QuantisedHead::Parts& parts);
+    Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor);
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
     // logits [R, k]. Returns how many rows were computed exactly, which depends on who saw which rows first.

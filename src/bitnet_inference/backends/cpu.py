@@ -98,7 +98,7 @@ class CpuModel:
         if not large:
             return None
         if isinstance(checkpoint, PackedCheckpoint) and (parts := checkpoint.screen()):
-            return _screen_of(checkpoint, weight, parts)
+            return _screen_of(checkpoint, weight, parts, self._executor)
         return native.Screen(weight, self._executor)
 
     def _round(self, weight: Any, head: str) -> Any:
@@ -243,9 +243,9 @@ class CpuOutput:
         return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
 
 
-def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any) -> Any:
+def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: Any) -> Any:
     try:
-        screen = native.Screen(weight, *parts)
+        screen = native.Screen(weight, *parts, executor)
     except ValueError as error:
         raise FormatError(checkpoint.path, "screen", f"{error}: convert the model again") from error
     checkpoint.release_screen()
