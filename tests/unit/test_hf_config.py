@@ -13,6 +13,7 @@ from bitnet_inference.formats.checkpoint import RopeScaling
 from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.hf_quantization import read_quantization
 from bitnet_inference.formats.json_files import Fields
+from bitnet_inference.model.rope import inverse_frequencies
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -86,6 +87,34 @@ def test_rotary_embeddings(tmp_path, changes, theta, scaling):
     assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
 
 
+# Frequencies 1 to 6 and the factor of cosine and sine by ROPE_INIT_FUNCTIONS["yarn"] of Transformers 5.23, heads of 32.
+YARN = [
+    (
+        {"factor": 4.0, "original_max_position_embeddings": 64},
+        [0.477990121, 0.221359432, 0.097805366, 0.039999999, 0.014058532, 0.007905695],
+        1.138629436111989,
+    ),
+    (
+        {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7,
+         "mscale_all_dim": 1.0},
+        [0.316316992, 0.03952847, 0.022228492, 0.0125, 0.007029266, 0.003952847],
+        0.9483558523503399,
+    ),
+    (
+        {"factor": 2.5, "original_max_position_embeddings": 100, "truncate": False, "attention_factor": 1.3},
+        [0.492155105, 0.237290561, 0.111243457, 0.050075725, 0.022493653, 0.012649111],
+        1.3,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scaling", "frequencies", "sharpness"), YARN)
+def test_yarn_is_that_of_transformers(tmp_path, scaling, frequencies, sharpness):
+    config = read(tmp_path, head_dim=32, rope_scaling={"rope_type": "yarn", "rope_theta": 10000.0} | scaling)
+    assert inverse_frequencies(config)[1:7].tolist() == pytest.approx(frequencies, rel=1e-6)
+    assert config.score_scale == pytest.approx(sharpness**2 / 32**0.5, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("eos", "bos", "expected"),
     [
@@ -113,7 +142,7 @@ def test_token_ids(tmp_path, eos, bos, expected):
         {"mlp_bias": True},
         {"hidden_act": "gelu"},
         {"partial_rotary_factor": 0.5},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
         {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},

@@ -16,6 +16,7 @@ from bitnet_inference.formats.sizes import (
     MAX_POSITIONS,
     MAX_VOCAB,
 )
+from bitnet_inference.formats.yarn import yarn_attention, yarn_factors
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
 
@@ -37,7 +38,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     max_positions = fields.size("max_position_embeddings", MAX_POSITIONS, family.max_positions)
     bos_ids = fields.ids("bos_token_id", family.bos_id)
     eos_ids = fields.ids("eos_token_id", family.eos_id) + more_eos_ids
-    theta, scaling = _rope(fields, family, max_positions)
+    theta, scaling, sharpness = _rope(fields, family, max_positions, head_dim)
     scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
     return ModelConfig(
         family=family.name,
@@ -59,7 +60,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         linear_norm_eps=1e-6 if quantization is None else quantization.norm_eps,
         post_norms=family.post_norms,
         head_norms=family.head_norms,
-        attention_scale=None if scalar is None else scalar**-0.5,
+        attention_scale=_attention_scale(scalar, sharpness, head_dim),
         local=_local_layers(fields, family, num_layers),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
@@ -115,21 +116,32 @@ def _activation(fields: Fields, family: Family) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def _rope(fields: Fields, family: Family, max_positions: int) -> tuple[float, RopeScaling | None]:
+def _attention_scale(scalar: float | None, sharpness: float, head_dim: int) -> float | None:
+    """None for the usual one. What sharpens q and k alike sharpens their product twice."""
+    if scalar is None and sharpness == 1.0:
+        return None
+    return float(sharpness * sharpness * (head_dim if scalar is None else scalar) ** -0.5)
+
+
+def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> tuple[float, RopeScaling | None, float]:
+    """The base, how frequencies are scaled, and what cosine and sine are multiplied by."""
     # transformers 5: rope_scaling, where it says anything, replaces rope_parameters; a theta inside wins.
     section = fields.section("rope_scaling")
     if section is None or not section.values:
         section = fields.section("rope_parameters")
     theta = fields.positive("rope_theta", family.rope_theta)
     if section is None or not section.values:
-        return theta, None
+        return theta, None, 1.0
     whole = section.section(_FULL) if family.local_rope_theta else None  # else it is all of that
     if whole is None and any(isinstance(value, dict) for value in section.values.values()):
         raise Unsupported(
             f"{fields.path}: rope_parameters: not one for each kind of layer is supported: use another model"
         )
     section = whole or section
-    return section.positive("rope_theta", theta), _scaling(section, max_positions)
+    theta = section.positive("rope_theta", theta)
+    if _rope_type(section) == "yarn":
+        return theta, *_yarn(section, theta, max_positions, head_dim)
+    return theta, _scaling(section, max_positions), 1.0
 
 
 def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayers | None:
@@ -152,15 +164,42 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
 
 
+def _rope_type(section: Fields) -> str:
+    return section.text("rope_type", section.text("type", "default"))
+
+
+def _yarn(section: Fields, theta: float, max_positions: int, head_dim: int) -> tuple[RopeScaling, float]:
+    _refuse_partial(section)
+    original = section.size("original_max_position_embeddings", MAX_POSITIONS, max_positions)
+    factor = section.positive("factor", max_positions / original)
+    if theta <= 1:
+        raise section.wrong("rope_theta", "is not above 1: correct it")
+    factors = yarn_factors(
+        factor,
+        original,
+        theta,
+        head_dim,
+        beta_fast=section.positive("beta_fast", 32.0),
+        beta_slow=section.positive("beta_slow", 1.0),
+        truncate=section.flag("truncate", True),
+    )
+    both = "mscale" in section and "mscale_all_dim" in section
+    scales = (section.positive("mscale"), section.positive("mscale_all_dim")) if both else ()
+    sharpness = section.positive("attention_factor", yarn_attention(factor, *scales))
+    return RopeScaling(kind="factors", factor=factor, factors=factors), sharpness
+
+
 def _scaling(section: Fields, max_positions: int) -> RopeScaling | None:
     _refuse_partial(section)
-    kind = section.text("rope_type", section.text("type", "default"))
+    kind = _rope_type(section)
     if kind == "default":
         return None
     if kind == "linear":
         return RopeScaling(kind="linear", factor=section.positive("factor"))
     if kind != "llama3":
-        raise Unsupported(f"{section.path}: rope_type {shown(kind)} is not supported: only default, linear, llama3")
+        raise Unsupported(
+            f"{section.path}: rope_type {shown(kind)} is not supported: only default, linear, llama3, yarn"
+        )
     low, high = section.positive("low_freq_factor"), section.positive("high_freq_factor")
     if high <= low:
         raise section.wrong("high_freq_factor", f"is not above low_freq_factor, {low}: correct one")
