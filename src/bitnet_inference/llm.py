@@ -127,6 +127,7 @@ class LLM(PromptNumbers, RankedTexts):
         progress: Progress | None = None,
         listener: EngineListener | None = None,
         profile: bool = False,
+        arm_i2_s: bool = False,
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, a path, or the name of one that was pulled.
 
@@ -137,7 +138,8 @@ class LLM(PromptNumbers, RankedTexts):
         changes no bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done, total)` is
         called while weights are read. `listener(event)` is called in the engine's thread with all that happens
         (engine.events): see Counts and Trace. With `profile` it hears the time of each step of the plan too, on device
-        "cpu". Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        "cpu". `arm_i2_s`: a GGUF file has I2_S weights in the order that bitnet.cpp wrote on ARM machines, which no
+        file says. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
         _check_profile(profile, listener)
@@ -146,7 +148,7 @@ class LLM(PromptNumbers, RankedTexts):
             device=device, threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head
         )
         path = find_model(model)
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
         tokenizer = load_tokenizer(checkpoint)
         drafting = load_drafts(drafts, tokenizer, config)
         return cls(

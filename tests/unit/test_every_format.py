@@ -5,13 +5,15 @@ benchmarks/formats.py compares more, with what others compute from the same file
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import gguf_samples
 import numpy as np
 import pytest
 from gguf_samples import write_default
 
-from bitnet_inference import LLM, SamplingParams, convert, native
+from bitnet_inference import LLM, InvalidParams, SamplingParams, convert, native
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Ternary, expected_shapes
 from bitnet_inference.model_folder import find_model
@@ -59,3 +61,16 @@ def test_every_format_gives_the_same_matrices_and_text(tmp_path, expected, kind)
     assert packed(path) == expected[0]
     with LLM.load(path) as llm:
         assert llm.generate("Once upon a time", PARAMS).text == expected[1]
+
+
+def test_i2_s_in_the_order_of_arm(tmp_path, expected, monkeypatch):
+    monkeypatch.setattr(gguf_samples, "i2_s_bytes", partial(gguf_samples.i2_s_bytes, part=16))
+    path = write("I2_S", tmp_path)
+    with LLM.load(path, arm_i2_s=True) as llm:
+        assert llm.generate("Once upon a time", PARAMS).text == expected[1]
+    assert packed(convert(path, tmp_path / "usual.gguf", arm_i2_s=True).path) == expected[0]
+    assert packed(path) != expected[0]
+    with pytest.raises(InvalidParams, match="leave arm_i2_s out"):
+        LLM.load(write("TQ2_0", tmp_path), arm_i2_s=True)
+    with pytest.raises(InvalidParams, match="leave arm_i2_s out"):
+        LLM.load("default", arm_i2_s=True)

@@ -40,6 +40,9 @@ def convert(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Of ONNX: run the file and compare it before it is put in place.")
     ] = True,
+    arm_i2_s: Annotated[
+        bool, typer.Option("--arm-i2-s", help="IN has I2_S weights in the order that bitnet.cpp wrote on ARM.")
+    ] = False,
 ) -> None:
     """Write a model as a GGUF file, as an ONNX file, or as a packed file, which loads fastest.
 
@@ -57,7 +60,7 @@ def convert(
     with progress_bar("converting") as progress:
         result = convert_model(
             source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize or "none",
-            small=small, check=check,
+            small=small, check=check, arm_i2_s=arm_i2_s,
         )  # fmt: skip
     if result.tensors:
         print_table(_table(result))

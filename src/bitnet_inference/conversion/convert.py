@@ -59,6 +59,7 @@ def convert(
     quantize: str = "none",
     small: bool = False,
     check: bool = True,
+    arm_i2_s: bool = False,
 ) -> Conversion:
     """Write the model of a folder or file, or "default", with its tokenizer: X.gguf, X.onnx or a packed X.safetensors.
 
@@ -67,7 +68,7 @@ def convert(
     say so. A packed file that is `compressed` is smaller, and takes longer to load. `quantize`: "ternary" rounds the
     layers' dense matrices first, see EngineConfig. For ONNX only: `small` writes ternary matrices in 2 bits and dense
     ones in 8, for an operator of ONNX Runtime; without `check`, the file is not run and compared before it is put in
-    place. Tokenizer and config.json go beside it.
+    place. Tokenizer and config.json go beside it. `arm_i2_s`: the source has I2_S weights in ARM's order.
 
     The target appears when it is whole. `progress` gets the weights written so far, and those in all; for ONNX, bytes.
     Raises NotFound, FormatError, Unsupported, InvalidParams, and for ONNX Unavailable and BackendError.
@@ -75,7 +76,7 @@ def convert(
     path, target = find_model(source), Path(target)
     _check_quantize(quantize)
     _check_target(path, target, kind, compressed, small)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
     refuse_onnx(checkpoint)
     require_sound(checkpoint)
     weights = quantized(checkpoint, quantize)

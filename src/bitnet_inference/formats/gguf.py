@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import native
-from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import FloatName, rounded
@@ -47,12 +47,15 @@ class GgufCheckpoint:
     def __init__(self, path: Path, *, arm: bool = False) -> None:
         """`arm`: I2_S weights are in the order that some versions wrote on ARM machines; the file does not say so.
 
-        Raises FormatError for broken files and impossible configurations, Unsupported for what is not done.
+        Raises FormatError for broken files and impossible configurations, Unsupported for what is not done, and
+        InvalidParams for `arm` where nothing is I2_S.
         """
         self.path, self._arm = path, arm
         file = read_whole(path)
         self.metadata, self.records, self.num_bytes = file.metadata, file.records, file.num_bytes
         self._version, self._tensors = file.version, file.tensors
+        if arm and not any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
+            raise InvalidParams(f"{path} has no I2_S weights: leave arm_i2_s out")
         self._kind = read_architecture(path, self.metadata)
         embed = self._tensors.get("token_embd.weight")
         if embed is None or len(embed.shape) != 2:

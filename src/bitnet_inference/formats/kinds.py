@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from bitnet_inference.errors import FormatError, NotFound, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gpu import FILES, GpuCheckpoint, is_gpu_folder
@@ -40,11 +40,12 @@ _WEIGHTS = (SINGLE, INDEX)  # a folder with these is read from them, whatever el
 _MAGICS = ((b"GGUF", _GGUF), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", _ONNX))
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, arm_i2_s: bool = False) -> Checkpoint:
     """Open the model under a path, reading no weights.
 
-    Raises NotFound where there is nothing, Unsupported for a kind that is not read, naming it, and FormatError for
-    what is no model at all or breaks its format.
+    `arm_i2_s`: see GgufCheckpoint. Raises NotFound where there is nothing, Unsupported for a kind that is not read,
+    naming it, FormatError for what is no model at all or breaks its format, and InvalidParams for `arm_i2_s` where
+    nothing is I2_S.
     """
     path = Path(path)
     is_folder = os.path.isdir(path)
@@ -53,7 +54,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     kind = _kind_of_folder(path) if is_folder else _kind_of_file(path)
     if kind not in _READERS:
         raise Unsupported(f"{path}: {kind} is not supported: use {', '.join(_READERS)}")
-    return _READERS[kind](path)
+    if arm_i2_s and kind != _GGUF:
+        raise InvalidParams(f"{path} is {kind}: only GGUF files have I2_S weights: leave arm_i2_s out")
+    return GgufCheckpoint(path, arm=True) if arm_i2_s else _READERS[kind](path)
 
 
 def kind_of(checkpoint: Checkpoint) -> str:
