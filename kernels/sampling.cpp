@@ -9,48 +9,13 @@
 namespace bitnet {
 namespace {
 
-constexpr size_t kBlock = 64;
-constexpr size_t kLanes = 16;
-constexpr size_t kNumBuckets = 2048;
-constexpr float kLastBucket = kNumBuckets - 1;
-constexpr float kBucketsPerUnit = 64.0f;  // 2048 / 64 = 32 > 28.4: what lies further off weighs nothing
 constexpr double kGreedyBelow = 1e-5;
 constexpr double kLightest = 0.5 / kWeightOfBest;  // relative to the best: what is below weighs nothing
-constexpr float kWeightless = 29.0f;               // exp(-29) * kWeightOfBest < 0.5
 constexpr uint32_t kSeen = uint32_t{1} << 31;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// More lanes where the processor has them, chosen when the library is loaded; nothing rounds differently.
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define BITNET_WIDER __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define BITNET_WIDER
-#endif
-
-bool is_better(const Candidate& a, const Candidate& b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
-float greater(float a, float b) { return a > b ? a : b; }
-
-// The maximum of a full block, in lanes that compilers turn into vectors; unordered[lane] becomes 1 where there is a
-// NaN.
-BITNET_WIDER float max_of_block(const float* x, int32_t* unordered) {
-    float lanes[kLanes];
-    for (size_t j = 0; j < kLanes; ++j) lanes[j] = x[j];
-    for (size_t i = kLanes; i < kBlock; i += kLanes) {
-        for (size_t j = 0; j < kLanes; ++j) lanes[j] = greater(x[i + j], lanes[j]);
-    }
-    for (size_t i = 0; i < kBlock; i += kLanes) {
-        for (size_t j = 0; j < kLanes; ++j) unordered[j] |= x[i + j] != x[i + j];
-    }
-    for (size_t j = 0; j < 8; ++j) lanes[j] = greater(lanes[j + 8], lanes[j]);
-    for (size_t j = 0; j < 4; ++j) lanes[j] = greater(lanes[j + 4], lanes[j]);
-    return greater(greater(lanes[0], lanes[1]), greater(lanes[2], lanes[3]));
-}
-
 // The logits of a block, -infinity where the cut drops them and past its end.
-BITNET_WIDER void keep(const float* x, size_t first_id, size_t length, const Cut& cut, float* kept) {
+void keep(const float* x, size_t first_id, size_t length, const Cut& cut, float* kept) {
     const int32_t first = static_cast<int32_t>(first_id);
     for (size_t j = 0; j < length; ++j) {
         const bool is_above = x[j] > cut.logit;
@@ -58,24 +23,6 @@ BITNET_WIDER void keep(const float* x, size_t first_id, size_t length, const Cut
         kept[j] = (is_above | is_tied) ? x[j] : -kInfinity;
     }
     for (size_t j = length; j < kBlock; ++j) kept[j] = -kInfinity;
-}
-
-// The weights of a block, and their sum.
-BITNET_WIDER uint64_t weigh_block(const float* kept, float max, float scale, uint64_t* weights) {
-    float relative[kBlock];
-    for (size_t j = 0; j < kBlock; ++j) relative[j] = exp_of_minus((max - kept[j]) * scale);
-    for (size_t j = 0; j < kBlock; ++j) weights[j] = weight_of(relative[j]);
-    uint64_t mass = 0;
-    for (size_t j = 0; j < kBlock; ++j) mass += weights[j];
-    return mass;
-}
-
-// Into which bucket each token of a block falls, by how far it is from the best.
-BITNET_WIDER void buckets_of_block(const float* kept, float max, float scale, int32_t* buckets) {
-    for (size_t j = 0; j < kBlock; ++j) {
-        const float distance = (max - kept[j]) * scale * kBucketsPerUnit;
-        buckets[j] = static_cast<int32_t>(distance < kLastBucket ? distance : kLastBucket);
-    }
 }
 
 // The logits of the tokens whose bits are set, -infinity for the others.
@@ -102,7 +49,6 @@ RowSampler::RowSampler(size_t vocab_size)
       block_mass_(block_max_.size()),
       kept_(kBlock),
       weights_(kBlock),
-      buckets_(kNumBuckets),
       counts_(vocab_size) {}
 
 int32_t RowSampler::sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends,
@@ -122,14 +68,20 @@ int32_t RowSampler::sample_masked(const float* logits, const uint32_t* mask, con
 
 int32_t RowSampler::sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
                                const NoiseKey& key) {
+    candidates_.clear();
+    for (size_t i = 0; i < count; ++i) candidates_.push_back({logits[i], ids[i]});
+    return choose_candidate(rule, key);
+}
+
+// As if the others were -infinity.
+int32_t RowSampler::choose_candidate(const SamplingRule& rule, const NoiseKey& key) {
+    const size_t count = candidates_.size();
     if (!few_ || few_->vocab_size_ != count) few_ = std::make_unique<RowSampler>(count);
-    order_.resize(count);
-    std::iota(order_.begin(), order_.end(), size_t{0});
-    std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return ids[a] < ids[b]; });
+    std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
     row_.resize(count);
-    for (size_t i = 0; i < count; ++i) row_[i] = logits[order_[i]];
+    for (size_t i = 0; i < count; ++i) row_[i] = candidates_[i].logit;
     const int32_t chosen = few_->choose(row_.data(), rule, key);
-    return chosen < 0 ? chosen : ids[order_[size_t(chosen)]];
+    return chosen < 0 ? chosen : candidates_[size_t(chosen)].id;
 }
 
 double RowSampler::log_normalizer(const float* logits) {
@@ -153,54 +105,45 @@ int32_t RowSampler::choose(const float* logits, const SamplingRule& rule, const 
     if (rule.temperature < kGreedyBelow)
         return static_cast<int32_t>(std::find(logits, logits + vocab_size_, max_) - logits);
     scale_ = static_cast<float>(1.0 / rule.temperature);
-    Cut cut;
-    if (rule.top_k > 0 && rule.top_k < vocab_size_) cut = top_k_cut(logits, rule.top_k);
-    if (rule.top_p < 1.0) cut = top_p_cut(logits, cut, rule.top_p);
-    if (rule.min_p > kLightest) {
-        const Cut other = min_p_cut(rule.min_p, rule.temperature);
-        if (is_better({other.logit, other.id}, {cut.logit, cut.id})) cut = other;
+    if (rule.top_k > 0 && rule.top_k < vocab_size_) {
+        select(logits, rule.top_k);
+        return choose_candidate(rule, key);
     }
+    const Cut far = rule.min_p > kLightest ? min_p_cut(rule.min_p, rule.temperature) : Cut{};
+    Cut cut = rule.top_p < 1.0 ? top_p_cut(logits, rule.top_p) : far;
+    if (rule.top_p == 1.0 || is_better({far.logit, far.id}, {cut.logit, cut.id})) weigh_all(logits, cut = far);
     return draw(logits, cut, key);
 }
 
 // Finds the maxima of the blocks and of the row; false if the row holds NaN or +infinity.
 bool RowSampler::scan(const float* logits) {
-    int32_t unordered[kLanes] = {};
-    max_ = -kInfinity;
-    for (size_t block = 0; block < block_max_.size(); ++block) {
-        const float* x = logits + block * kBlock;
-        float padded[kBlock];
-        if (block_length(block) < kBlock) {
-            std::fill(std::copy(x, x + block_length(block), padded), padded + kBlock, -kInfinity);
-            x = padded;
-        }
-        block_max_[block] = max_of_block(x, unordered);
-        max_ = std::max(max_, block_max_[block]);
-    }
-    return std::count(unordered, unordered + kLanes, 0) == kLanes && max_ != kInfinity;
+    bool is_ordered = true;
+    for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
+        is_ordered &= find_maxima(x, num_blocks, &block_max_[block]);
+    });
+    max_ = *std::max_element(block_max_.begin(), block_max_.end());
+    return is_ordered && max_ != kInfinity;
 }
 
 size_t RowSampler::block_length(size_t block) const { return std::min(kBlock, vocab_size_ - block * kBlock); }
 
-// The mass of a block under the cut; leaves its logits in kept_ and its weights in weights_.
-uint64_t RowSampler::weigh(const float* logits, size_t block, const Cut& cut) {
-    keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
-    return weigh_block(kept_.data(), max_, scale_, weights_.data());
-}
-
-// Whether a block has anything under the cut that weighs something.
-bool RowSampler::weighs(size_t block, const Cut& cut) const {
-    return block_max_[block] >= cut.logit && (max_ - block_max_[block]) * scale_ < kWeightless;
-}
-
 // The mass of the row under the cut; leaves those of the blocks in block_mass_.
 uint64_t RowSampler::weigh_all(const float* logits, const Cut& cut) {
-    uint64_t total = 0;
-    for (size_t block = 0; block < block_max_.size(); ++block) {
-        block_mass_[block] = weighs(block, cut) ? weigh(logits, block, cut) : 0;
-        total += block_mass_[block];
+    if (cut.logit == -kInfinity) {
+        for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
+            weigh_blocks(x, num_blocks, &block_max_[block], max_, scale_, &block_mass_[block]);
+        });
+    } else {
+        for (size_t block = 0; block < block_max_.size(); ++block) weigh_block(logits, block, cut);
     }
-    return total;
+    return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
+}
+
+void RowSampler::weigh_block(const float* logits, size_t block, const Cut& cut) {
+    block_mass_[block] = 0;
+    if (block_max_[block] < cut.logit) return;
+    keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
+    weigh_blocks(kept_.data(), 1, &block_max_[block], max_, scale_, &block_mass_[block]);
 }
 
 // Leaves the n best tokens above -infinity in candidates_, in no order; one pass, room for 2n.
@@ -223,74 +166,20 @@ void RowSampler::select(const float* logits, size_t n) {
     if (candidates_.size() > n) shrink();
 }
 
-Cut RowSampler::top_k_cut(const float* logits, size_t k) {
-    select(logits, k);
-    const Candidate last = *std::max_element(candidates_.begin(), candidates_.end(), is_better);
-    return {last.logit, last.id};
-}
-
-// Cuts at the first token, from the best down, with which the mass exceeds its share of what `cut` keeps. Tokens are
-// thrown into buckets by their logit, so that only those of one bucket need to be put in order.
-Cut RowSampler::top_p_cut(const float* logits, const Cut& cut, double top_p) {
-    // The best weighs 1, so tokens lighter than (1 - top_p) / vocab_size can not be kept, even if all were that light.
-    const double floor = max_ + (log_of((1.0 - top_p) / static_cast<double>(vocab_size_)) - 0.01) / scale_;
-    std::fill(buckets_.begin(), buckets_.end(), 0);
-    uint64_t total = 0;
-    for (size_t block = 0; block < block_max_.size(); ++block) {
-        if (!weighs(block, cut)) continue;
-        total += weigh(logits, block, cut);
-        if (block_max_[block] < floor) continue;
-        int32_t buckets[kBlock];
-        buckets_of_block(kept_.data(), max_, scale_, buckets);
-        for (size_t j = 0; j < kBlock; ++j) buckets_[size_t(buckets[j])] += weights_[j];
-    }
-    const uint64_t allowed = static_cast<uint64_t>(top_p * static_cast<double>(total));
-    uint64_t mass = 0;
-    for (size_t bucket = 0; bucket < kNumBuckets; ++bucket) {
-        if (mass + buckets_[bucket] > allowed) return cut_in_bucket(logits, cut, bucket, mass, allowed);
-        mass += buckets_[bucket];
-    }
-    return cut;
-}
-
-size_t RowSampler::bucket_of(float logit) const {
-    const float distance = (max_ - logit) * scale_ * kBucketsPerUnit;
-    return static_cast<size_t>(distance < kLastBucket ? distance : kLastBucket);
-}
-
-Cut RowSampler::cut_in_bucket(const float* logits, const Cut& cut, size_t bucket, uint64_t mass_before,
-                              uint64_t allowed) {
-    candidates_.clear();
-    for (size_t block = 0; block < block_max_.size(); ++block) {
-        if (block_max_[block] < cut.logit || bucket_of(block_max_[block]) > bucket) continue;
-        keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
-        int32_t buckets[kBlock];
-        buckets_of_block(kept_.data(), max_, scale_, buckets);
-        for (size_t j = 0; j < kBlock; ++j) {
-            if (size_t(buckets[j]) == bucket && kept_[j] != -kInfinity)
-                candidates_.push_back({kept_[j], static_cast<int32_t>(block * kBlock + j)});
-        }
-    }
-    std::sort(candidates_.begin(), candidates_.end(), is_better);
-    for (const Candidate& candidate : candidates_) {
-        mass_before += weight_of(exp_of_minus((max_ - candidate.logit) * scale_));
-        if (mass_before > allowed) return {candidate.logit, candidate.id};
-    }
-    assert(false && "the bucket that holds the cut was summed wrongly");
-    return cut;
-}
-
 // Tokens below min_p times the probability of the best: max + temperature * ln(min_p), rounded to float32.
 Cut RowSampler::min_p_cut(double min_p, double temperature) const {
     const double bar = max_ + log_of(min_p) * temperature;
     return {static_cast<float>(bar), std::numeric_limits<int32_t>::max()};
 }
 
+// A token under the cut, of which block_mass_ has the masses.
 int32_t RowSampler::draw(const float* logits, const Cut& cut, const NoiseKey& key) {
-    uint64_t target = multiply_high(noise_of(key), weigh_all(logits, cut));
+    const uint64_t total = std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
+    uint64_t target = multiply_high(noise_of(key), total);
     size_t block = 0;
     while (block + 1 < block_mass_.size() && target >= block_mass_[block]) target -= block_mass_[block++];
-    weigh(logits, block, cut);
+    keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
+    weigh_tokens(kept_.data(), 1, max_, scale_, weights_.data());
     size_t j = 0;
     while (j + 1 < kBlock && target >= weights_[j]) target -= weights_[j++];  // the row may be written meanwhile
     return static_cast<int32_t>(block * kBlock + j);

@@ -7,14 +7,17 @@
 // equals, so each filter keeps a prefix of one order, and what is kept is told by a `Cut`.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "sampling_math.h"
+#include "sampling_passes.h"
 
 namespace bitnet {
 
@@ -45,6 +48,10 @@ struct Candidate {
     float logit;
     int32_t id;
 };
+
+inline bool is_better(const Candidate& a, const Candidate& b) {
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
 
 // The last token that is kept: those that are not better are dropped. The default keeps all but -infinity.
 struct Cut {
@@ -86,14 +93,17 @@ class RowSampler {
   private:
     bool scan(const float* logits);
     size_t block_length(size_t block) const;
-    uint64_t weigh(const float* logits, size_t block, const Cut& cut);
-    bool weighs(size_t block, const Cut& cut) const;
+    template <class Pass>
+    void for_parts(const float* logits, const Pass& pass);
     uint64_t weigh_all(const float* logits, const Cut& cut);
-    size_t bucket_of(float logit) const;
+    void weigh_block(const float* logits, size_t block, const Cut& cut);
     void select(const float* logits, size_t n);
-    Cut top_k_cut(const float* logits, size_t k);
-    Cut top_p_cut(const float* logits, const Cut& cut, double top_p);
-    Cut cut_in_bucket(const float* logits, const Cut& cut, size_t bucket, uint64_t mass_before, uint64_t allowed);
+    int32_t choose_candidate(const SamplingRule& rule, const NoiseKey& key);
+    Cut top_p_cut(const float* logits, double top_p);
+    Span likely_span(const float* logits, double behind);
+    std::optional<Cut> cut_in(const Span& span, const float* logits, uint64_t allowed);
+    void gather(const float* logits);
+    std::optional<Cut> first_beyond(uint64_t mass, const Span& span);
     Cut min_p_cut(double min_p, double temperature) const;
     int32_t draw(const float* logits, const Cut& cut, const NoiseKey& key);
     int32_t choose(const float* logits, const SamplingRule& rule, const NoiseKey& key);
@@ -110,7 +120,12 @@ class RowSampler {
     std::vector<uint64_t> block_mass_;
     std::vector<float> kept_;        // one block: its logits, -infinity where dropped
     std::vector<uint64_t> weights_;  // one block
-    std::vector<uint64_t> buckets_;  // mass by distance from the best
+    // Of top-p: tokens around its cut, as bits of the blocks, in order of id, and by distance from the best.
+    std::vector<uint64_t> inside_;
+    std::vector<Candidate> near_;
+    std::vector<float> near_logits_;  // to whole blocks, as the weights
+    std::vector<uint64_t> near_weights_;
+    std::vector<uint64_t> buckets_;  // masses
     std::vector<Candidate> candidates_;
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls
@@ -118,8 +133,19 @@ class RowSampler {
     std::vector<float> masked_;  // empty until it is needed
     // Of a few tokens in order of id, which is all that a choice depends on; null until it is needed.
     std::unique_ptr<RowSampler> few_;
-    std::vector<size_t> order_;
     std::vector<float> row_;
 };
+
+// pass(x, block, num_blocks) over whole blocks from this one on: those in the row, then its end, padded with -infinity.
+template <class Pass>
+void RowSampler::for_parts(const float* logits, const Pass& pass) {
+    const size_t num_whole = vocab_size_ / kBlock, rest = vocab_size_ % kBlock;
+    pass(logits, 0, num_whole);
+    if (rest == 0) return;
+    float padded[kBlock];
+    std::fill(std::copy_n(logits + num_whole * kBlock, rest, padded), padded + kBlock,
+              -std::numeric_limits<float>::infinity());
+    pass(padded, num_whole, 1);
+}
 
 }  // namespace bitnet

@@ -1,0 +1,129 @@
+// Where top-p cuts: a few thousand tokens around the cut are looked at one by one, and all others only added up.
+#include <algorithm>
+#include <bit>
+
+#include "sampling.h"
+#include "sampling_passes.h"
+
+namespace bitnet {
+namespace {
+
+constexpr size_t kNumBuckets = 2048;
+constexpr float kBucketsPerUnit = 64.0f;  // 2048 / 64 = 32 > kWeightless
+constexpr size_t kStride = 16;            // one block in so many is a sample of the row
+constexpr double kDeviations = 5.0;       // how wrong the sample may be
+
+size_t bucket_of(float place) {  // also for what is not a number: the row may be written meanwhile
+    constexpr float kLast = kNumBuckets - 1;
+    return place > 0.0f ? static_cast<size_t>(place < kLast ? place : kLast) : 0;
+}
+
+}  // namespace
+
+// Cuts at the first token, from the best down, with which the mass exceeds its share. Leaves the mass of each block
+// under the cut in block_mass_.
+Cut RowSampler::top_p_cut(const float* logits, double top_p) {
+    const uint64_t total = weigh_all(logits, Cut{});
+    const uint64_t allowed = static_cast<uint64_t>(top_p * static_cast<double>(total));
+    if (allowed >= total) return Cut{};
+    const Span everywhere{0.0f, kWeightless};
+    for (const Span& span : {likely_span(logits, static_cast<double>(total - allowed)), everywhere}) {
+        if (const std::optional<Cut> cut = cut_in(span, logits, allowed)) return *cut;
+    }
+    weigh_all(logits, Cut{});  // the row was written meanwhile
+    return Cut{};
+}
+
+// Where the cut lies if the tokens of some blocks tell how the mass `behind` it is spread over distances. Adds up from
+// the far end, where no single token counts for much: the sum of a sample of equal weights w that stands for a mass m
+// has the variance kStride * w * m, and of lesser weights less.
+Span RowSampler::likely_span(const float* logits, double behind) {
+    const size_t num_whole = vocab_size_ / kBlock;
+    if (num_whole < 4 * kStride) return {0.0f, kWeightless};
+    buckets_.assign(kNumBuckets, 0);
+    for (size_t block = 0; block < num_whole; block += kStride) {
+        const float* x = logits + block * kBlock;
+        weigh_tokens(x, 1, max_, scale_, weights_.data());
+        for (size_t j = 0; j < kBlock; ++j)
+            buckets_[bucket_of((max_ - x[j]) * scale_ * kBucketsPerUnit)] += weights_[j];
+    }
+    Span span{0.0f, 0.0f};
+    double mass = 0.0, heaviest = kWeightOfBest * 1.2664165549094176e-14;  // exp(-2048 / 64)
+    for (size_t bucket = kNumBuckets; bucket-- > 0;) {
+        mass += static_cast<double>(buckets_[bucket] * kStride);
+        heaviest *= 1.0157477085866857;  // exp(1 / 64)
+        const double variance = kStride * heaviest * (mass + kStride * heaviest);
+        const bool is_sure = (behind - mass) * (behind - mass) > kDeviations * kDeviations * variance;
+        if (span.last == 0.0f && (!is_sure || mass > behind)) span.last = static_cast<float>(bucket + 1) / kBucketsPerUnit;
+        if (is_sure && mass > behind) {
+            span.first = static_cast<float>(bucket) / kBucketsPerUnit;
+            break;
+        }
+    }
+    span.last = std::clamp(span.last, 1.0f / kBucketsPerUnit, kWeightless);
+    return span;
+}
+
+// The cut, if it is in this span.
+std::optional<Cut> RowSampler::cut_in(const Span& span, const float* logits, uint64_t allowed) {
+    inside_.resize(block_mass_.size());
+    for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
+        split_blocks(x, num_blocks, &block_max_[block], max_, scale_, span, &block_mass_[block], &inside_[block]);
+    });
+    uint64_t mass = 0;
+    for (const uint64_t before : block_mass_) mass += before;
+    if (mass > allowed) return std::nullopt;
+    gather(logits);
+    const std::optional<Cut> cut = first_beyond(allowed - mass, span);
+    if (cut) {
+        for (size_t i = 0; i < near_.size(); ++i) {
+            const auto [logit, id] = near_[i];
+            if (logit > cut->logit || (logit == cut->logit && id <= cut->id))
+                block_mass_[size_t(id) / kBlock] += near_weights_[i];
+        }
+    }
+    return cut;
+}
+
+// The tokens inside the span, and their weights.
+void RowSampler::gather(const float* logits) {
+    near_.clear();
+    near_logits_.clear();
+    for (size_t block = 0; block < inside_.size(); ++block) {
+        for (uint64_t bits = inside_[block]; bits != 0; bits &= bits - 1) {
+            const size_t id = block * kBlock + static_cast<size_t>(std::countr_zero(bits));
+            near_.push_back({logits[id], static_cast<int32_t>(id)});
+            near_logits_.push_back(logits[id]);
+        }
+    }
+    const size_t num_blocks = (near_.size() + kBlock - 1) / kBlock;
+    near_logits_.resize(num_blocks * kBlock, max_);
+    near_weights_.resize(num_blocks * kBlock);
+    weigh_tokens(near_logits_.data(), num_blocks, max_, scale_, near_weights_.data());
+}
+
+// The first token inside the span, from the best down, with which their mass exceeds this one. They are thrown into
+// buckets by distance, so that only those of one bucket need to be put in order.
+std::optional<Cut> RowSampler::first_beyond(uint64_t mass, const Span& span) {
+    const float per_unit = kNumBuckets / (span.last - span.first);
+    const auto bucket_at = [&](float logit) {
+        return bucket_of(((max_ - logit) * scale_ - span.first) * per_unit);
+    };
+    buckets_.assign(kNumBuckets, 0);
+    for (size_t i = 0; i < near_.size(); ++i) buckets_[bucket_at(near_[i].logit)] += near_weights_[i];
+    size_t bucket = 0;
+    while (bucket < kNumBuckets && buckets_[bucket] <= mass) mass -= buckets_[bucket++];
+    candidates_.clear();
+    for (const Candidate& token : near_) {
+        if (bucket_at(token.logit) == bucket) candidates_.push_back(token);
+    }
+    std::sort(candidates_.begin(), candidates_.end(), is_better);
+    for (const Candidate& token : candidates_) {
+        const uint64_t weight = weight_of(exp_of_minus((max_ - token.logit) * scale_));
+        if (weight > mass) return Cut{token.logit, token.id};
+        mass -= weight;
+    }
+    return std::nullopt;
+}
+
+}  // namespace bitnet
