@@ -129,13 +129,17 @@ size_t RowSampler::block_length(size_t block) const { return std::min(kBlock, vo
 
 // The mass of the row under the cut; leaves those of the blocks in block_mass_.
 uint64_t RowSampler::weigh_all(const float* logits, const Cut& cut) {
-    if (cut.logit == -kInfinity) {
-        for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
-            weigh_blocks(x, num_blocks, &block_max_[block], max_, scale_, &block_mass_[block]);
-        });
-    } else {
-        for (size_t block = 0; block < block_max_.size(); ++block) weigh_block(logits, block, cut);
-    }
+    if (cut.logit == -kInfinity) return weigh_row(logits, nullptr);
+    for (size_t block = 0; block < block_max_.size(); ++block) weigh_block(logits, block, cut);
+    return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
+}
+
+// The same for the whole row; see weigh_blocks.
+uint64_t RowSampler::weigh_row(const float* logits, float* relative) {
+    for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
+        float* weights = relative == nullptr ? nullptr : relative + block * kBlock;
+        weigh_blocks(x, num_blocks, &block_max_[block], max_, scale_, &block_mass_[block], weights);
+    });
     return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
 }
 
@@ -143,7 +147,7 @@ void RowSampler::weigh_block(const float* logits, size_t block, const Cut& cut) 
     block_mass_[block] = 0;
     if (block_max_[block] < cut.logit) return;
     keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
-    weigh_blocks(kept_.data(), 1, &block_max_[block], max_, scale_, &block_mass_[block]);
+    weigh_blocks(kept_.data(), 1, &block_max_[block], max_, scale_, &block_mass_[block], nullptr);
 }
 
 // Leaves the n best tokens above -infinity in candidates_, in no order; one pass, room for 2n.

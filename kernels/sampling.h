@@ -96,6 +96,7 @@ class RowSampler {
     template <class Pass>
     void for_parts(const float* logits, const Pass& pass);
     uint64_t weigh_all(const float* logits, const Cut& cut);
+    uint64_t weigh_row(const float* logits, float* relative);
     void weigh_block(const float* logits, size_t block, const Cut& cut);
     void select(const float* logits, size_t n);
     int32_t choose_candidate(const SamplingRule& rule, const NoiseKey& key);
@@ -120,12 +121,13 @@ class RowSampler {
     std::vector<uint64_t> block_mass_;
     std::vector<float> kept_;        // one block: its logits, -infinity where dropped
     std::vector<uint64_t> weights_;  // one block
-    // Of top-p: tokens around its cut, as bits of the blocks, in order of id, and by distance from the best.
+    // Of top-p: the weights of a row as parts of that of the best, in whole blocks; tokens around the cut, as bits of the
+    // blocks and in order of id; masses by distance from the best.
+    std::vector<float> relative_;
     std::vector<uint64_t> inside_;
     std::vector<Candidate> near_;
-    std::vector<float> near_logits_;  // to whole blocks, as the weights
     std::vector<uint64_t> near_weights_;
-    std::vector<uint64_t> buckets_;  // masses
+    std::vector<uint64_t> buckets_;
     std::vector<Candidate> candidates_;
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls

@@ -72,30 +72,28 @@ BITNET_WIDER void weigh_tokens(const float* x, size_t num_blocks, float max, flo
 }
 
 BITNET_WIDER void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale,
-                               uint64_t* masses) {
+                               uint64_t* masses, float* relative) {
+    float unwanted[kBlock];
     for (size_t block = 0; block < num_blocks; ++block, x += kBlock) {
         masses[block] = 0;
         if (!((max - maxima[block]) * scale < kWeightless)) continue;
-        float relative[kBlock];
-        for (size_t j = 0; j < kBlock; ++j) relative[j] = exp_of_minus((max - x[j]) * scale);
-        masses[block] = mass_of(relative);
+        float* out = relative == nullptr ? unwanted : relative + block * kBlock;
+        for (size_t j = 0; j < kBlock; ++j) out[j] = exp_of_minus((max - x[j]) * scale);
+        masses[block] = mass_of(out);
     }
 }
 
 BITNET_WIDER void split_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale,
-                               const Span& span, uint64_t* before, uint64_t* inside) {
+                               const Span& span, const float* relative, uint64_t* before, uint64_t* inside) {
     const float first = span.first, last = span.last;
-    for (size_t block = 0; block < num_blocks; ++block, x += kBlock) {
+    for (size_t block = 0; block < num_blocks; ++block, x += kBlock, relative += kBlock) {
         before[block] = inside[block] = 0;
         if (!((max - maxima[block]) * scale < last)) continue;
-        float distance[kBlock], relative[kBlock];
+        float distance[kBlock], better[kBlock];
         uint8_t is_inside[kBlock];
         for (size_t j = 0; j < kBlock; ++j) distance[j] = (max - x[j]) * scale;
-        for (size_t j = 0; j < kBlock; ++j) {
-            const float weight = exp_of_minus(distance[j]);
-            relative[j] = distance[j] < first ? weight : 0.0f;
-        }
-        before[block] = mass_of(relative);
+        for (size_t j = 0; j < kBlock; ++j) better[j] = distance[j] < first ? relative[j] : 0.0f;
+        before[block] = mass_of(better);
         for (size_t j = 0; j < kBlock; ++j) is_inside[j] = (distance[j] >= first) & (distance[j] < last);
         inside[block] = bits_of(is_inside);
     }

@@ -23,11 +23,14 @@ bool find_maxima(const float* x, size_t num_blocks, float* maxima);
 // The weight of each token.
 void weigh_tokens(const float* x, size_t num_blocks, float max, float scale, uint64_t* weights);
 
-// The mass of each block; `maxima` as found, or anything below infinity that is not less.
-void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale, uint64_t* masses);
+// The mass of each block; `maxima` as found, or anything below infinity that is not less. Leaves the weights, as parts of
+// that of the best, of all blocks that weigh anything in `relative`, unless that is null.
+void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale, uint64_t* masses,
+                  float* relative);
 
-// Of each block the mass of the tokens before the span, which are the better ones, and as bits those inside.
+// Of each block the mass of the tokens before the span, which are the better ones, and as bits those inside. `relative`
+// as left by weigh_blocks; the span ends before kWeightless.
 void split_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale, const Span& span,
-                  uint64_t* before, uint64_t* inside);
+                  const float* relative, uint64_t* before, uint64_t* inside);
 
 }  // namespace bitnet

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kNumBuckets = 2048;
 constexpr float kBucketsPerUnit = 64.0f;  // 2048 / 64 = 32 > kWeightless
 constexpr size_t kStride = 16;            // one block in so many is a sample of the row
-constexpr double kDeviations = 5.0;       // how wrong the sample may be
+constexpr double kDeviations = 4.0;       // how wrong the sample may be
 
 size_t bucket_of(float place) {  // also for what is not a number: the row may be written meanwhile
     constexpr float kLast = kNumBuckets - 1;
@@ -23,7 +23,8 @@ size_t bucket_of(float place) {  // also for what is not a number: the row may b
 // Cuts at the first token, from the best down, with which the mass exceeds its share. Leaves the mass of each block
 // under the cut in block_mass_.
 Cut RowSampler::top_p_cut(const float* logits, double top_p) {
-    const uint64_t total = weigh_all(logits, Cut{});
+    relative_.resize(block_max_.size() * kBlock);
+    const uint64_t total = weigh_row(logits, relative_.data());
     const uint64_t allowed = static_cast<uint64_t>(top_p * static_cast<double>(total));
     if (allowed >= total) return Cut{};
     const Span everywhere{0.0f, kWeightless};
@@ -42,10 +43,9 @@ Span RowSampler::likely_span(const float* logits, double behind) {
     if (num_whole < 4 * kStride) return {0.0f, kWeightless};
     buckets_.assign(kNumBuckets, 0);
     for (size_t block = 0; block < num_whole; block += kStride) {
-        const float* x = logits + block * kBlock;
-        weigh_tokens(x, 1, max_, scale_, weights_.data());
-        for (size_t j = 0; j < kBlock; ++j)
-            buckets_[bucket_of((max_ - x[j]) * scale_ * kBucketsPerUnit)] += weights_[j];
+        if (block_mass_[block] == 0) continue;
+        for (size_t id = block * kBlock; id < (block + 1) * kBlock; ++id)
+            buckets_[bucket_of((max_ - logits[id]) * scale_ * kBucketsPerUnit)] += weight_of(relative_[id]);
     }
     Span span{0.0f, 0.0f};
     double mass = 0.0, heaviest = kWeightOfBest * 1.2664165549094176e-14;  // exp(-2048 / 64)
@@ -68,7 +68,8 @@ Span RowSampler::likely_span(const float* logits, double behind) {
 std::optional<Cut> RowSampler::cut_in(const Span& span, const float* logits, uint64_t allowed) {
     inside_.resize(block_mass_.size());
     for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
-        split_blocks(x, num_blocks, &block_max_[block], max_, scale_, span, &block_mass_[block], &inside_[block]);
+        split_blocks(x, num_blocks, &block_max_[block], max_, scale_, span, &relative_[block * kBlock],
+                     &block_mass_[block], &inside_[block]);
     });
     uint64_t mass = 0;
     for (const uint64_t before : block_mass_) mass += before;
@@ -88,18 +89,14 @@ std::optional<Cut> RowSampler::cut_in(const Span& span, const float* logits, uin
 // The tokens inside the span, and their weights.
 void RowSampler::gather(const float* logits) {
     near_.clear();
-    near_logits_.clear();
+    near_weights_.clear();
     for (size_t block = 0; block < inside_.size(); ++block) {
         for (uint64_t bits = inside_[block]; bits != 0; bits &= bits - 1) {
             const size_t id = block * kBlock + static_cast<size_t>(std::countr_zero(bits));
             near_.push_back({logits[id], static_cast<int32_t>(id)});
-            near_logits_.push_back(logits[id]);
+            near_weights_.push_back(weight_of(relative_[id]));
         }
     }
-    const size_t num_blocks = (near_.size() + kBlock - 1) / kBlock;
-    near_logits_.resize(num_blocks * kBlock, max_);
-    near_weights_.resize(num_blocks * kBlock);
-    weigh_tokens(near_logits_.data(), num_blocks, max_, scale_, near_weights_.data());
 }
 
 // The first token inside the span, from the best down, with which their mass exceeds this one. They are thrown into
