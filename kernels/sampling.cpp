@@ -14,17 +14,6 @@ constexpr double kLightest = 0.5 / kWeightOfBest;  // relative to the best: what
 constexpr uint32_t kSeen = uint32_t{1} << 31;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The logits of a block, -infinity where the cut drops them and past its end.
-void keep(const float* x, size_t first_id, size_t length, const Cut& cut, float* kept) {
-    const int32_t first = static_cast<int32_t>(first_id);
-    for (size_t j = 0; j < length; ++j) {
-        const bool is_above = x[j] > cut.logit;
-        const bool is_tied = (x[j] == cut.logit) & (first + static_cast<int32_t>(j) <= cut.id);
-        kept[j] = (is_above | is_tied) ? x[j] : -kInfinity;
-    }
-    for (size_t j = length; j < kBlock; ++j) kept[j] = -kInfinity;
-}
-
 // The logits of the tokens whose bits are set, -infinity for the others.
 void apply_mask(const float* logits, const uint32_t* mask, size_t vocab_size, float* masked) {
     const size_t num_words = vocab_size / 32;
@@ -143,10 +132,18 @@ uint64_t RowSampler::weigh_row(const float* logits, float* relative) {
     return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
 }
 
+// Into kept_ the logits of a block, -infinity where the cut drops them and past its end.
+void RowSampler::keep(const float* logits, size_t block, const Cut& cut) {
+    const size_t first = block * kBlock, length = block_length(block);
+    const int32_t last_tied = cut.id - static_cast<int32_t>(first);
+    keep_better(logits + first, length, cut.logit, last_tied, kept_.data());
+    std::fill(kept_.begin() + length, kept_.end(), -kInfinity);
+}
+
 void RowSampler::weigh_block(const float* logits, size_t block, const Cut& cut) {
     block_mass_[block] = 0;
     if (block_max_[block] < cut.logit) return;
-    keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
+    keep(logits, block, cut);
     weigh_blocks(kept_.data(), 1, &block_max_[block], max_, scale_, &block_mass_[block], nullptr);
 }
 
@@ -182,7 +179,7 @@ int32_t RowSampler::draw(const float* logits, const Cut& cut, const NoiseKey& ke
     uint64_t target = multiply_high(noise_of(key), total);
     size_t block = 0;
     while (block + 1 < block_mass_.size() && target >= block_mass_[block]) target -= block_mass_[block++];
-    keep(logits + block * kBlock, block * kBlock, block_length(block), cut, kept_.data());
+    keep(logits, block, cut);
     weigh_tokens(kept_.data(), 1, max_, scale_, weights_.data());
     size_t j = 0;
     while (j + 1 < kBlock && target >= weights_[j]) target -= weights_[j++];  // the row may be written meanwhile

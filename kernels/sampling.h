@@ -97,6 +97,7 @@ class RowSampler {
     void for_parts(const float* logits, const Pass& pass);
     uint64_t weigh_all(const float* logits, const Cut& cut);
     uint64_t weigh_row(const float* logits, float* relative);
+    void keep(const float* logits, size_t block, const Cut& cut);
     void weigh_block(const float* logits, size_t block, const Cut& cut);
     void select(const float* logits, size_t n);
     int32_t choose_candidate(const SamplingRule& rule, const NoiseKey& key);

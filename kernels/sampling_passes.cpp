@@ -1,7 +1,7 @@
 #include "sampling_passes.h"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 
 #include "sampling_math.h"
 
@@ -9,6 +9,7 @@ namespace bitnet {
 namespace {
 
 constexpr size_t kLanes = 16;
+constexpr size_t kAhead = 2048;  // so many logits ahead are fetched: a row that was just computed is not near
 
 // More lanes where the processor has them, chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__)
@@ -59,8 +60,18 @@ BITNET_INLINE uint64_t bits_of(const uint8_t* bytes) {
 
 BITNET_WIDER bool find_maxima(const float* x, size_t num_blocks, float* maxima) {
     int32_t unordered[kLanes] = {};
-    for (size_t block = 0; block < num_blocks; ++block) maxima[block] = max_of_block(x + block * kBlock, unordered);
+    for (size_t block = 0; block < num_blocks; ++block, x += kBlock) {
+        for (size_t j = 0; j < kBlock; j += kLanes) __builtin_prefetch(x + kAhead + j, 0, 2);
+        maxima[block] = max_of_block(x, unordered);
+    }
     return std::count(unordered, unordered + kLanes, 0) == kLanes;
+}
+
+BITNET_WIDER void keep_better(const float* x, size_t length, float bar, int32_t last_tied, float* kept) {
+    for (size_t j = 0; j < length; ++j) {
+        const bool is_tied = (x[j] == bar) & (static_cast<int32_t>(j) <= last_tied);
+        kept[j] = ((x[j] > bar) | is_tied) ? x[j] : -std::numeric_limits<float>::infinity();
+    }
 }
 
 BITNET_WIDER void weigh_tokens(const float* x, size_t num_blocks, float max, float scale, uint64_t* weights) {

@@ -20,6 +20,9 @@ struct Span {
 // The maximum of each block. False if there is a NaN.
 bool find_maxima(const float* x, size_t num_blocks, float* maxima);
 
+// The logits above the bar, and those that equal it up to the index `last_tied`; -infinity for the others.
+void keep_better(const float* x, size_t length, float bar, int32_t last_tied, float* kept);
+
 // The weight of each token.
 void weigh_tokens(const float* x, size_t num_blocks, float max, float scale, uint64_t* weights);
 
