@@ -9,6 +9,8 @@
 //       def sample(self, logits: NDArray[float32], rule: SamplingRule, tokens: NDArray[int32], num_prompt: int,
 //                  ban_ends: bool, seed: int, choice: int, position: int,
 //                  mask: NDArray[uint32] | None = None) -> int
+//       def sample_rows(self, threads: Executor, logits: NDArray[float32],
+//                       draws: list[tuple[int, SamplingRule, NDArray[int32], int, bool, int, int, int]]) -> list[int]
 //       def sample_few(self, ids: NDArray[int32], logits: NDArray[float32], rule: SamplingRule,
 //                      seed: int, choice: int, position: int) -> int
 //       def score(self, logits: NDArray[float32], token_id: int, num_best: int)
@@ -20,7 +22,8 @@
 // log_probabilities; row-major. mask [(vocab_size + 31) // 32]: token 32 * i + j is bit j of word i, and those whose
 // bit is not set are out, whatever their logit. `sample` wants its logits writable and leaves them as they were; it
 // returns -1 for a row with NaN or +infinity and -2 for one where every token is banned. What does not fit raises
-// ValueError. The GIL is released.
+// ValueError. The GIL is released. `sample_rows` is `sample` for several rows of [num_rows, vocab_size] on several
+// threads: a draw is its row, the rows ascending, and what `sample` wants from `rule` to `position`.
 #include "bind_sampling.h"
 
 #include <nanobind/ndarray.h>
@@ -37,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "executor.h"
 #include "float_mode.h"
 #include "sampling.h"
 
@@ -45,6 +49,7 @@ namespace nb = nanobind;
 namespace bitnet {
 namespace {
 
+constexpr int64_t kCostOfLogit = 32;  // in multiply-adds, see Executor::each
 constexpr size_t kQuick = 4096;  // from so many logits a token is chosen in some ten microseconds
 
 // Gives the interpreter's lock to other threads, unless the work is over at once: they would give it back much later.
@@ -63,6 +68,9 @@ using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::
 using EditableRow = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using EditableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// The row, its rule, tokens, num_prompt, ban_ends, seed, choice, position.
+using Draw = std::tuple<size_t, const SamplingRule*, Ids, size_t, bool, uint64_t, uint64_t, uint64_t>;
 using Scored = std::pair<int32_t, double>;
 
 void require(bool is_true, const char* message) {
@@ -132,6 +140,40 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     return self.sample(logits.data(), rule, history, ban_ends, key);
 }
 
+void check_draws(const RowSampler& self, const EditableRows& logits, const std::vector<Draw>& draws) {
+    require(logits.shape(1) == self.vocab_size(), "logits must have one column for each token of the vocabulary");
+    size_t next = 0;
+    for (const auto& [row, rule, tokens, num_prompt, ban_ends, seed, choice, position] : draws) {
+        require(row >= next && row < logits.shape(0), "the rows of the draws must ascend, and be rows of the logits");
+        require(rule != nullptr && tokens.is_valid(), "None stands where a rule or tokens should");
+        require(rule->vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
+        require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
+        require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
+        next = row + 1;
+    }
+}
+
+std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const EditableRows& logits,
+                                 const std::vector<Draw>& draws) {
+    check_draws(self, logits, draws);
+    const nb::gil_scoped_release without_gil;
+    const auto lock = self.lock();
+    const FloatMode mode;
+    self.make_room(size_t(threads.num_threads()));
+    std::vector<int32_t> chosen(draws.size());
+    const int64_t cost = int64_t(self.vocab_size()) * kCostOfLogit;
+    threads.each(int64_t(draws.size()), cost, 1, [&](int64_t first, int64_t last, int thread) {
+        RowSampler& sampler = self.of_thread(size_t(thread));
+        for (int64_t i = first; i < last; ++i) {
+            const auto& [row, rule, tokens, num_prompt, ban_ends, seed, choice, position] = draws[size_t(i)];
+            const History history{tokens.data(), tokens.shape(0), num_prompt};
+            float* x = logits.data() + row * self.vocab_size();
+            chosen[size_t(i)] = sampler.sample(x, *rule, history, ban_ends, {seed, choice, position});
+        }
+    });
+    return chosen;
+}
+
 int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const SamplingRule& rule, uint64_t seed,
                    uint64_t choice, uint64_t position) {
     require(ids.shape(0) == logits.shape(0), "there must be one logit for each token id");
@@ -186,6 +228,7 @@ void bind_sampling(nb::module_& m) {
         .def("__init__", &bitnet::init_sampler, "vocab_size"_a)
         .def("sample", &bitnet::sample, "logits"_a.noconvert(), "rule"_a, "tokens"_a.noconvert(), "num_prompt"_a,
              "ban_ends"_a, "seed"_a, "choice"_a, "position"_a, "mask"_a.noconvert() = nb::none())
+        .def("sample_rows", &bitnet::sample_rows, "threads"_a, "logits"_a.noconvert(), "draws"_a)
         .def("sample_few", &bitnet::sample_few, "ids"_a.noconvert(), "logits"_a.noconvert(), "rule"_a, "seed"_a,
              "choice"_a, "position"_a)
         .def("score", &bitnet::score, "logits"_a.noconvert(), "token_id"_a, "num_best"_a)

@@ -73,6 +73,12 @@ int32_t RowSampler::choose_candidate(const SamplingRule& rule, const NoiseKey& k
     return chosen < 0 ? chosen : candidates_[size_t(chosen)].id;
 }
 
+RowSampler& RowSampler::of_thread(size_t thread) {
+    if (thread == 0) return *this;
+    if (!others_[thread]) others_[thread] = std::make_unique<RowSampler>(vocab_size_);
+    return *others_[thread];
+}
+
 double RowSampler::log_normalizer(const float* logits) {
     if (!scan(logits) || max_ == -kInfinity) return std::numeric_limits<double>::quiet_NaN();
     scale_ = 1.0f;

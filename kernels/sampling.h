@@ -84,6 +84,10 @@ class RowSampler {
     int32_t sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
                        const NoiseKey& key);
 
+    // Samplers of the same vocabulary for so many threads at a time; this one is that of thread 0.
+    void make_room(size_t num_threads) { others_.resize(std::max(others_.size(), num_threads)); }
+    RowSampler& of_thread(size_t thread);
+
     // The natural logarithm of sum(exp(logits)); NaN for a row that holds NaN or +infinity, or only -infinity.
     double log_normalizer(const float* logits);
 
@@ -136,6 +140,7 @@ class RowSampler {
     std::vector<float> masked_;  // empty until it is needed
     // Of a few tokens in order of id, which is all that a choice depends on; null until it is needed.
     std::unique_ptr<RowSampler> few_;
+    std::vector<std::unique_ptr<RowSampler>> others_;  // of each thread, null until it is needed
     std::vector<float> row_;
 };
 

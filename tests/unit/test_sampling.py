@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bitnet_inference.native import RowSampler, SamplingRule, sampling_noise
+from bitnet_inference.native import Executor, RowSampler, SamplingRule, sampling_noise
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 OFF = {
@@ -136,6 +136,69 @@ def test_equal_to_the_plain_truth_on_a_large_vocabulary():
         filters = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
         expected = truth.sample(logits, bits=truth.noise(7, 0, position), **filters)
         assert native_sample(logits, seed=7, position=position, **filters) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    order=st.sampled_from(["random", "ascending", "descending", "hidden peaks", "seen peaks", "ties"]),
+    spread=st.sampled_from([0.0, 1.0, 3.0, 9.0]),
+    temperature=st.sampled_from([0.3, 0.8, 100.0]),
+    top_p=st.sampled_from([0.0, 0.01, 0.5, 0.95, 0.9999999, 1 - 2**-53]),
+)
+def test_top_p_whatever_a_sample_of_the_row_says_of_it(seed, order, spread, temperature, top_p):
+    """Every 16th block of 64 tokens is looked at first, to guess where the cut lies."""
+    logits = random_logits(seed, 5000, spread, order == "ties")
+    if order in ("ascending", "descending"):
+        logits = np.sort(logits)[:: 1 if order == "ascending" else -1].copy()
+    if order.endswith("peaks"):
+        logits[(64 if order == "hidden peaks" else 0) :: 1024] += np.float32(8)
+    options = {"temperature": temperature, "top_p": top_p}
+    for position in range(2):
+        bits = truth.noise(seed, 0, position)
+        expected = truth.sample(logits, bits=bits, top_k=0, min_p=0.0, **options)
+        assert native_sample(logits, seed=seed, position=position, **options) == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_many_rows_at_once_are_each_of_them_alone(threads):
+    vocab_size, executor = 40000, Executor("generic", threads)
+    logits = np.stack([random_logits(row, vocab_size, 1.0 + row % 3) for row in range(20)])
+    logits[7, 3] = np.nan
+    tokens, before = np.arange(9, dtype=np.int32), logits.copy()
+    filters = [{}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.1}, {"temperature": 0.0}]
+    options = [{**OFF, **filters[row % 5], "presence_penalty": row % 2, "end_ids": [1]} for row in range(20)]
+    rows = [row for row in range(20) if row != 4]
+    draws = [(row, SamplingRule(vocab_size, **options[row]), tokens, 3, True, 5, row, 9) for row in rows]
+    alone = [RowSampler(vocab_size).sample(logits[row], *given) for row, *given in draws]
+    assert alone[rows.index(7)] == -1
+    sampler = RowSampler(vocab_size)
+    for _ in range(3):
+        assert sampler.sample_rows(executor, logits, draws) == alone
+    assert np.array_equal(logits, before, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {0: 2},
+        {0: 0, 1: SamplingRule(8, **OFF)},
+        {1: None},
+        {2: None},
+        {2: np.array([9], np.int32)},
+        {3: 2},
+    ],
+)
+def test_draws_that_do_not_fit_are_refused(change):
+    fine = (1, SamplingRule(9, **OFF), np.zeros(1, np.int32), 1, False, 0, 0, 0)
+    broken = tuple(change.get(place, value) for place, value in enumerate(fine))
+    logits, sampler, executor = np.zeros((2, 9), np.float32), RowSampler(9), Executor("generic", 1)
+    assert len(sampler.sample_rows(executor, logits, [fine])) == 1
+    for draws in ([broken], [fine, fine]):
+        with pytest.raises((ValueError, TypeError), match=r"\w"):
+            sampler.sample_rows(executor, logits, draws)
+    with pytest.raises(ValueError, match="column"):
+        sampler.sample_rows(executor, np.zeros((2, 8), np.float32), [fine])
 
 
 def test_frequencies_are_the_softmax():

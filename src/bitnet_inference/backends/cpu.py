@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ class CpuModel:
             available_bytes=available_bytes() * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
             same_bits=True,
+            threads=_threads_of(self),
         )
 
     def _format(self, checkpoint: Checkpoint, config: EngineConfig) -> str:
@@ -241,6 +243,12 @@ class CpuOutput:
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
         return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
+
+
+def _threads_of(model: CpuModel) -> Callable[[], Any]:
+    """What its capabilities give; they must not keep the model in memory."""
+    known = ref(model)
+    return lambda: (alive := known()) and alive._executor
 
 
 def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: Any) -> Any:

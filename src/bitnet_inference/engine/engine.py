@@ -53,7 +53,7 @@ class Engine:
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
         self._masks, self._batches = Masks(), Batches(self._limits.block_size)
         self.wakeups = Wakeups()  # of those who wait for what the engine's thread does
-        self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top)
+        self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top, model.capabilities.threads)
         self._events = Events(listener, plan_times)
         self._scheduler = Scheduler(
             BlockPool(num_blocks),

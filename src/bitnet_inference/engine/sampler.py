@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from math import isfinite
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.steering import chosen, no_token_left, processed
 from bitnet_inference.errors import EngineError
 from bitnet_inference.model.contract import Output
-from bitnet_inference.native import RowSampler, SamplingRule
+from bitnet_inference.native import Executor, RowSampler, SamplingRule
 
 MAX_LOGITS_BYTES = 32 << 20  # whole-vocabulary logits that are asked for at once
 
@@ -58,9 +59,11 @@ class Sampler:
     and on nothing else: not on neighbours, chunks or preemption.
     """
 
-    def __init__(self, vocab_size: int, quick_top: int = 1) -> None:
-        """`quick_top`: see Capabilities."""
-        self.vocab_size, self._quick_top = vocab_size, quick_top
+    def __init__(
+        self, vocab_size: int, quick_top: int = 1, threads: Callable[[], Executor | None] | None = None
+    ) -> None:
+        """`quick_top` and `threads`: see Capabilities."""
+        self.vocab_size, self._quick_top, self._threads = vocab_size, quick_top, threads
         self.rows = RowSampler(vocab_size)
 
     def prepare(self, request: Request) -> None:
@@ -136,15 +139,34 @@ class Sampler:
 
     def _whole_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
         logits = output.full(_all_rows(wanted))
-        scores, row = [], 0
-        for request, _, draft in wanted:
-            pick = None if request.beams is not None else self._pick_and_score(request, logits[row])
+        rows = list(accumulate([1 + len(each.draft) for each in wanted], initial=0))
+        drawn = self._sample_together(wanted, rows, logits)
+        scores = []
+        for (request, _, draft), row in zip(wanted, rows, strict=False):
+            pick = None if request.beams is not None else self._pick_and_score(request, logits[row], drawn.get(row))
             scores.append(Scores(request, draft, pick, row, logits))
-            row += 1 + len(draft)
         return scores
 
-    def _pick_and_score(self, request: Request, logits: NDArray[np.float32]) -> Pick:
-        pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits)
+    def _sample_together(
+        self, wanted: Sequence[Rows], rows: Sequence[int], logits: NDArray[np.float32]
+    ) -> dict[int, int]:
+        """The tokens of rows that nothing but their rule edits, chosen on all threads: what one alone would choose."""
+        executor = None if self._threads is None else self._threads()
+        draws = [
+            (row, request.rule, *_given(request))
+            for (request, _, _), row in zip(wanted, rows, strict=False)
+            if request.beams is None and request.constraint is None and not request.params.is_steered
+        ]
+        if executor is None or len(draws) < 2:
+            return {}
+        return dict(zip([row for row, *_ in draws], self.rows.sample_rows(executor, logits, draws), strict=True))
+
+    def _pick_and_score(self, request: Request, logits: NDArray[np.float32], drawn: int | None = None) -> Pick:
+        """`drawn`: the token, where it is chosen already."""
+        if drawn is not None:
+            pick = _picked(request, drawn)
+        else:
+            pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits)
         if pick.error is not None:
             return pick
         return pick._replace(logprobs=self._score(request, logits, pick.token_id))
@@ -163,22 +185,29 @@ class Sampler:
             return Pick(request, -1, error=error)
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
-        tokens = request.tokens.view
         assert request.constraint is None or request.mask is not None, "a constrained token without its mask"
-        given = (tokens, request.num_prompt, request.bans_ends)
-        key = (request.seed, request.choice, request.position)
-        token_id = self.rows.sample(logits, request.rule, *given, *key, request.mask)
-        if token_id == -1:
-            return _broken(request)
-        if token_id == -2:
-            return Pick(request, -1, error=no_token_left(request))
-        return Pick(request, token_id)
+        return _picked(request, self.rows.sample(logits, request.rule, *_given(request), request.mask))
 
     def _score(self, request: Request, logits: NDArray[np.float32], token_id: int) -> TokenLogprobs | None:
         if request.params.logprobs is None:
             return None
         logprob, best = self.rows.score(logits, token_id, request.params.logprobs)
         return TokenLogprobs(logprob, tuple(best))
+
+
+def _given(request: Request) -> tuple[NDArray[np.int32], int, bool, int, int, int]:
+    """What a choice depends on beside the logits, the rule and the mask, as `RowSampler.sample` takes it."""
+    key = (request.seed, request.choice, request.position)
+    return request.tokens.view, request.num_prompt, request.bans_ends, *key
+
+
+def _picked(request: Request, token_id: int) -> Pick:
+    """What the native sampler says."""
+    if token_id == -1:
+        return _broken(request)
+    if token_id == -2:
+        return Pick(request, -1, error=no_token_left(request))
+    return Pick(request, token_id)
 
 
 def _all_rows(wanted: Sequence[Rows]) -> list[int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.native import Executor
 
 Tensor = TypeVar("Tensor")
 
@@ -21,7 +22,8 @@ class Capabilities:
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
     than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
-    batch. `has_hidden`: Output.hidden gives hidden states.
+    batch. `has_hidden`: Output.hidden gives hidden states. `threads` gives the threads that the model computes with, for
+    other work between its calls; None when it is closed.
     """
 
     block_size: int
@@ -33,6 +35,7 @@ class Capabilities:
     paged: bool = True
     same_bits: bool = False
     has_hidden: bool = True
+    threads: Callable[[], Executor | None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
