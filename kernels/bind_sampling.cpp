@@ -50,7 +50,7 @@ namespace bitnet {
 namespace {
 
 constexpr int64_t kCostOfLogit = 32;  // in multiply-adds, see Executor::each
-constexpr size_t kQuick = 4096;  // from so many logits a token is chosen in some ten microseconds
+constexpr size_t kQuick = 4096;       // from so many logits a token is chosen in some ten microseconds
 
 // Gives the interpreter's lock to other threads, unless the work is over at once: they would give it back much later.
 class WithoutGil {

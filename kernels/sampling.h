@@ -126,8 +126,8 @@ class RowSampler {
     std::vector<uint64_t> block_mass_;
     std::vector<float> kept_;        // one block: its logits, -infinity where dropped
     std::vector<uint64_t> weights_;  // one block
-    // Of top-p: the weights of a row as parts of that of the best, in whole blocks; tokens around the cut, as bits of the
-    // blocks and in order of id; masses by distance from the best.
+    // Of top-p: the weights of a row as parts of that of the best, in whole blocks; tokens around the cut, as bits of
+    // the blocks and in order of id; masses by distance from the best.
     std::vector<float> relative_;
     std::vector<uint64_t> inside_;
     std::vector<Candidate> near_;

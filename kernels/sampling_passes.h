@@ -1,6 +1,6 @@
-// The sampler's passes over a row of logits, in vectors of whatever width the processor has; nothing rounds differently.
-// A row is so many whole blocks of logits; its best has the logit `max`, and (max - logit) * scale is how far a token is
-// from the best. Weights are those of sampling_math.h, masses are sums of them.
+// The sampler's passes over a row of logits, in vectors of whatever width the processor has; nothing rounds
+// differently. A row is so many whole blocks of logits; its best has the logit `max`, and (max - logit) * scale is how
+// far a token is from the best. Weights are those of sampling_math.h, masses are sums of them.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ void keep_better(const float* x, size_t length, float bar, int32_t last_tied, fl
 // The weight of each token.
 void weigh_tokens(const float* x, size_t num_blocks, float max, float scale, uint64_t* weights);
 
-// The mass of each block; `maxima` as found, or anything below infinity that is not less. Leaves the weights, as parts of
-// that of the best, of all blocks that weigh anything in `relative`, unless that is null.
+// The mass of each block; `maxima` as found, or anything below infinity that is not less. Leaves the weights, as parts
+// of that of the best, of all blocks that weigh anything in `relative`, unless that is null.
 void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale, uint64_t* masses,
                   float* relative);
 

@@ -54,7 +54,8 @@ Span RowSampler::likely_span(const float* logits, double behind) {
         heaviest *= 1.0157477085866857;  // exp(1 / 64)
         const double variance = kStride * heaviest * (mass + kStride * heaviest);
         const bool is_sure = (behind - mass) * (behind - mass) > kDeviations * kDeviations * variance;
-        if (span.last == 0.0f && (!is_sure || mass > behind)) span.last = static_cast<float>(bucket + 1) / kBucketsPerUnit;
+        if (span.last == 0.0f && (!is_sure || mass > behind))
+            span.last = static_cast<float>(bucket + 1) / kBucketsPerUnit;
         if (is_sure && mass > behind) {
             span.first = static_cast<float>(bucket) / kBucketsPerUnit;
             break;
@@ -103,9 +104,7 @@ void RowSampler::gather(const float* logits) {
 // buckets by distance, so that only those of one bucket need to be put in order.
 std::optional<Cut> RowSampler::first_beyond(uint64_t mass, const Span& span) {
     const float per_unit = kNumBuckets / (span.last - span.first);
-    const auto bucket_at = [&](float logit) {
-        return bucket_of(((max_ - logit) * scale_ - span.first) * per_unit);
-    };
+    const auto bucket_at = [&](float logit) { return bucket_of(((max_ - logit) * scale_ - span.first) * per_unit); };
     buckets_.assign(kNumBuckets, 0);
     for (size_t i = 0; i < near_.size(); ++i) buckets_[bucket_at(near_[i].logit)] += near_weights_[i];
     size_t bucket = 0;

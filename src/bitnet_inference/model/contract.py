@@ -22,8 +22,8 @@ class Capabilities:
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
     than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
-    batch. `has_hidden`: Output.hidden gives hidden states. `threads` gives the threads that the model computes with, for
-    other work between its calls; None when it is closed.
+    batch. `has_hidden`: Output.hidden gives hidden states. `threads` gives the threads that the model computes with,
+    for other work between its calls; None when it is closed.
     """
 
     block_size: int
