@@ -14,8 +14,9 @@ Canonical names (N counts the layers from 0):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 
+_MAX_LINES = 100
 GROUP_SIZES = (64, 128)  # columns that may share a scale
 Activation = Literal["relu2", "silu", "gelu"]  # "gelu" by its tanh form
 Pooling = Literal["last", "mean"]
@@ -222,3 +224,9 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, shape
         if config.linear_norm:
             yield f"{name}.norm", (shape[1],)
+
+
+def problem_lines(path: Path, problems: Iterable[object]) -> list[str]:
+    """What is wrong with a file, a line each, but not more lines than a person reads."""
+    lines = list(islice(map(str, problems), _MAX_LINES + 1))
+    return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{path}: and more"]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
-from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes, problem_lines
 from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
 from bitnet_inference.formats.gguf_file import GgufTensor
@@ -35,7 +34,6 @@ _FLOATS = {ggml.F32: ("<f4", "float32"), ggml.F16: ("<f2", "float16"), ggml.BF16
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
 _TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q2_0 holds heads of any weights too
 _AGAIN = "download the file again"
-_MAX_LINES = 100
 
 
 class GgufCheckpoint:
@@ -78,8 +76,7 @@ class GgufCheckpoint:
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, types and norms, a line each; no matrix is read."""
-        lines = list(islice(map(str, self._problems()), _MAX_LINES + 1))
-        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+        return problem_lines(self.path, self._problems())
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""

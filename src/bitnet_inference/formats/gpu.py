@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes, is_projection, problem_lines
 from bitnet_inference.formats.gpu_config import gpu_config
 from bitnet_inference.formats.gpu_int2 import TILE_COLUMNS, TILE_ROWS, runs_of, u2_of
 from bitnet_inference.formats.hf_inventory import FLOATS, float_values
@@ -26,7 +26,7 @@ from bitnet_inference.formats.torch_files import read_torch_file
 
 # The same model packed, dequantised, and as master weights; the first that is there is read.
 FILES = ("model_state_int2.pt", "model_state_fp16.pt", "model_state.pt")
-_MAX_LINES, _MAX_NAMED, _MAX_COMPARED_ROWS = 100, 5, 1024
+_MAX_NAMED, _MAX_COMPARED_ROWS = 5, 1024
 _AGAIN = "convert the model again"
 _NAMES = {
     "embed": "tok_embeddings", "norm": "norm", "head": "output", "attn_norm": "attention_norm", "mlp_norm": "ffn_norm",
@@ -96,8 +96,7 @@ class GpuCheckpoint:
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, dtypes, scales and norms, a line each; no matrix is read."""
-        lines = list(islice(map(str, self._problems()), _MAX_LINES + 1))
-        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+        return problem_lines(self.path, self._problems())
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""

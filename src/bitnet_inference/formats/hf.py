@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes, problem_lines
 from bitnet_inference.formats.floats import rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.hf_families import Family, find_family
@@ -26,7 +25,6 @@ from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
 from bitnet_inference.formats.ternarized import ternarized
 
-_MAX_LINES = 100
 _MAX_COMPARED_ROWS = 1024
 
 
@@ -74,8 +72,7 @@ class HuggingFaceCheckpoint:
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, dtypes, scales and norms, a line each; no matrix is read."""
-        lines = list(islice(map(str, self._inventory.problems()), _MAX_LINES + 1))
-        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+        return problem_lines(self.path, self._inventory.problems())
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""

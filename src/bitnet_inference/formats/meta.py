@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.formats.checkpoint import Dense, expected_shapes
+from bitnet_inference.formats.checkpoint import Dense, expected_shapes, problem_lines
 from bitnet_inference.formats.hf_inventory import FLOATS, float_values
 from bitnet_inference.formats.json_files import read_json, shown
 from bitnet_inference.formats.meta_config import ignored_keys, read_params
 from bitnet_inference.formats.meta_shards import open_shards
 from bitnet_inference.formats.safetensors_files import inside
 
-_MAX_LINES = 100
 _ROPE_TABLE = "rope.freqs"
 _TOP = {"embed": "tok_embeddings", "norm": "norm", "head": "output"}
 _IN_LAYER = {
@@ -61,8 +59,7 @@ class MetaCheckpoint:
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, dtypes and norms, a line each; no matrix is read."""
-        lines = list(islice(map(str, self._problems()), _MAX_LINES + 1))
-        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+        return problem_lines(self.path, self._problems())
 
     def is_ternary(self, name: str) -> bool:
         """False: these files hold dense weights."""

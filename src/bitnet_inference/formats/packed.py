@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes, problem_lines
 from bitnet_inference.formats.compressed import SUFFIX, Compressed, open_compressed
 from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.json_files import parse_object, shown
@@ -31,7 +30,6 @@ SCREEN = ("screen.high", "screen.low", "screen.numbers")
 PROVENANCE = ("source", "source_format", "command", "writer")
 _Parts = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 _AGAIN = "convert the model again"
-_MAX_LINES = 100
 
 
 def is_packed(path: Path) -> bool:
@@ -74,8 +72,7 @@ class PackedCheckpoint:
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, dtypes, places, scales and norms, a line each; no matrix is read."""
-        lines = list(islice(map(str, self._problems()), _MAX_LINES + 1))
-        return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{self.path}: and more"]
+        return problem_lines(self.path, self._problems())
 
     def verify(self) -> Iterator[str]:
         """Read the whole file; a line for each tensor whose bytes are not those that were written."""
