@@ -14,6 +14,7 @@ from pathlib import Path
 from bitnet_inference.backends import resolved
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig, available_bytes
+from bitnet_inference.engine.events import EngineListener
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
@@ -25,6 +26,7 @@ class ModelState:
     """A model of `Models`. `num_bytes` is what it takes, or is expected to take while it `is_loading`.
 
     `num_users` are inside of `use`; `idle_s` is how many seconds ago the last one left, 0.0 while there are users.
+    `load_s` is how long the load took, 0.0 until it is over.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class ModelState:
     num_users: int
     idle_s: float
     is_loading: bool
+    load_s: float
 
 
 @dataclass
@@ -41,6 +44,7 @@ class _Entry:
     num_bytes: int = 0
     num_users: int = 0
     last_used: float = 0.0
+    load_s: float = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -70,8 +74,9 @@ class Models:
         head: str = "exact",
         drafts: str = "auto",
         progress: Callable[[int, int], None] | None = None,
+        listener: Callable[[Path], EngineListener] | None = None,
     ) -> None:
-        """Raises InvalidParams."""
+        """`listener` makes the listener of a model that is loaded from this path. Raises InvalidParams."""
         self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else max_bytes
         _check_count("max_bytes", self.max_bytes)
         _check_count("max_cache_tokens", max_cache_tokens)
@@ -83,6 +88,7 @@ class Models:
             LLM.load, max_cache_tokens=max_cache_tokens, device=device, threads=threads, cache_dtype=cache_dtype,
             quantize=quantize, head=head, drafts=drafts, progress=progress,
         )  # fmt: skip
+        self._listener = listener
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
         self._books = threading.Lock()  # held for moments
         self._loading = threading.Lock()  # one at a time makes room and takes it
@@ -95,8 +101,7 @@ class Models:
         Raises what LLM.load raises; OutOfMemory too where the model does not fit beside those that are in use, and
         Stopped after `close`. Who waits for the same load gets the same error; the next call tries again.
         """
-        path = find_model(model)  # the name of a file says what it is, that of the blob behind it in a cache does not
-        entry, is_new = self._enter(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+        entry, is_new = self._enter(path_of(model))
         try:
             if is_new:
                 self._load(entry)
@@ -120,6 +125,7 @@ class Models:
                     entry.num_users,
                     0.0 if entry.num_users else now - entry.last_used,
                     not entry.llm.done(),
+                    entry.load_s,
                 )
                 for entry in self._entries.values()
             ]
@@ -176,7 +182,9 @@ class Models:
         checkpoint = open_checkpoint(entry.path)
         needed = estimate_bytes(checkpoint, resolved(checkpoint, self._config), self._max_cache_tokens)
         self._make_room(entry, needed)
-        llm = self._load_llm(entry.path)
+        start = time.monotonic()
+        llm = self._load_llm(entry.path, listener=self._listener and self._listener(entry.path))
+        entry.load_s = time.monotonic() - start
         try:
             self._make_room(entry, llm.num_bytes)  # now it is known
         except BaseException:
@@ -204,6 +212,12 @@ class Models:
             entry.num_bytes = num_bytes
         for llm in unloaded:
             llm.close()
+
+
+def path_of(model: str | Path) -> Path:
+    """The path under which Models holds a model. Raises NotFound."""
+    path = find_model(model)  # the name of a file says what it is, that of the blob behind it in a cache does not
+    return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
 def _check_count(name: str, value: object) -> None:

@@ -12,9 +12,10 @@ from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, S
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+REQUEST_TOKENS = tuple(4**power for power in range(11))
 TOTALS = (
-    "requests", "prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "steps", "draft_tokens",
-    "right_draft_tokens",
+    "requests", "prompt_tokens", "cached_tokens", "output_tokens", "new_tokens", "computed_tokens", "preemptions",
+    "steps", "draft_tokens", "right_draft_tokens",
 )  # fmt: skip
 
 
@@ -54,6 +55,10 @@ class Counts:
             "queue_s": Histogram(SECONDS),
             "first_token_s": Histogram(SECONDS),
             "token_gap_s": Histogram(SECONDS),
+            "output_token_s": Histogram(SECONDS),
+            "request_s": Histogram(SECONDS),
+            "request_prompt_tokens": Histogram(REQUEST_TOKENS),
+            "request_output_tokens": Histogram(REQUEST_TOKENS),
             "step_s": Histogram(SECONDS),
             "step_tokens": Histogram(TOKENS),
         }
@@ -81,10 +86,13 @@ class Counts:
 
         `finished`: requests by the reason of their Finish.
         `total`: "requests" that were queued, "prompt_tokens", "cached_tokens" (of these) and "output_tokens" of those
-        that ended, "preemptions", "steps", "draft_tokens" that were tried, and "right_draft_tokens" among these.
+        that ended, "new_tokens" of all, as they come, "computed_tokens", of prompts too, "preemptions", "steps",
+        "draft_tokens" that were tried, and "right_draft_tokens" among these.
         `now`, as the last step left it: "waiting" and "running" requests, "blocks" of the cache, "blocks_used".
         Histograms: "queue_s" (from submission to the first step), "first_token_s" (from submission to the first token),
-        "token_gap_s" (between tokens of a request), "step_s", and "step_tokens", computed in a step.
+        "token_gap_s" (between tokens of a request), "step_s", and "step_tokens", computed in a step. Of requests that
+        ended: "request_s" (from submission), "request_prompt_tokens", "request_output_tokens", and "output_token_s",
+        the mean time of a token after the first.
         """
         with self._lock:
             return {
@@ -106,6 +114,8 @@ class Counts:
         self._last_step = event
         if event.num_tokens:
             self._totals["steps"] += 1
+            self._totals["new_tokens"] += event.num_new_tokens
+            self._totals["computed_tokens"] += event.num_tokens
             self._totals["draft_tokens"] += event.num_draft_tokens
             self._totals["right_draft_tokens"] += event.num_right_draft_tokens
             self._histograms["step_tokens"].add(event.num_tokens)
@@ -119,7 +129,16 @@ class Counts:
         self._totals["prompt_tokens"] += usage.num_prompt_tokens
         self._totals["cached_tokens"] += usage.num_cached_tokens
         self._totals["output_tokens"] += usage.num_output_tokens
-        self._histograms["queue_s"].add(usage.queued_s)
+        values = {
+            "queue_s": usage.queued_s,
+            "request_s": usage.queued_s + usage.prompt_s + usage.output_s,
+            "request_prompt_tokens": usage.num_prompt_tokens,
+            "request_output_tokens": usage.num_output_tokens,
+        }
+        if usage.num_output_tokens > 1:
+            values["output_token_s"] = usage.output_s / (usage.num_output_tokens - 1)
+        for name, value in values.items():
+            self._histograms[name].add(value)
 
 
 def _now(step: Stepped | None) -> dict[str, int]:

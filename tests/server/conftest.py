@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import openai
 import pytest
@@ -22,9 +23,11 @@ class Running:
         options: ServerOptions | None = None,
         journal: Journal | None = None,
         listening: Listening | None = None,
+        **watching: Any,
     ) -> None:
+        """`watching`: `watch` and `tracing` of make_front."""
         self.served, options, self._listening = served, options or ServerOptions(), listening or Listening(port=0)
-        front = make_front(served, options, journal)
+        front = make_front(served, options, journal, **watching)
         self.server = make_server(front, self._listening, options, served.models.close)
 
     def __enter__(self) -> Running:

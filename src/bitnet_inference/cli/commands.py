@@ -18,6 +18,7 @@ from bitnet_inference.cli.hub import list_models, pull, remove, show
 from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
 from bitnet_inference.cli.serve import serve
+from bitnet_inference.cli.top import top
 from bitnet_inference.errors import BitNetError
 
 EXIT_INTERRUPTED = 130
@@ -88,7 +89,7 @@ def bitnet(
     """
 
 
-for command in (run, chat, serve, pull, show, batch, inspect, convert, bench, doctor):
+for command in (run, chat, serve, top, pull, show, batch, inspect, convert, bench, doctor):
     app.command()(command)
 app.command("list")(list_models)
 app.command("rm")(remove)

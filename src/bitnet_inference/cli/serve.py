@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bitnet_inference.cli.options import LOADING, progress_bar, with_options
 from bitnet_inference.errors import InvalidParams
+
+if TYPE_CHECKING:
+    from bitnet_inference.server.traces import Tracing
 
 
 def _option(kind: Any, name: str, help: str, metavar: str | None = None) -> Any:
@@ -53,6 +57,9 @@ _LOADING: Mapping[str, Any] = {name: kind for name, kind in LOADING.items() if n
 _MODELS = typer.Argument(
     metavar="[MODEL]...", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH."
 )
+_OTLP = typer.Option(
+    envvar="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL", help="Send traces to this OpenTelemetry collector."
+)
 
 
 @with_options(LISTENING, KEYS, TREATING, ROOM, _LOADING)
@@ -61,8 +68,9 @@ def serve(
     models: Annotated[list[str] | None, _MODELS] = None,
     log_file: Annotated[Path | None, typer.Option(help="Where lines about requests go, not to stderr.")] = None,
     no_log: Annotated[bool, typer.Option("--no-log", help="No line for each request.")] = False,
+    otlp_endpoint: Annotated[str | None, _OTLP] = None,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's API does.
+    """Serve models over HTTP, as OpenAI's API does; /metrics are for Prometheus.
 
     The first model is loaded at once, others when they are asked for; they give way to each other where not all fit.
     Every option can stand in the environment: --api-key is BITNET_API_KEY, and so on.
@@ -73,6 +81,7 @@ def serve(
         Listening,
         ServedModels,
         ServerOptions,
+        Watch,
         make_front,
         make_server,
         read_keys,
@@ -82,15 +91,26 @@ def serve(
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
     paths, journal = _named(models or ["default"]), None if no_log else Journal(log_file)
-    with progress_bar() as progress:
-        held = Models(progress=progress, **_given(ctx, {**ROOM, **_LOADING}))
-        held.preload(next(iter(paths.values())))
-    with held:
-        server = make_server(make_front(ServedModels(held, paths), options, journal), listening, options, held.close)
+    watch = Watch()
+    with ExitStack() as stack:
+        tracing = stack.enter_context(closing(_tracing(otlp_endpoint))) if otlp_endpoint else None
+        listener = tracing.beside(watch.listener) if tracing else watch.listener
+        with progress_bar() as progress:
+            held = Models(progress=progress, listener=listener, **_given(ctx, {**ROOM, **_LOADING}))
+            stack.callback(held.close)
+            held.preload(next(iter(paths.values())))
+        front = make_front(ServedModels(held, paths), options, journal, watch, tracing)
+        server = make_server(front, listening, options, held.close)
         typer.echo(f"serving {', '.join(paths)} at {listening.url}/v1", err=True)
         if not keys and not listening.is_private:
             typer.echo("warning: whoever reaches this address may use it: give --api-key to change that", err=True)
         server.run()
+
+
+def _tracing(endpoint: str) -> Tracing:
+    from bitnet_inference.server.traces import open_tracing  # OpenTelemetry is loaded where somebody wants it
+
+    return open_tracing(endpoint)
 
 
 def _given(ctx: typer.Context, table: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from bitnet_inference.server.journal import Journal
 from bitnet_inference.server.keys import read_keys
 from bitnet_inference.server.options import Listening, ServerOptions
 from bitnet_inference.server.run import make_server
+from bitnet_inference.server.stats import Watch
 
 __all__ = [
     "Journal",
     "Listening",
     "ServedModels",
     "ServerOptions",
+    "Watch",
     "make_app",
     "make_front",
     "make_server",

@@ -17,9 +17,10 @@ from starlette.responses import Response
 from bitnet_inference.config import installed_version
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.server.chat import open_chat
-from bitnet_inference.server.failures import Failure, failure_of
+from bitnet_inference.server.failures import CLIENT_GONE, Failure, failure_of
 from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.journal import NOTES
+from bitnet_inference.server.metrics import ServerMetrics, add_metrics
 from bitnet_inference.server.schema import ChatRequest, SamplingFields, TextRequest, field_of
 from bitnet_inference.server.sse import event_response, json_response
 from bitnet_inference.server.terms import terms_of
@@ -27,7 +28,6 @@ from bitnet_inference.server.texts import open_text
 from bitnet_inference.stream import Stream
 
 LOG = logging.getLogger("bitnet.server")
-CLIENT_GONE = 499  # nginx's status for a client that has left
 
 Result = TypeVar("Result")
 
@@ -44,8 +44,8 @@ class Answer(Protocol):
         """The JSON object."""
 
 
-def make_app(served: ServedModels) -> FastAPI:
-    """OpenAI's API over these models."""
+def make_app(served: ServedModels, metrics: ServerMetrics | None = None) -> FastAPI:
+    """OpenAI's API over these models, and what `metrics` tell of them."""
     app = FastAPI(title="bitnet-inference", version=installed_version(), docs_url=None, redoc_url=None)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_path)
@@ -82,6 +82,8 @@ def make_app(served: ServedModels) -> FastAPI:
     async def version() -> Response:
         return json_response({"version": installed_version()})
 
+    if metrics is not None:
+        add_metrics(app, metrics)
     return app
 
 

@@ -17,6 +17,8 @@ from bitnet_inference.errors import (
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
+CLIENT_GONE = 499  # nginx's status for a client that has left
+
 
 class Failure(Exception):
     """An answer that is an error: `status`, and what OpenAI's clients read."""

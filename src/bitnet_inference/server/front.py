@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -11,7 +11,13 @@ from bitnet_inference.server.app import make_app
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.journal import Journal, Journaled
+from bitnet_inference.server.metrics import ServerMetrics
 from bitnet_inference.server.options import ServerOptions
+from bitnet_inference.server.stats import Watch
+from bitnet_inference.server.traffic import Metered, Traffic
+
+if TYPE_CHECKING:  # OpenTelemetry is loaded where somebody wants it
+    from bitnet_inference.server.traces import Tracing
 
 
 class Front(NamedTuple):
@@ -21,9 +27,26 @@ class Front(NamedTuple):
     gate: Gate
 
 
-def make_front(served: ServedModels, options: ServerOptions, journal: Journal | None = None) -> Front:
-    """The API over these models on these terms; with a journal, each request leaves a line there."""
-    gate = Gate(make_app(served), options)
+def make_front(
+    served: ServedModels,
+    options: ServerOptions,
+    journal: Journal | None = None,
+    watch: Watch | None = None,
+    tracing: Tracing | None = None,
+) -> Front:
+    """The API over these models on these terms; with a journal, each request leaves a line there.
+
+    /metrics tell what `watch` hears of the models. With `tracing`, each request that comes in is a span.
+    """
+    traffic = Traffic()
+    num_lost_lines = None if journal is None else lambda: journal.num_lost
+    api = make_app(served, ServerMetrics(served, watch or Watch(), traffic, num_lost_lines))
+    traced: ASGIApp = api
+    if tracing is not None:
+        from bitnet_inference.server.traces import Traced
+
+        traced = Traced(api, tracing, api.routes)
+    gate = Gate(traced, options)
     app: ASGIApp = gate
     if options.cors_origins:
         app = CORSMiddleware(
@@ -33,4 +56,6 @@ def make_front(served: ServedModels, options: ServerOptions, journal: Journal | 
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return Front(app if journal is None else Journaled(app, journal), gate)
+    if journal is not None:
+        app = Journaled(app, journal)
+    return Front(Metered(app, traffic, api.routes), gate)

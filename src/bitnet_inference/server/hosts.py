@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bitnet_inference.errors import NotFound
+from bitnet_inference.errors import ModelError, NotFound
 from bitnet_inference.llm import LLM
-from bitnet_inference.models import Models
+from bitnet_inference.models import Models, path_of
 
 MAX_THREADS = 64
 
@@ -41,6 +41,14 @@ class ServedModels:
         if name not in self._paths:
             raise NotFound(f"the model {name!r:.80} is not served here: there are {', '.join(self.names)}")
         return self._paths[name]
+
+    def names_by_path(self) -> dict[Path, list[str]]:
+        """The names that each path has, paths as `Models.loaded` tells them, but for what is not there now."""
+        found: dict[Path, list[str]] = {}
+        for name, model in self._paths.items():
+            with suppress(ModelError):
+                found.setdefault(path_of(model), []).append(name)
+        return found
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LLM]:

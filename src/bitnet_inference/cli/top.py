@@ -1,0 +1,142 @@
+"""`bitnet top`: what a running server does, in the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bitnet_inference.errors import BitNetError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from bitnet_inference.top import ModelRow, Overview, Reading
+
+WINDOW_S = 60.0
+MAX_SHOWN = 5  # kinds of failures
+TITLES = (
+    "model",
+    "tok/s",
+    "computed/s",
+    "run",
+    "wait",
+    "first token p50/p95",
+    "gap p50/p95",
+    "cache",
+    "hits",
+    "memory",
+    "errors",
+)
+
+
+def top(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help="The address of the server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="BITNET_API_KEY", help="A key of the server, where it wants one.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table, of an interval and of all times, and exit.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
+) -> None:
+    """Show what a running server does: tokens a second, requests, times, cache, memory, errors."""
+    from bitnet_inference.top import overview, read_server
+
+    if not once:
+        _watch(url, api_key, interval)
+        return
+    before = read_server(url, api_key)
+    time.sleep(interval)
+    _print(overview(read_server(url, api_key), before))
+
+
+def _print(shown: Overview) -> None:
+    from rich.console import Console
+
+    console = Console()
+    width = None if console.is_terminal else 160  # a file has no width, and a script wants all columns
+    Console(width=width).print(_picture(shown))
+
+
+def _watch(url: str, api_key: str | None, interval: float) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from bitnet_inference.top import overview, read_server
+
+    readings: deque[Reading] = deque([read_server(url, api_key)])
+    with Live(_picture(overview(readings[0])), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval)
+                try:
+                    now = read_server(url, api_key)
+                except BitNetError as error:  # it may come back
+                    live.update(Text(str(error), style="red"), refresh=True)
+                    continue
+                live.update(_picture(overview(now, readings[-1], readings[0])), refresh=True)
+                readings.append(now)
+                while readings[0].time < now.time - WINDOW_S:
+                    readings.popleft()
+        except KeyboardInterrupt:
+            return
+
+
+def _picture(shown: Overview) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in TITLES:
+        table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
+    for row in shown.models:
+        table.add_row(*(Text(cell) for cell in _cells(row)))
+    memory = f"models {_size(shown.used_bytes)} of {_size(shown.max_bytes)}, process {_size(shown.resident_bytes)}"
+    head = f"bitnet {_plain(shown.version)}   HTTP requests under way: {shown.num_http:.0f}   memory: {memory}"
+    failures = [f"{count:.0f} x {_plain(what)}" for what, count in list(shown.failures.items())[:MAX_SHOWN]]
+    return Group(Text(head), table, Text("HTTP errors: " + (", ".join(failures) or "none")))
+
+
+def _cells(row: ModelRow) -> list[str]:
+    return [
+        _plain(row.name) + ("" if row.is_loaded else " (not loaded)"),
+        _count(row.tokens_per_s, 1),
+        _count(row.computed_per_s, 1),
+        _count(row.num_running),
+        _count(row.num_waiting),
+        "/".join(map(_duration, row.first_token_s)),
+        "/".join(map(_duration, row.gap_s)),
+        _share(row.cache_use),
+        _share(row.hit_rate),
+        _size(row.num_bytes),
+        _count(row.num_errors),
+    ]
+
+
+def _plain(text: str) -> str:
+    """What a server says shall not write on the terminal as it pleases."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:60]
+
+
+def _count(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f}s" if seconds >= 1 else f"{1000 * seconds:.3g}ms"
+
+
+def _size(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return "-"
+    return f"{num_bytes / 1e9:.2f}GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f}MB"
