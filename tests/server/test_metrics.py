@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from bitnet_inference.models import Models
 from bitnet_inference.server import Journal, ServedModels, Watch
+from bitnet_inference.server.traffic import Metered, Traffic
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TALK = [{"role": "user", "content": "Tell me a story about a brave fox called Mia. " * 4}]
@@ -30,7 +32,11 @@ def client(tmp_path: Path) -> Iterator[httpx2.Client]:
     served = ServedModels(
         Models(max_cache_tokens=1024, threads=1, listener=watch.listener), {"story": "default", "x": "no"}
     )
-    with closing(served), Running(served, journal=journal, watch=watch) as server, httpx2.Client(base_url=server.url) as each:
+    with (
+        closing(served),
+        Running(served, journal=journal, watch=watch) as server,
+        httpx2.Client(base_url=server.url) as each,
+    ):
         yield each
 
 
@@ -88,15 +94,27 @@ def test_strangers_make_no_labels(client: httpx2.Client) -> None:
     assert "stranger" not in client.get("/metrics").text
 
 
-def test_bytes_and_requests_under_way(client: httpx2.Client) -> None:
+def test_bytes_of_bodies(client: httpx2.Client) -> None:
     answer = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
     found, key = samples(client), ("POST", "200", "/v1/completions")
     assert found["bitnet_http_request_bytes_total", key] == len(answer.request.content)
     assert found["bitnet_http_response_bytes_total", key] == len(answer.content)
     assert found["http_server_active_requests", ()] == 1, "the scrape itself"
-    with client.stream("POST", "/v1/completions", json={"prompt": "Once", "max_tokens": 900, "stream": True}) as stream:
-        next(stream.iter_bytes())
-        assert samples(client)["http_server_active_requests", ()] == 2
+
+
+def test_requests_are_under_way_until_they_end_or_fail() -> None:
+    traffic, seen = Traffic(), []
+
+    async def fail(*_: object) -> None:
+        seen.append(traffic.num_running)
+        raise ConnectionResetError
+
+    scope = {"type": "http", "method": "GET", "path": "/x"}
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(Metered(fail, traffic, ())(scope, fail, fail))  # type: ignore[arg-type]
+    ((kind, told),) = traffic.as_json()
+    assert seen == [1] and traffic.num_running == 0
+    assert kind == ("GET", "other", 499) and told["seconds"]["count"] == 1
 
 
 def test_openmetrics_is_spoken_to_who_asks(client: httpx2.Client) -> None:
@@ -134,7 +152,9 @@ def test_the_documented_metrics_are_those_that_there_are(client: httpx2.Client) 
     client.get("/health")
     families = {family.name for family in read_text(client.get("/metrics").text)}
     documented = set(
-        re.findall(r"^\| `((?:bitnet|gen_ai|http)_\w+)`", (DEPLOY.parent / "docs/monitoring.md").read_text(), re.M)
+        re.findall(
+            r"^\| `((?:bitnet|gen_ai|http)_\w+)`", (DEPLOY.parent / "docs/monitoring.md").read_text(), re.MULTILINE
+        )
     )
     told = {name for name in families if name.startswith(("bitnet_", "gen_ai_", "http_"))}
     assert {name.removesuffix("_total") for name in documented} == told

@@ -86,11 +86,14 @@ def test_counts_of_a_life():
     told = json.loads(json.dumps(counts.as_json()))
     assert told["finished"] == {"stop": 1}
     assert told["total"] == {
-        "requests": 1, "prompt_tokens": 3, "cached_tokens": 1, "output_tokens": 2, "preemptions": 1, "steps": 2,
-        "draft_tokens": 4, "right_draft_tokens": 3,
+        "requests": 1, "prompt_tokens": 3, "cached_tokens": 1, "output_tokens": 2, "new_tokens": 2,
+        "computed_tokens": 11, "preemptions": 1, "steps": 2, "draft_tokens": 4, "right_draft_tokens": 3,
     }  # fmt: skip
     assert told["now"] == {"waiting": 0, "running": 0, "blocks": 10, "blocks_used": 0}
-    sums = {"queue_s": 1.0, "first_token_s": 5.0, "token_gap_s": 13.0, "step_s": 13.5, "step_tokens": 11}
+    sums = {
+        "queue_s": 1.0, "first_token_s": 5.0, "token_gap_s": 13.0, "step_s": 13.5, "step_tokens": 11, "request_s": 19.0,
+        "output_token_s": 14.0, "request_prompt_tokens": 3, "request_output_tokens": 2,
+    }  # fmt: skip
     assert {name: told[name]["sum"] for name in sums} == sums
     assert told["first_token_s"]["at_most"]["5.0"] == 1 and told["first_token_s"]["at_most"]["2.5"] == 0
 
