@@ -94,6 +94,12 @@ class Models:
         self._loading = threading.Lock()  # one at a time makes room and takes it
         self._is_open = True
 
+    @property
+    def numbers(self) -> str:
+        """How models compute, as far as the bits of their answers depend on it."""
+        config = self._config.resolve()
+        return f"device={config.device} cache_dtype={config.cache_dtype} head={config.head}"
+
     @contextmanager
     def use(self, model: str | Path = "default") -> Iterator[LLM]:
         """A model, for as long as the `with` block lasts; loaded if need be. Several may use one model.

@@ -116,7 +116,7 @@ class RankedTexts(ABC):
             texts = [stream.read() for stream in streams]
         if best_of is None:
             return texts
-        best = sorted(texts, key=lambda text: -_mean_logprob(text))[:num_choices]
+        best = best_texts(texts, num_choices)
         return best if chosen.logprobs is not None else [replace(text, logprobs=None) for text in best]
 
     @abstractmethod
@@ -154,6 +154,11 @@ def cancelling(each: Sequence[_Cancellable]) -> Iterator[None]:
         for one in each:
             one.cancel()
         raise
+
+
+def best_texts(texts: Sequence[Generation], num_texts: int) -> list[Generation]:
+    """Those whose tokens are the likeliest on average, the best first; they need logprobs, an empty text is last."""
+    return sorted(texts, key=lambda text: -_mean_logprob(text))[:num_texts]
 
 
 def _search_all(prompts: Sequence[Sequence[int]], start: Callable[[Sequence[int]], Search]) -> list[list[Generation]]:

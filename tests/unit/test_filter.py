@@ -357,7 +357,11 @@ class TestAnswers:
             stream = llm.stream("x", LONG)
             return "".join([piece.text async for piece in stream]), stream.finish_reason
 
-        assert asyncio.run(read()) == ("a small ", "filtered")
+        async def read_in_bulk():
+            stream = llm.stream("x", LONG)
+            return "".join([piece.text async for piece in stream.in_bulk()]), stream.finish_reason
+
+        assert asyncio.run(read()) == asyncio.run(read_in_bulk()) == ("a small ", "filtered")
 
     def test_a_match_may_be_complete_with_the_end_only(self, make):
         llm = make(WordFilter(["owl"]))

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -311,6 +312,20 @@ class TestStream:
             return "".join([piece.text async for piece in stream])
 
         assert asyncio.run(read()) == ["Grüße 🦊"] * 3
+
+    def test_in_bulk_what_waits_is_one_piece(self, llm):
+        says(llm, "Grüße 🦊 zwei")
+        stream, ended = llm.stream("The fox", replace(GREEDY, logprobs=1)), threading.Event()
+        stream.call_at_end(ended.set)
+        ended.wait()
+
+        async def read():
+            return [piece async for piece in stream.in_bulk()]
+
+        (piece,) = asyncio.run(read())
+        assert piece.text == stream.output.text == "Grüße 🦊 zwei"
+        assert piece.token_ids == stream.output.token_ids and piece.logprobs == stream.output.logprobs
+        assert stream.output.stopped_by in llm.eos_ids and stream.output.end_logprobs.logprob <= 0
 
     def test_cancelled_output_can_be_read(self, llm):
         stream = llm.stream("The fox", SamplingParams(max_tokens=None, ignore_eos=True))

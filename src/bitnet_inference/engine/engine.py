@@ -262,7 +262,7 @@ class Engine:
         if pick.error is not None:
             return Finish("error", error=pick.error)
         if pick.token_id in request.end_ids:
-            return Finish("stop", token_id=pick.token_id)
+            return Finish("stop", token_id=pick.token_id, logprobs=pick.logprobs)
         request.tokens.append(pick.token_id)
         self._events.token(request)
         try:

@@ -33,7 +33,8 @@ Stage = Literal["submitted", "scheduled", "sampled"]
 class Finish:
     """Why a request ended: every request gets exactly one.
 
-    "stop": an end token (`token_id` tells which; it is not delivered as a token) or the sink's own wish (None).
+    "stop": an end token (`token_id` tells which; it is not delivered as a token; `logprobs` are its, where they are
+    wanted) or the sink's own wish (None).
     "length": max_tokens or the end of the context. "cancelled": by its owner. "timeout": its time was over, see Terms.
     "error": `error` tells.
     """
@@ -41,6 +42,7 @@ class Finish:
     reason: Literal["stop", "length", "cancelled", "timeout", "error"]
     token_id: int | None = None
     error: Exception | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)

@@ -5,129 +5,130 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bitnet_inference.completions import read_form
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
 from bitnet_inference.engine.logprobs import TokenLogprobs
-from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import TermOptions
-from bitnet_inference.server.choices import Part, finish_reason, output_of, outputs, parts, usage
+from bitnet_inference.server.answers import Answers, Asked
+from bitnet_inference.server.choices import finish_reason, finished, output_of, parts, usage
+from bitnet_inference.server.document import describe
+from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.replies import Reply, Talk, open_talk, reply_style
 from bitnet_inference.server.schema import ChatRequest
-from bitnet_inference.server.sse import DONE, event
-from bitnet_inference.stream import Generation, Piece, Stream
-from bitnet_inference.text.tokenizer import Tokenizer
-from bitnet_inference.tools import HeldText, ToolCall, Tools, call_style
+from bitnet_inference.server.sse import DONE, dumps, event, template
+from bitnet_inference.server.token_texts import chat_logprobs
+from bitnet_inference.stream import Piece, Stream
+
+_HOLE = "\0text"
 
 
-@dataclass
+def add_chat(app: FastAPI, answers: Answers) -> None:
+    """The route."""
+
+    @app.post("/v1/chat/completions", **describe(ChatRequest, "Answer a conversation.", streams=True))
+    async def chat(request: Request) -> Response:
+        body = await answers.read(request, ChatRequest)
+        return await answers.answer(request, body, open_chat, streams=body.stream)
+
+
 class ChatAnswer:
     """The answer to one request: its streams, in OpenAI's shapes."""
 
-    llm: LLM
-    streams: Sequence[Stream]
-    tools: Tools | None
-    model: str
-    wants_usage: bool = False
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, asked: Asked, body: ChatRequest, streams: Sequence[Stream]) -> None:
+        self._tokenizer, self.streams, self._wants_usage = asked.llm.tokenizer, streams, body.wants_usage
+        style = reply_style(asked.llm)
+        one_call = body.parallel_tool_calls is False
+        self._replies = [Reply(style, body.callable_tools, one_call) for _ in streams]
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": asked.name,
+            "system_fingerprint": asked.fingerprint,
+        }
+        self._chunk_head = self._head | {"object": "chat.completion.chunk"}
+        if body.wants_usage:
+            self._chunk_head["usage"] = None
 
-    def __post_init__(self) -> None:
-        self._style = call_style(self.llm.tokenizer.templates)
-        self._held = [HeldText(self._style) for _ in self.streams]
+    def failed(self, failure: Failure) -> bytes:
+        """See Answer."""
+        return event(failure.body)
 
-    async def whole(self) -> dict[str, Any]:
-        """All of it, when it is there."""
-        found = await outputs(self.streams)
-        choices = [self._choice(index, output) for index, output in enumerate(found)]
-        return self._head("chat.completion") | {"choices": choices, "usage": usage(found)}
+    async def finished(self) -> None:
+        """See Answer."""
+        await finished(self.streams)
+
+    def whole(self) -> dict[str, Any]:
+        """See Answer."""
+        found = [output_of(stream) for stream in self.streams]
+        return self._head | {"choices": [self._choice(index) for index in range(len(found))], "usage": usage(found)}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Piece by piece."""
+        """See Answer."""
+        texts = [self._template(index) for index in range(len(self.streams))]
         for index in range(len(self.streams)):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+            yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
         async for part in parts(self.streams):
-            for chunk in self._part(part):
-                yield chunk
-        if self.wants_usage:
+            if part.piece is None:
+                for chunk in self._last(part.index):
+                    yield chunk
+            elif part.piece.logprobs is not None:
+                yield self._scored(part.index, part.piece)
+            elif text := self._replies[part.index].push(part.piece.text):
+                before, behind = texts[part.index]
+                yield before + dumps(text) + behind
+        if self._wants_usage:
             cost = usage([output_of(stream) for stream in self.streams])
-            yield event(self._head("chat.completion.chunk") | {"choices": [], "usage": cost})
+            yield event(self._chunk_head | {"choices": [], "usage": cost})
         yield DONE
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    def _choice(self, index: int, output: Generation) -> dict[str, Any]:
-        content, calls = (output.text, []) if self.tools is None else self.tools.find_calls(output.text, self._style)
-        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    def _choice(self, index: int) -> dict[str, Any]:
+        output = output_of(self.streams[index])
+        content, calls = self._replies[index].whole(output.text)
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
         entries = None if output.logprobs is None else self._logprobs(output.token_ids, output.logprobs)
         reason = "tool_calls" if calls else finish_reason(output)
         return {"index": index, "message": message, "logprobs": entries, "finish_reason": reason}
 
-    def _part(self, part: Part) -> list[bytes]:
-        if part.piece is None:
-            return self._last(part.index)
-        text = part.piece.text if self.tools is None else self._held[part.index].push(part.piece.text)
-        if not text and part.piece.logprobs is None:
-            return []
-        return [self._chunk(part.index, {"content": text}, piece=part.piece)]
+    def _template(self, index: int) -> tuple[bytes, bytes]:
+        choice = {"index": index, "delta": {"content": _HOLE}, "logprobs": None, "finish_reason": None}
+        return template(self._chunk_head | {"choices": [choice]}, _HOLE)
+
+    def _scored(self, index: int, piece: Piece) -> bytes:
+        delta = {"content": self._replies[index].push(piece.text)}
+        return self._chunk(index, delta, logprobs=self._logprobs(piece.token_ids, piece.logprobs or []))
 
     def _last(self, index: int) -> list[bytes]:
         reason, chunks = finish_reason(output_of(self.streams[index])), []
-        held = self._held[index]
-        calls: list[ToolCall] = []
-        if self.tools is not None:
-            _, calls = self.tools.find_calls(held.text, self._style)
+        rest, calls = self._replies[index].end()
+        if rest:
+            chunks.append(self._chunk(index, {"content": rest}))
         if calls:
+            reason = "tool_calls"
             deltas = [{"index": number, **call} for number, call in enumerate(calls)]
             chunks.append(self._chunk(index, {"tool_calls": deltas}))
-        elif rest := held.rest():
-            chunks.append(self._chunk(index, {"content": rest}))
-        return [*chunks, self._chunk(index, {}, "tool_calls" if calls else reason)]
+        return [*chunks, self._chunk(index, {}, reason)]
 
-    def _chunk(
-        self, index: int, delta: Mapping[str, Any], reason: str | None = None, piece: Piece | None = None
-    ) -> bytes:
-        choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": reason}
-        if piece is not None and piece.logprobs is not None:
-            choice["logprobs"] = self._logprobs(piece.token_ids, piece.logprobs)
-        return event(self._head("chat.completion.chunk") | {"choices": [choice]})
+    def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return event(self._chunk_head | {"choices": [choice]})
 
     def _logprobs(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        tokenizer = self.llm.tokenizer
-        content = []
-        for token_id, entry in zip(token_ids, entries, strict=True):
-            top = [_entry(tokenizer, each, logprob) for each, logprob in entry.top]
-            content.append(_entry(tokenizer, token_id, entry.logprob) | {"top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return {"content": chat_logprobs(self._tokenizer, token_ids, entries), "refusal": None}
 
 
-def open_chat(llm: LLM, body: ChatRequest, model: str, terms: TermOptions) -> ChatAnswer:
+def open_chat(asked: Asked, body: ChatRequest) -> ChatAnswer:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
-    grammar, tools = read_form(call_style(llm.tokenizer.templates), body.response_format, body.tools, body.tool_choice)
-    params = chat_params(llm.default_params, body)
-    streams = llm.stream_chat_choices(
-        body.messages,
-        body.n or 1,
-        replace(params, grammar=grammar),
-        tools=body.tools if tools else None,
-        **terms,
+    talk = Talk(
+        messages=body.messages,
+        sampling=body.sampling(),
+        grammar=body.grammar,
+        shown_tools=body.tools,
+        tools=body.callable_tools,
+        num_choices=body.n or 1,
     )
-    wants_usage = body.stream_options is not None and body.stream_options.include_usage
-    return ChatAnswer(llm, streams, tools, model, wants_usage)
-
-
-def chat_params(defaults: SamplingParams, body: ChatRequest) -> SamplingParams:
-    """The model's own parameters, but for what the request says. Raises InvalidParams."""
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return replace(defaults, **body.sampling(), max_tokens=limit, logprobs=logprobs)
-
-
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    piece = tokenizer.piece(token_id, skip_special_tokens=False)
-    written = piece.encode() if isinstance(piece, str) else piece or b""
-    return {"token": written.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(written)}
+    return ChatAnswer(asked, body, open_talk(asked.llm, talk, asked.terms))

@@ -21,9 +21,9 @@ class Part:
 
 
 async def parts(streams: Sequence[Stream]) -> AsyncIterator[Part]:
-    """The pieces of all streams as they come, and the end of each. Leaving early cancels them."""
+    """The pieces of all streams as they come, what waits in one, and the end of each. Leaving early cancels them."""
     if len(streams) == 1:
-        async for piece in streams[0]:
+        async for piece in streams[0].in_bulk():
             yield Part(0, piece)
         yield Part(0, None)
         return
@@ -45,18 +45,17 @@ async def parts(streams: Sequence[Stream]) -> AsyncIterator[Part]:
 
 async def _read(index: int, stream: Stream, arrived: asyncio.Queue[Part | BaseException]) -> None:
     try:
-        async for piece in stream:
+        async for piece in stream.in_bulk():
             await arrived.put(Part(index, piece))
         await arrived.put(Part(index, None))
     except Exception as error:
         await arrived.put(error)
 
 
-async def outputs(streams: Sequence[Stream]) -> list[Generation]:
-    """All of them, when all have ended."""
+async def finished(streams: Sequence[Stream]) -> None:
+    """Wait until all have ended. Raises the error of one that fails; the others are cancelled."""
     async for _ in parts(streams):
         pass
-    return [output_of(stream) for stream in streams]
 
 
 def output_of(stream: Stream) -> Generation:
@@ -80,3 +79,11 @@ def usage(found: Sequence[Generation]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": found[0].usage.num_cached_tokens},
     }
+
+
+def usage_of_all(groups: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+    """What the choices of several prompts have cost together."""
+    each = [usage(group) for group in groups]
+    total = {name: sum(one[name] for one in each) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in each)
+    return total | {"prompt_tokens_details": {"cached_tokens": cached}}

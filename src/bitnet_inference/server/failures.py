@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's shape: {"error": {"message", "type", "param", "code"}} and a status."""
+"""What goes wrong, with a status, in OpenAI's shape or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bitnet_inference.errors import (
     PromptTooLong,
     QueueFull,
     RequestError,
+    Unsupported,
 )
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
+MAX_MESSAGE, MAX_PARAM = 600, 100  # characters: errors quote requests, which may be huge
 CLIENT_GONE = 499  # nginx's status for a client that has left
 
 
 class Failure(Exception):
-    """An answer that is an error: `status`, and what OpenAI's clients read."""
+    """An answer that is an error: `status`, and what clients read. Long messages are cut."""
 
     def __init__(
         self,
@@ -32,8 +32,9 @@ class Failure(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+        super().__init__(self.message)
+        self.status, self.param, self.code = status, param and param[:MAX_PARAM], code
         self.retry_after_s = retry_after_s
 
     @property
@@ -44,9 +45,31 @@ class Failure(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
+        """The answer's JSON, as OpenAI's API has it."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The answer's JSON, as Anthropic's API has it."""
+        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body_at(self, path: str) -> dict[str, Any]:
+        """The answer's JSON in the shape of the API that this path belongs to."""
+        is_anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
+        return self.anthropic_body if is_anthropic else self.body
+
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class _Kind(NamedTuple):
@@ -61,6 +84,7 @@ _KINDS = (
     _Kind(Filtered, 400, "content_filter"),
     _Kind(InvalidParams, 400, None),
     _Kind(RequestError, 400, None),
+    _Kind(Unsupported, 400, "unsupported"),
     _Kind(NotFound, 404, "model_not_found"),
     _Kind(QueueFull, 429, "queue_full"),
     _Kind(EngineError, 503, "unavailable"),

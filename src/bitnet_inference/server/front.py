@@ -52,7 +52,7 @@ def make_front(
         app = CORSMiddleware(
             app,
             allow_origins=list(options.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )

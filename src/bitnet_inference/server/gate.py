@@ -52,7 +52,8 @@ class Gate:
             with self._admitted(scope):
                 await self._app(scope, self._bounded(scope, receive), send)
         except Failure as failure:
-            await json_response(failure.body, failure.status, failure.headers)(scope, receive, send)
+            body = failure.body_at(scope["path"])
+            await json_response(body, failure.status, failure.headers)(scope, receive, send)
 
     @contextmanager
     def _admitted(self, scope: Scope) -> Iterator[None]:

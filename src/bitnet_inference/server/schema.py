@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.json_schema import SkipJsonSchema
 
+from bitnet_inference.engine.params import MAX_LOGPROBS, MAX_TEMPERATURE, Overflow, SamplingParams
+from bitnet_inference.engine.terms import MAX_PRIORITY
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.text.messages import check_messages
+from bitnet_inference.tools import Tools, read_tools
+
+_FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_CHOICES_IN_ALL = 2048  # of all prompts of a request
+
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+Part = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Prompts = (
+    str
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+
+class Fields(BaseModel):
+    """A body. Unknown fields and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    # What the library calls differently in its messages: its word -> our field.
+    TOLD_AS: ClassVar[Mapping[str, str]] = {}
+
+    model: str = ""
+
+    @property
+    def salt(self) -> str:
+        """Requests of one caller that may find each other's work in the cache have equal ones."""
+        return ""
+
+    @property
+    def rank(self) -> int:
+        """The priority that is asked for."""
+        return 0
+
+    def check(self) -> None:
+        """Raises InvalidParams for what can be seen to be wrong without a model."""
 
 
 class StreamOptions(BaseModel):
@@ -17,39 +64,45 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Fields):
     """What chat and text requests have in common: OpenAI's fields, and SamplingParams' own as extensions."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     # Fields of SamplingParams that are passed on under their own names.
     PASSED: ClassVar[tuple[str, ...]] = (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "min_tokens", "ignore_eos", "stop_token_ids", "overflow",
+        "seed", "min_tokens", "ignore_eos", "stop_token_ids", "overflow", "stop", "max_tokens",
     )  # fmt: skip
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
 
-    model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    temperature: Temperature | None = None
+    top_p: Part | None = None
+    top_k: Count | None = None
+    min_p: Part | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    overflow: str | None = None
+    stop_token_ids: list[TokenId] | None = None
+    overflow: Overflow | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     user: str | None = None
-    priority: int = 0
+    cache_salt: str | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> SamplingFields:
@@ -57,30 +110,63 @@ class SamplingFields(BaseModel):
             raise ValueError("stream_options are for streams: set stream, or leave them out")
         return self
 
+    def check(self) -> None:
+        """See Fields."""
+        SamplingParams(**self.sampling(), grammar=self.grammar)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its cost."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def salt(self) -> str:
+        """See Fields."""
+        return salt_of(self.user, self.cache_salt)
+
+    @property
+    def rank(self) -> int:
+        """See Fields."""
+        return self.priority
+
     def sampling(self) -> dict[str, Any]:
-        """The fields of SamplingParams that were given; logit_bias by whole numbers."""
+        """The fields of SamplingParams that were given; logit_bias by whole numbers. Raises InvalidParams."""
         given = {name: getattr(self, name) for name in self.PASSED if getattr(self, name) is not None}
-        if self.stop is not None:
-            given["stop"] = self.stop
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return given
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """The form that the text shall have. Raises InvalidParams."""
+        ways = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidParams(f"{given[1]} and {given[0]} exclude each other: give one")
+        if given in ([], ["response_format"]):
+            return read_response_format(self.response_format)
+        kinds = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice"}
+        try:
+            return Grammar(**{kinds.get(given[0], "gbnf"): getattr(self, given[0])})
+        except InvalidParams as error:
+            raise InvalidParams(f"{given[0]}: {error}") from None
 
 
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    top_logprobs: NumTop | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    # Accepted at the one value that is what happens anyway.
-    store: Literal[False] | SkipJsonSchema[None] = None
-    service_tier: Literal["auto", "default"] | SkipJsonSchema[None] = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Accepted at the values that say what happens anyway.
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
 
     @model_validator(mode="after")
@@ -91,31 +177,98 @@ class ChatRequest(SamplingFields):
             raise ValueError("max_tokens is the old name of max_completion_tokens: give one of them")
         return self
 
+    def check(self) -> None:
+        """See Fields."""
+        check_messages(self.messages)
+        super().check()
+        check_form(self.grammar, self.callable_tools, self.tools)
+
+    def sampling(self) -> dict[str, Any]:
+        """See SamplingFields; without a limit an answer goes on to the end of the context."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return super().sampling() | {"max_tokens": limit, "logprobs": logprobs}
+
+    @property
+    def salt(self) -> str:
+        """See SamplingFields."""
+        return salt_of(self.user, self.safety_identifier, self.prompt_cache_key, self.cache_salt)
+
+    @cached_property
+    def callable_tools(self) -> Tools | None:
+        """What may be called. Raises InvalidParams."""
+        return read_tools(self.tools, self.tool_choice)
+
 
 class TextRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     echo: bool = False
-    logprobs: int | None = None
-    best_of: int | None = None
-    suffix: Literal[""] | SkipJsonSchema[None] = None
+    logprobs: NumTop | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: Literal[""] | None = None
+
+    @model_validator(mode="after")
+    def _can_be_ranked(self) -> TextRequest:
+        number = self.n or 1
+        if self.best_of is not None and self.best_of < number:
+            raise ValueError(f"best_of is {self.best_of}, n is {number}: give best_of at least n")
+        if self.stream and self.best_of not in (None, number):
+            raise ValueError("best_of: all must have ended before the best are known: leave it out, or stream")
+        if self.echo and self.overflow not in (None, "error"):
+            raise ValueError("echo shows all of the prompt, and overflow drops some of it: leave one out")
+        if len(self.prompts) * (self.best_of or number) > MAX_CHOICES_IN_ALL:
+            raise ValueError(f"prompt: more than {MAX_CHOICES_IN_ALL} texts at a time: ask for fewer")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or many."""
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+
+def check_form(grammar: Grammar | None, chosen: Tools | None, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raises InvalidParams where the form of an answer or of its calls cannot be kept.
+
+    `chosen` has been read from `tools`, a list in OpenAI's shape.
+    """
+    if chosen is None:
+        return
+    if grammar is not None and chosen.forced:
+        raise InvalidParams("tool_choice forces a call, and response_format excludes one: leave one out")
+    for index, tool in enumerate(tools or ()):
+        function = tool["function"]
+        for name in (*(set(tool) - {"type", "function"}), *(set(function) - _FUNCTION_KEYS)):
+            raise InvalidParams(f"tools[{index}]: {name!r:.80} is not supported: leave it out")
+        if function.get("strict") and not chosen.forced:
+            cure = "force a call with tool_choice, or leave strict out"
+            raise InvalidParams(f"tools[{index}]: strict can be kept only where a call is forced: {cure}")
+
+
+def salt_of(*parts: str | None) -> str:
+    """One salt of several; "" where there is none."""
+    return "\0".join(part or "" for part in parts) if any(parts) else ""
 
 
 def _token_id(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"logit_bias: {text!r:.40} is no token id: give whole numbers as keys") from None
+        raise InvalidParams(f"logit_bias: {text!r:.40} is no token id: give whole numbers as keys") from None
 
 
 def field_of(place: tuple[Any, ...], problem: Mapping[str, Any]) -> tuple[str | None, str]:
     """The field that pydantic complains of, and one line about it."""
-    names = [str(part) for part in place if part != "body"]
+    names = [str(part) for part in place]
     field = ".".join(names) or None
     if problem["type"] == "extra_forbidden":
         return field, f"{field} is not supported: leave it out"
     if problem["type"] == "missing":
         return field, f"{field} is missing: give it"
     why = str(problem["msg"]).removeprefix("Value error, ")
-    return field, f"{field}: {why}" if field else why
+    if field is None:
+        first = why.replace(":", " ").split(" ", 1)[0]
+        return first, why
+    return field, f"{field}: {why}"

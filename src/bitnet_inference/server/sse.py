@@ -1,40 +1,84 @@
-"""Server-sent events: how a stream of answers looks on the wire."""
+"""JSON and server-sent events: how answers look on the wire, and how they get there."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import orjson
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from bitnet_inference.server.failures import failure_of
+from bitnet_inference.server.connected import while_connected
+from bitnet_inference.server.failures import Failure, failure_of
 
+LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
-_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies shall not collect it
+# Proxies shall not collect it.
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def dumps(value: Any) -> bytes:
+    """JSON. Half surrogate pairs, which no UTF-8 can hold, are written as escapes."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def event(value: Any, name: str | None = None) -> bytes:
     """One event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + orjson.dumps(value) + b"\n\n"
+    return head + b"data: " + dumps(value) + b"\n\n"
+
+
+def template(value: Any, hole: str, name: str | None = None) -> tuple[bytes, bytes]:
+    """An event's bytes before and behind the one string in it that is `hole`, which changes from event to event."""
+    before, behind = event(value, name).split(dumps(hole))
+    return before, behind
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in one piece."""
-    return Response(orjson.dumps(value), status, headers, media_type="application/json")
+    """An answer in one piece; `value` may be its bytes already."""
+    body = value if isinstance(value, bytes) else dumps(value)
+    return Response(body, status, headers, media_type="application/json")
 
 
-def event_response(events: AsyncIterator[bytes], held: AsyncExitStack) -> Response:
-    """An answer in events. What is `held` is let go at the end, or when the client leaves."""
-    return StreamingResponse(_guarded(events, held), media_type="text/event-stream", headers=_HEADERS)
+class EventResponse(Response):
+    """An answer in events. What is `held` is let go at its end, or at once when the client leaves.
 
+    `failed` makes an event of an error, for which it is too late to be a status.
+    """
 
-async def _guarded(events: AsyncIterator[bytes], held: AsyncExitStack) -> AsyncIterator[bytes]:
-    async with held:
+    def __init__(self, events: AsyncIterator[bytes], held: AsyncExitStack, failed: Callable[[Failure], bytes]) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events, self._held, self._failed = events, held, failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's."""
+        async with self._held:
+            try:
+                await while_connected(receive, self._send(send))
+            except (Failure, OSError):  # the client has left
+                pass
+
+    async def _send(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for each in self._guarded():
+            await send({"type": "http.response.body", "body": each, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _guarded(self) -> AsyncIterator[bytes]:
         try:
-            async for each in events:
-                yield each
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                async for each in events:
+                    yield each
         except Exception as error:  # the status is out already
-            yield event(failure_of(error).body)
+            failure = failure_of(error)
+            if failure.status == 500:
+                LOG.error("a stream failed", exc_info=error)
+            yield self._failed(failure)

@@ -5,140 +5,169 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bitnet_inference.engine.logprobs import TokenLogprobs
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import TermOptions
-from bitnet_inference.ranked import cancelling
-from bitnet_inference.server.choices import Part, finish_reason, output_of, outputs, parts, usage
+from bitnet_inference.ranked import best_texts, cancelling
+from bitnet_inference.server.answers import Answers, Asked
+from bitnet_inference.server.choices import Part, finish_reason, finished, output_of, parts, usage_of_all
+from bitnet_inference.server.document import describe
+from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.replies import sampling
 from bitnet_inference.server.schema import TextRequest
-from bitnet_inference.server.sse import DONE, event
+from bitnet_inference.server.sse import DONE, dumps, event, template
+from bitnet_inference.server.token_texts import TextLogprobs
 from bitnet_inference.stream import Generation, Stream
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_HOLE = "\0text"
 
 
-@dataclass
+def add_texts(app: FastAPI, answers: Answers) -> None:
+    """The route."""
+
+    @app.post("/v1/completions", **describe(TextRequest, "Continue texts.", streams=True))
+    async def complete(request: Request) -> Response:
+        body = await answers.read(request, TextRequest)
+        return await answers.answer(request, body, open_text, streams=body.stream)
+
+
+class Continued:
+    """A prompt: its ids, and how many of them in front the tokenizer has added, which an echo does not show."""
+
+    def __init__(self, llm: LLM, prompt: str | list[int]) -> None:
+        """Raises InvalidParams."""
+        if not prompt:
+            raise InvalidParams("prompt is empty: give some text")
+        self.ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        before = llm.tokenizer.affixes[0] if isinstance(prompt, str) else []
+        self.num_hidden = len(before) if self.ids[: len(before)] == before else 0
+        self._tokenizer = llm.tokenizer
+
+    @property
+    def text(self) -> str:
+        """What an echo shows."""
+        return self._tokenizer.decode(self.ids[self.num_hidden :], skip_special_tokens=False)
+
+
 class TextAnswer:
-    """The answer to one request: `choices` streams for each prompt, in OpenAI's shapes."""
+    """The answer to one request: so many streams for each prompt, in OpenAI's shapes."""
 
-    llm: LLM
-    streams: Sequence[Stream]
-    prompts: Sequence[Sequence[int]]
-    body: TextRequest
-    model: str
-    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, asked: Asked, body: TextRequest, prompts: Sequence[Continued], streams: list[Stream]) -> None:
+        self._tokenizer, self._body, self._prompts, self.streams = asked.llm.tokenizer, body, prompts, streams
+        self._num_choices, self._num_texts = body.n or 1, body.best_of or body.n or 1
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": asked.name,
+            "system_fingerprint": asked.fingerprint,
+        }
+        self._chunk_head = self._head | {"usage": None} if body.wants_usage else self._head
 
-    async def whole(self) -> dict[str, Any]:
-        """All of it, when it is there."""
-        found = await outputs(self.streams)
-        choices = [self._choice(index, output) for index, output in enumerate(found)]
-        return self._head() | {"choices": choices, "usage": self._usage(found)}
+    def failed(self, failure: Failure) -> bytes:
+        """See Answer."""
+        return event(failure.body)
+
+    async def finished(self) -> None:
+        """See Answer."""
+        await finished(self.streams)
+
+    def whole(self) -> dict[str, Any]:
+        """See Answer."""
+        groups = self._groups()
+        best = [
+            group if self._num_texts == self._num_choices else best_texts(group, self._num_choices) for group in groups
+        ]
+        chosen = [(prompt, text) for prompt, texts in zip(self._prompts, best, strict=True) for text in texts]
+        choices = [self._choice(index, prompt, text) for index, (prompt, text) in enumerate(chosen)]
+        return self._head | {"choices": choices, "usage": usage_of_all(groups)}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Piece by piece."""
-        offsets = [0] * len(self.streams)
-        for index in range(len(self.streams) if self.body.echo else 0):
-            text = self._echoed(index)
-            offsets[index] = len(text)
-            yield self._chunk(index, text, None, None)
+        """See Answer."""
+        texts = [self._template(index) for index in range(len(self.streams))]
+        scores = [TextLogprobs(self._tokenizer) for _ in self.streams]
+        waiting = set(range(len(self.streams))) if self._body.echo else set()
+        for index in sorted(waiting) if self._body.logprobs is None else ():
+            waiting.remove(index)
+            yield self._chunk(index, self._prompt(index).text, None)
         async for part in parts(self.streams):
-            yield self._part(part, offsets)
-        if self.body.stream_options is not None and self.body.stream_options.include_usage:
-            cost = self._usage([output_of(stream) for stream in self.streams])
-            yield event(self._head() | {"choices": [], "usage": cost})
+            if part.index in waiting:  # now its log-probabilities are there
+                waiting.remove(part.index)
+                yield self._scored_prompt(part.index, scores[part.index])
+            if part.piece is not None and part.piece.logprobs is None:
+                before, behind = texts[part.index]
+                yield before + dumps(part.piece.text) + behind
+            else:
+                yield self._part(part, scores[part.index])
+        if self._body.wants_usage:
+            yield event(self._head | {"choices": [], "usage": usage_of_all(self._groups())})
         yield DONE
 
-    def _part(self, part: Part, offsets: list[int]) -> bytes:
+    def _groups(self) -> list[list[Generation]]:
+        found = [output_of(stream) for stream in self.streams]
+        return [found[start : start + self._num_texts] for start in range(0, len(found), self._num_texts)]
+
+    def _template(self, index: int) -> tuple[bytes, bytes]:
+        choice = {"index": index, "text": _HOLE, "logprobs": None, "finish_reason": None}
+        return template(self._chunk_head | {"choices": [choice]}, _HOLE)
+
+    def _part(self, part: Part, scores: TextLogprobs) -> bytes:
         if part.piece is None:
-            return self._chunk(part.index, "", finish_reason(output_of(self.streams[part.index])), None)
-        entries = None
-        if part.piece.logprobs is not None:
-            entries = self._logprobs(part.piece.token_ids, part.piece.logprobs, offsets[part.index])
-        offsets[part.index] += len(part.piece.text)
-        return self._chunk(part.index, part.piece.text, None, entries)
+            output = output_of(self.streams[part.index])
+            entries = self._of_end(scores, output) if self._body.logprobs is not None else None
+            return self._chunk(part.index, "", entries, finish_reason(output))
+        entries = scores.next(part.piece.token_ids, part.piece.logprobs or [])
+        return self._chunk(part.index, part.piece.text, entries)
 
-    def _chunk(self, index: int, text: str, reason: str | None, entries: Any) -> bytes:
+    def _prompt(self, index: int) -> Continued:
+        return self._prompts[index // self._num_texts]
+
+    def _scored_prompt(self, index: int, scores: TextLogprobs) -> bytes:
+        prompt = self._prompt(index)
+        found = self.streams[index].request.prompt_logprobs or []
+        return self._chunk(index, prompt.text, scores.of_prompt(prompt.ids, prompt.num_hidden, found))
+
+    def _chunk(self, index: int, text: str, entries: Any, reason: str | None = None) -> bytes:
         choice = {"index": index, "text": text, "logprobs": entries, "finish_reason": reason}
-        return event(self._head() | {"choices": [choice]})
+        return event(self._chunk_head | {"choices": [choice]})
 
-    def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
-
-    def _prompt(self, index: int) -> Sequence[int]:
-        return self.prompts[index // (self.body.n or 1)]
-
-    def _echoed(self, index: int) -> str:
-        return self.llm.tokenizer.decode(self._prompt(index), skip_special_tokens=False)
-
-    def _choice(self, index: int, output: Generation) -> dict[str, Any]:
-        text, entries = output.text, None
-        if output.logprobs is not None:
-            ids, found = list(output.token_ids), list(output.logprobs)
-            if self.body.echo:
-                ids, found = [*self._prompt(index), *ids], [*(output.prompt_logprobs or []), *found]  # type: ignore[list-item]
-            entries = self._logprobs(ids, found, 0)
-        if self.body.echo:
-            text = self._echoed(index) + text
+    def _choice(self, index: int, prompt: Continued, output: Generation) -> dict[str, Any]:
+        text = prompt.text + output.text if self._body.echo else output.text
+        entries = self._logprobs(prompt, output) if self._body.logprobs is not None else None
         return {"index": index, "text": text, "logprobs": entries, "finish_reason": finish_reason(output)}
 
-    def _logprobs(self, ids: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int) -> dict[str, Any]:
-        tokens = [self.llm.tokenizer.decode([each], skip_special_tokens=False) for each in ids]
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
-        top = [None if entry is None else self._top(entry) for entry in found]
-        logprobs = [None if entry is None else max(entry.logprob, -9999.0) for entry in found]
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+    def _logprobs(self, prompt: Continued, output: Generation) -> dict[str, Any]:
+        scores, parts = TextLogprobs(self._tokenizer), []
+        if self._body.echo:
+            parts.append(scores.of_prompt(prompt.ids, prompt.num_hidden, output.prompt_logprobs or []))
+        parts.append(scores.next(output.token_ids, output.logprobs or []))
+        if (of_end := self._of_end(scores, output)) is not None:
+            parts.append(of_end)
+        return {name: [each for part in parts for each in part[name]] for name in parts[0]}
 
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        best: dict[str, float] = {}
-        for token_id, logprob in entry.top:  # of several that look alike, the likeliest
-            best.setdefault(self.llm.tokenizer.decode([token_id], skip_special_tokens=False), max(logprob, -9999.0))
-        return best
-
-    def _usage(self, found: Sequence[Generation]) -> dict[str, Any]:
-        number = self.body.n or 1
-        each = [usage(found[start : start + number]) for start in range(0, len(found), number)]
-        total = {
-            name: sum(one[name] for one in each) for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-        }
-        cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in each)
-        return total | {"prompt_tokens_details": {"cached_tokens": cached}}
+    def _of_end(self, scores: TextLogprobs, output: Generation) -> dict[str, Any] | None:
+        """An end token is no part of the text, but has its log-probability, as in OpenAI's API."""
+        if output.end_logprobs is None or not isinstance(output.stopped_by, int):
+            return None
+        return scores.next([output.stopped_by], [output.end_logprobs])
 
 
-def open_text(llm: LLM, body: TextRequest, model: str, terms: TermOptions) -> TextAnswer:
+def open_text(asked: Asked, body: TextRequest) -> TextAnswer:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
-    if body.best_of not in (None, body.n or 1):
-        raise InvalidParams(f"best_of is {body.best_of}, n {body.n or 1}: only n choices are made: leave best_of out")
-    params = replace(
-        llm.default_params,
-        **body.sampling(),
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
-    )
-    prompts = [_encode(llm, prompt) for prompt in _prompts(body.prompt)]
+    llm, number = asked.llm, body.best_of or body.n or 1
+    ranks = number != (body.n or 1)
+    given = {"max_tokens": DEFAULT_MAX_TOKENS} | body.sampling()
+    given["logprobs"] = 0 if ranks and body.logprobs is None else body.logprobs
+    given["prompt_logprobs"] = body.logprobs if body.echo else None
+    params = sampling(llm.default_params, given, body.grammar)
+    prompts = [Continued(llm, prompt) for prompt in body.prompts]
     streams: list[Stream] = []
     with cancelling(streams):
         for prompt in prompts:
-            streams += llm.stream_choices(prompt, body.n or 1, params, **terms)
-    return TextAnswer(llm, streams, prompts, body, model)
-
-
-def _prompts(given: Any) -> list[Any]:
-    is_one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-    if not given:
-        raise InvalidParams("prompt is empty: give some text")
-    return [given] if is_one else list(given)
-
-
-def _encode(llm: LLM, prompt: Any) -> list[int]:
-    if isinstance(prompt, str) and not prompt:
-        raise InvalidParams("prompt is empty: give some text")
-    return llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            streams += llm.stream_choices(prompt.ids, number, params, **asked.terms)
+    return TextAnswer(asked, body, prompts, streams)

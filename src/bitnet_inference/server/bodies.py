@@ -1,0 +1,109 @@
+"""The body of a request: JSON that says one thing and nothing that is unknown, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+import orjson
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from bitnet_inference.errors import BitNetError
+from bitnet_inference.server.failures import CLIENT_GONE, Failure, failure_of
+from bitnet_inference.server.hosts import ServedModels
+from bitnet_inference.server.schema import Fields, field_of
+
+MAX_DEPTH = 100  # of lists and objects in each other
+
+Body = TypeVar("Body", bound=Fields)
+
+
+async def read_body(served: ServedModels, request: Request, kind: type[Body]) -> Body:
+    """What a request says, checked as far as that goes without a model. Raises Failure."""
+    _check_headers(request)
+    raw = await _received(request)
+    return await served.in_thread(parse, kind, raw)
+
+
+def parse(kind: type[Body], raw: bytes) -> Body:
+    """A body of this kind. A field that is null counts as left out. Raises Failure, which names the field."""
+    value = _loaded(raw)
+    if not isinstance(value, dict):
+        raise Failure(400, "the body must be a JSON object")
+    try:
+        body = kind.model_validate({name: each for name, each in value.items() if each is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field, why = field_of(tuple(first["loc"]), first)
+        raise Failure(400, why, param=field) from None
+    try:
+        body.check()
+    except BitNetError as error:
+        raise named(error, kind) from None
+    return body
+
+
+def named(error: Exception, kind: type[Fields]) -> Failure:
+    """How an error is told, with the field that its message begins with, if it does."""
+    failure = failure_of(error)
+    first = failure.message.replace("[", " ").replace(":", " ").replace(".", " ").split(" ", 1)[0]
+    first = kind.TOLD_AS.get(first, first)
+    if failure.status == 400 and failure.param is None and first in kind.model_fields:
+        return Failure(400, failure.message, param=first, code=failure.code)
+    return failure
+
+
+def _check_headers(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Failure(415, f"the Content-Type is {kind!r:.80}: send application/json")
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise Failure(415, f"the Content-Encoding is {coding!r:.80}: send the body as it is")
+
+
+async def _received(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise Failure(CLIENT_GONE, "the client has left") from None
+
+
+def _loaded(raw: bytes) -> Any:
+    try:
+        orjson.loads(raw)  # refuses NaN, half surrogate pairs, bytes that are no UTF-8
+        value = json.loads(raw, object_pairs_hook=_object)  # keeps large integers
+    except (ValueError, RecursionError) as error:
+        raise Failure(400, f"the body is no JSON: {error}") from None
+    _check_depth(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        _refuse_twice([name for name, _ in pairs])
+    return value
+
+
+def _refuse_twice(names: list[str]) -> NoReturn:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise Failure(400, f"{name!r:.80} is given twice in one object: give it once", param=name)
+        seen.add(name)
+    raise AssertionError("no name stands twice")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [each for one in level for each in _inside(one) if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise Failure(400, f"the body is nested more than {MAX_DEPTH} deep: make it flatter")
+
+
+def _inside(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

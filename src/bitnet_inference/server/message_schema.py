@@ -1,0 +1,218 @@
+"""What Anthropic's Messages API may be asked, and the conversation that it means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.server.replies import Talk
+from bitnet_inference.server.schema import Count, Fields, Part, check_form, salt_of
+from bitnet_inference.text.messages import check_messages
+from bitnet_inference.tools import Tools, read_tools
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CacheControl(_Strict):
+    """What is in the cache is found there by everybody's requests with the same beginning, marked or not."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(_Strict):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: None = None
+
+
+class ToolUseBlock(_Strict):
+    """A call that the assistant has made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: None = None
+    toolset_name: None = None
+
+
+class ToolResultBlock(_Strict):
+    """What a call gave."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+    cache_control: CacheControl | None = None
+    toolset_name: None = None
+
+
+Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class Turn(_Strict):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class ToolSpec(_Strict):
+    """A function that may be called."""
+
+    name: Annotated[str, Field(min_length=1)]
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolWish(_Strict):
+    """Which tools shall be called."""
+
+    type: Literal["auto", "any", "none", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class OutputFormat(_Strict):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(_Strict):
+    """How the answer shall look."""
+
+    format: OutputFormat | None = None
+
+
+class Metadata(_Strict):
+    """`user_id`: each has a cache of its own."""
+
+    user_id: str | None = None
+
+
+class Thinking(_Strict):
+    """No model here thinks apart from its answer."""
+
+    type: Literal["disabled"]
+
+
+class CountRequest(Fields):
+    """POST /v1/messages/count_tokens."""
+
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: ToolWish | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    def check(self) -> None:
+        """See Fields."""
+        check_messages(self.talk.messages)
+        check_form(self.talk.grammar, self.talk.tools, self.talk.shown_tools)
+
+    @cached_property
+    def talk(self) -> Talk:
+        """The conversation as the library knows it. Raises InvalidParams."""
+        form = self.output_config.format if self.output_config else None
+        return Talk(
+            messages=[*self._system(), *(each for turn in self.messages for each in _messages(turn))],
+            sampling={},
+            grammar=None if form is None else Grammar(json_schema=form.schema_),
+            shown_tools=[_tool(each) for each in self.tools or ()] or None,
+            tools=self._callable(),
+        )
+
+    def _system(self) -> Iterator[dict[str, Any]]:
+        text = self.system if isinstance(self.system, str) else "".join(each.text for each in self.system or ())
+        if text:
+            yield {"role": "system", "content": text}
+
+    def _callable(self) -> Tools | None:
+        wish, tools = self.tool_choice or ToolWish(type="auto"), [_tool(each) for each in self.tools or ()]
+        if self.tool_choice is None and not tools:
+            return None
+        choice: Any = {"any": "required", "tool": {"type": "function", "function": {"name": wish.name}}}
+        return read_tools(tools, choice.get(wish.type, wish.type))
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: Part | None = None
+    top_k: Count | None = None
+    top_p: Part | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "grammar": "output_config"}
+
+    def check(self) -> None:
+        """See Fields."""
+        super().check()
+        SamplingParams(**self.sampling())
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams that were given."""
+        given = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "stop": self.stop_sequences}
+        return {name: value for name, value in given.items() if value is not None} | {"max_tokens": self.max_tokens}
+
+    @property
+    def salt(self) -> str:
+        """See Fields."""
+        return salt_of(self.metadata.user_id if self.metadata else None)
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": spec.name, "description": spec.description, "parameters": spec.input_schema}
+    function["strict"] = spec.strict
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
+    """The messages of a turn: results of tools are messages of their own, in front."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+        return
+    for block in turn.content:
+        if isinstance(block, ToolResultBlock):
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+    text = "".join(block.text for block in turn.content if isinstance(block, TextBlock))
+    calls = [_call(block) for block in turn.content if isinstance(block, ToolUseBlock)]
+    if calls:
+        yield {"role": turn.role, "content": text, "tool_calls": calls}
+    elif text or not any(isinstance(block, ToolResultBlock) for block in turn.content):
+        yield {"role": turn.role, "content": text}
+
+
+def _result(block: ToolResultBlock) -> str:
+    given = block.content
+    text = given if isinstance(given, str) else "".join(each.text for each in given)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    return {"id": block.id, "type": "function", "function": function}

@@ -1,0 +1,152 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from bitnet_inference.errors import InvalidParams
+from bitnet_inference.server.answers import Answers, Asked
+from bitnet_inference.server.choices import finished, output_of
+from bitnet_inference.server.document import describe
+from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.message_schema import CountRequest, MessagesRequest
+from bitnet_inference.server.replies import Reply, open_talk, reply_style, tools_shown
+from bitnet_inference.server.sse import dumps, event, template
+from bitnet_inference.stream import Generation, Stream
+from bitnet_inference.tools import ToolCall
+
+_HOLE = "\0text"
+_REASONS = {"length": "max_tokens", "timeout": "max_tokens", "filtered": "refusal"}
+
+
+def add_messages(app: FastAPI, answers: Answers) -> None:
+    """The routes."""
+
+    @app.post("/v1/messages", **describe(MessagesRequest, "Answer a conversation (Anthropic's API).", streams=True))
+    async def messages(request: Request) -> Response:
+        body = await answers.read(request, MessagesRequest)
+        return await answers.answer(request, body, open_message, streams=body.stream)
+
+    @app.post("/v1/messages/count_tokens", **describe(CountRequest, "How many tokens a conversation has."))
+    async def count(request: Request) -> Response:
+        return await answers.compute(request, await answers.read(request, CountRequest), _count)
+
+
+class MessageAnswer:
+    """The answer to one request, in Anthropic's shapes."""
+
+    def __init__(self, asked: Asked, body: MessagesRequest, stream: Stream) -> None:
+        wish = body.tool_choice
+        one_call = wish is not None and wish.disable_parallel_tool_use
+        self.streams, self._stream, self._reply = (
+            [stream],
+            stream,
+            Reply(reply_style(asked.llm), body.talk.tools, one_call),
+        )
+        self._head = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": asked.name,
+        }
+
+    def failed(self, failure: Failure) -> bytes:
+        """See Answer."""
+        return _event(failure.anthropic_body)
+
+    async def finished(self) -> None:
+        """See Answer."""
+        await finished([self._stream])
+
+    def whole(self) -> dict[str, Any]:
+        """See Answer."""
+        output = output_of(self._stream)
+        text, calls = self._reply.whole(output.text)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+        content += [_block(call) | {"input": json.loads(call["function"]["arguments"])} for call in calls]
+        return self._head | {"content": content, **_end(output, calls), "usage": _usage(output)}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """See Answer."""
+        usage = {"input_tokens": self._stream.request.num_prompt, "output_tokens": 0}
+        begun: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _event({"type": "message_start", "message": begun})
+        is_open = False
+        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": _HOLE}}
+        before, behind = template(delta, _HOLE, "content_block_delta")
+        async for piece in self._stream.in_bulk():
+            if text := self._reply.push(piece.text):
+                yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(text) + behind
+                is_open = True
+        rest, calls = self._reply.end()
+        if rest:
+            yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(rest) + behind
+            is_open = True
+        if is_open:
+            yield _event({"type": "content_block_stop", "index": 0})
+        for index, call in enumerate(calls, int(is_open)):
+            yield _called(index, call)
+        output = output_of(self._stream)
+        yield _event({"type": "message_delta", "delta": _end(output, calls), "usage": _usage(output)})
+        yield _event({"type": "message_stop"})
+
+
+def open_message(asked: Asked, body: MessagesRequest) -> MessageAnswer:
+    """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
+    if body.messages[-1].role == "assistant":
+        raise InvalidParams("messages: the last one is the assistant's, and no answer can go on with it: leave it out")
+    talk = replace(body.talk, sampling=body.sampling())
+    return MessageAnswer(asked, body, open_talk(asked.llm, talk, asked.terms)[0])
+
+
+def _count(asked: Asked, body: CountRequest) -> dict[str, Any]:
+    return {"input_tokens": len(asked.llm.encode_chat(body.talk.messages, tools=tools_shown(body.talk)))}
+
+
+def _end(output: Generation, calls: list[ToolCall]) -> dict[str, Any]:
+    reason, stopped_by = _REASONS.get(output.finish_reason, "end_turn"), None
+    if calls:
+        reason = "tool_use"
+    elif output.finish_reason == "stop" and isinstance(output.stopped_by, str):
+        reason, stopped_by = "stop_sequence", output.stopped_by
+    return {"stop_reason": reason, "stop_sequence": stopped_by}
+
+
+def _usage(output: Generation) -> dict[str, Any]:
+    """Tokens of the prompt that were in the cache are counted apart."""
+    cached = output.usage.num_cached_tokens
+    return {
+        "input_tokens": output.usage.num_prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output.usage.num_output_tokens,
+    }
+
+
+def _block(call: ToolCall) -> dict[str, Any]:
+    identity = call["id"].replace("call_", "toolu_", 1)
+    return {"type": "tool_use", "id": identity, "name": call["function"]["name"], "input": {}}
+
+
+def _called(index: int, call: ToolCall) -> bytes:
+    delta = {"type": "input_json_delta", "partial_json": call["function"]["arguments"]}
+    return (
+        _start(index, _block(call))
+        + _event({"type": "content_block_delta", "index": index, "delta": delta})
+        + _event({"type": "content_block_stop", "index": index})
+    )
+
+
+def _start(index: int, block: dict[str, Any]) -> bytes:
+    return _event({"type": "content_block_start", "index": index, "content_block": block})
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return event(value, value["type"])

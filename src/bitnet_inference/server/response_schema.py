@@ -1,0 +1,235 @@
+"""What OpenAI's Responses API may be asked, and the conversation that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.server.schema import Count, Fields, NumTop, Part, StreamOptions, Temperature, check_form, salt_of
+from bitnet_inference.text.messages import check_messages
+from bitnet_inference.tools import Tools, read_tools
+
+LOGPROBS = "message.output_text.logprobs"
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class _Item(BaseModel):
+    """What is null counts as left out: clients send back what they got."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        is_object = isinstance(value, dict)
+        return {name: each for name, each in value.items() if each is not None} if is_object else value
+
+
+class TextPart(_Item):
+    """A part of a message. Annotations and log-probabilities of an earlier answer say nothing to the model."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: list[Any] | None = None
+
+
+class MessageItem(_Item):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart]
+    id: str | None = None
+    status: Status | None = None
+
+
+class CallItem(_Item):
+    """A call that the assistant has made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class CallOutputItem(_Item):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextPart]
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionTool(_Item):
+    """A function that may be called."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1)]
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(_Item):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextForm(_Item):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextConfig(_Item):
+    """How the answer shall look."""
+
+    format: TextForm | None = None
+
+
+Item = MessageItem | CallItem | CallOutputItem
+
+
+class InputTokensRequest(Fields):
+    """POST /v1/responses/input_tokens."""
+
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "text", "response_format": "text", "messages": "input"}
+
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    def check(self) -> None:
+        """See Fields."""
+        check_messages(self.messages)
+        check_form(self.grammar, self.callable_tools, self.nested_tools)
+
+    @cached_property
+    def messages(self) -> list[dict[str, Any]]:
+        """The input as the library knows it, without instructions."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        return list(_messages(self.input))
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """The form that the text shall have. Raises InvalidParams."""
+        form = self.text.format if self.text else None
+        if form is None or form.type != "json_schema":
+            return read_response_format(None if form is None else {"type": form.type})
+        named = {"name": form.name, "schema": form.schema_, "strict": form.strict}
+        return read_response_format({"type": "json_schema", "json_schema": named})
+
+    @cached_property
+    def nested_tools(self) -> list[dict[str, Any]]:
+        """The tools in the shape that chat completions have."""
+        return [
+            {"type": "function", "function": each.model_dump(exclude={"type"}, exclude_none=True)}
+            for each in self.tools or ()
+        ]
+
+    @cached_property
+    def callable_tools(self) -> Tools | None:
+        """What may be called. Raises InvalidParams."""
+        choice: Any = self.tool_choice
+        if isinstance(choice, FunctionChoice):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        return read_tools(self.nested_tools, None if choice == "auto" else choice)
+
+
+class ResponsesRequest(InputTokensRequest):
+    """POST /v1/responses."""
+
+    TOLD_AS: ClassVar[Mapping[str, str]] = {
+        **InputTokensRequest.TOLD_AS,
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+    }
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Part | None = None
+    top_logprobs: NumTop | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    store: bool = True
+    background: bool = False
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> ResponsesRequest:
+        if self.background and (self.stream or not self.store):
+            raise ValueError("background is for answers that are stored and fetched later: set store, and no stream")
+        if self.top_logprobs is not None and LOGPROBS not in (self.include or ()):
+            raise ValueError(f'top_logprobs needs include: ["{LOGPROBS}"]')
+        if self.stream_options is not None and (self.stream_options.include_usage or not self.stream):
+            raise ValueError("stream_options: a stream ends with its usage anyway: leave it out")
+        return self
+
+    def check(self) -> None:
+        """See Fields."""
+        super().check()
+        SamplingParams(**self.sampling())
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams that were given; with truncation "auto", the oldest turns give way."""
+        given: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
+        given["overflow"] = "keep_system" if self.truncation == "auto" else None
+        given["logprobs"] = (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
+        given = {name: value for name, value in given.items() if value is not None}
+        return given | {"max_tokens": self.max_output_tokens}
+
+    @property
+    def salt(self) -> str:
+        """See Fields."""
+        return salt_of(self.user, self.safety_identifier, self.prompt_cache_key)
+
+
+def _messages(items: list[Item]) -> Iterator[dict[str, Any]]:
+    """Calls that stand in a row are one message."""
+    calls: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, CallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            calls.append({"id": item.call_id, "type": "function", "function": function})
+            continue
+        if calls:
+            yield {"role": "assistant", "content": "", "tool_calls": calls}
+            calls = []
+        if isinstance(item, MessageItem):
+            yield {"role": item.role, "content": _text(item.content)}
+        else:
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    if calls:
+        yield {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,184 @@
+"""One answer of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bitnet_inference.server.answers import Asked
+from bitnet_inference.server.choices import finished, output_of
+from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.replies import Reply, Talk, open_talk, reply_style
+from bitnet_inference.server.response_items import (
+    call_item,
+    ended,
+    input_items,
+    message_item,
+    response_head,
+    said,
+    text_part,
+)
+from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
+from bitnet_inference.server.sse import dumps, event, template
+from bitnet_inference.server.stored import StoredResponse
+from bitnet_inference.server.token_texts import chat_logprobs
+from bitnet_inference.stream import Piece, Stream
+
+_HOLE = "\0text"
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ResponseAnswer:
+    """The answer to one request. `keep` is called once with what is to be stored of it, in the event loop's thread."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        body: ResponsesRequest,
+        messages: Messages,
+        stream: Stream,
+        owner: str,
+        keep: Callable[[StoredResponse], None],
+    ) -> None:
+        """`messages` are the conversation without instructions."""
+        self._tokenizer, self._body, self._messages, self._owner = asked.llm.tokenizer, body, messages, owner
+        self.streams, self._stream, self._keep = [stream], stream, keep
+        one_call = body.parallel_tool_calls is False
+        self._make_reply = partial(Reply, reply_style(asked.llm), body.callable_tools, one_call)
+        self._reply = self._make_reply()
+        self._response = response_head(body, asked.name, int(time.time()), stream.request.params)
+        self._message_id = self._response["id"].replace("resp_", "msg_", 1)
+        self._number = 0
+
+    def failed(self, failure: Failure) -> bytes:
+        """See Answer."""
+        return self._event("response.failed", response=self.stored("failed", failure).body)
+
+    def stored(self, status: str, failure: Failure | None = None) -> StoredResponse:
+        """The response so far, in this state."""
+        self._response["status"] = status
+        if failure is not None:
+            self._response["error"] = {"code": "server_error", "message": failure.message}
+        output = self._response["output"]
+        messages = [*self._messages, *(said(output) if output else ())]
+        return StoredResponse(dict(self._response), list(input_items(self._body)), messages, self._owner)
+
+    async def finished(self) -> None:
+        """See Answer."""
+        await finished([self._stream])
+        self._end()
+
+    def whole(self) -> dict[str, Any]:
+        """See Answer."""
+        return self._response
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """See Answer."""
+        yield self._event("response.created", response=self._response)
+        yield self._event("response.in_progress", response=self._response)
+        is_open, before, behind = False, *self._template()
+        async for piece in self._stream.in_bulk():
+            text = self._reply.push(piece.text)
+            if not text and piece.logprobs is None:
+                continue
+            if not is_open:
+                is_open = True
+                yield self._opened()
+            if piece.logprobs is None:
+                yield before + dumps(text) + behind + b"%d}\n\n" % self._number
+                self._number += 1
+            else:
+                yield self._delta(text, piece)
+        for each in self._last(is_open):
+            yield each
+
+    def _end(self) -> None:
+        """Make the response whole, and keep it."""
+        output = output_of(self._stream)
+        text, calls = self._make_reply().whole(output.text)
+        end = ended(output)
+        logprobs = chat_logprobs(self._tokenizer, output.token_ids, output.logprobs or []) if output.logprobs else []
+        items = [call_item(call) for call in calls]
+        if text or not calls:
+            items.insert(0, message_item(self._message_id, [text_part(text, logprobs)], end["status"]))
+        self._response |= end | {"output": items}
+        if end["status"] == "completed":
+            self._response["completed_at"] = int(time.time())
+        if self._body.store:
+            self._keep(self.stored(end["status"]))
+
+    def _last(self, is_open: bool) -> Iterator[bytes]:
+        rest, _ = self._reply.end()
+        self._end()
+        for index, item in enumerate(self._response["output"]):
+            if item["type"] == "message":
+                yield b"" if is_open else self._opened()
+                yield self._delta(rest, None) if rest else b""
+                yield from self._closed(item)
+            else:
+                yield from self._called(index, item)
+        kind = f"response.{self._response['status']}"
+        yield self._event(kind, response=self._response)
+
+    def _template(self) -> tuple[bytes, bytes]:
+        """A delta's bytes before its text, and behind it up to its number."""
+        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        value = {"type": "response.output_text.delta", **place, "logprobs": [], "delta": _HOLE, "sequence_number": 0}
+        before, behind = template(value, _HOLE, value["type"])
+        return before, behind.removesuffix(b"0}\n\n")
+
+    def _delta(self, text: str, piece: Piece | None) -> bytes:
+        ids, found = ([], None) if piece is None else (piece.token_ids, piece.logprobs)
+        logprobs = chat_logprobs(self._tokenizer, ids, found or [])
+        return self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)
+
+    def _opened(self) -> bytes:
+        item = message_item(self._message_id, [], "in_progress")
+        added = self._event("response.output_item.added", output_index=0, item=item)
+        return added + self._text_event("response.content_part.added", part=text_part(""))
+
+    def _closed(self, item: Mapping[str, Any]) -> Iterator[bytes]:
+        (part,) = item["content"]
+        yield self._text_event("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
+        yield self._text_event("response.content_part.done", part=part)
+        yield self._event("response.output_item.done", output_index=0, item=item)
+
+    def _called(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
+        place: dict[str, Any] = {"output_index": index}
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", **place, item=begun)
+        place["item_id"], arguments = item["id"], item["arguments"]
+        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _text_event(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        value = {"type": kind, **fields, "sequence_number": self._number}
+        self._number += 1
+        return event(value, kind)
+
+
+def open_response(
+    asked: Asked, body: ResponsesRequest, *, previous: Messages, owner: str, keep: Callable[[StoredResponse], None]
+) -> ResponseAnswer:
+    """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
+    messages = [*previous, *body.messages]
+    talk = Talk(
+        messages=[*instructions(body), *messages],
+        sampling=body.sampling(),
+        grammar=body.grammar,
+        shown_tools=body.nested_tools,
+        tools=body.callable_tools,
+    )
+    return ResponseAnswer(asked, body, messages, open_talk(asked.llm, talk, asked.terms)[0], owner, keep)
+
+
+def instructions(body: InputTokensRequest) -> list[dict[str, Any]]:
+    """They stand in front of a conversation, and are not kept with it."""
+    return [{"role": "system", "content": body.instructions}] if body.instructions else []

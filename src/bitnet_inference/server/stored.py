@@ -1,0 +1,87 @@
+"""Responses that are kept for a while: to be fetched, to be gone on with, or because they are still being made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.sse import dumps
+
+MAX_RESPONSES, MAX_BYTES = 1024, 64 << 20
+MAX_RUNNING = 128  # in the background
+
+
+@dataclass
+class StoredResponse:
+    """A response as clients see it, its input items, and the conversation up to its end, without instructions.
+
+    `owner` is the caller who alone may have it. `task` makes it, where that happens in the background; None once it has
+    ended.
+    """
+
+    body: dict[str, Any]
+    input_items: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
+    owner: str = ""
+    task: asyncio.Task[None] | None = None
+    num_bytes: int = field(default=0, init=False)
+
+    def measure(self) -> None:
+        """Note how much it takes."""
+        self.num_bytes = len(dumps([self.body, self.input_items, self.messages]))
+
+
+class StoredResponses:
+    """The last ones, in memory: a restart forgets them. To be used in the event loop's thread only."""
+
+    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._num_bytes = 0
+
+    def check_room(self) -> None:
+        """Raises Failure where too many are being made in the background."""
+        if sum(each.task is not None for each in self._kept.values()) >= MAX_RUNNING:
+            raise Failure(429, f"{MAX_RUNNING} responses run in the background: wait for one", code="queue_full")
+
+    def keep(self, response: StoredResponse) -> None:
+        """Keep it, also in place of an earlier state; the oldest ones that have ended give way."""
+        identity = response.body["id"]
+        self._forget(identity)
+        response.measure()
+        self._kept[identity] = response
+        self._num_bytes += response.num_bytes
+        ended = (each for each in list(self._kept) if self._kept[each].task is None)
+        while len(self._kept) > self._max_responses or self._num_bytes > self._max_bytes:
+            oldest = next(ended, None)
+            if oldest is None:
+                break
+            self._forget(oldest)
+
+    def replace(self, response: StoredResponse) -> None:
+        """Keep it in place of an earlier state; nothing happens where that has been deleted."""
+        if response.body["id"] in self._kept:
+            self.keep(response)
+
+    def find(self, owner: str, identity: str, param: str | None = None) -> StoredResponse:
+        """The one with this id. Raises Failure, also where it is somebody else's."""
+        found = self._kept.get(identity)
+        if found is None or found.owner != owner:
+            why = f"the response {identity!r:.80} is not stored here: it was not stored, or is too old"
+            raise Failure(404 if param is None else 400, why, param=param, code="response_not_found")
+        return found
+
+    def delete(self, owner: str, identity: str) -> None:
+        """Forget it, and end it where it is still being made. Raises Failure."""
+        task = self.find(owner, identity).task
+        if task is not None:
+            task.cancel()
+        self._forget(identity)
+
+    def _forget(self, identity: str) -> None:
+        old = self._kept.pop(identity, None)
+        self._num_bytes -= old.num_bytes if old is not None else 0

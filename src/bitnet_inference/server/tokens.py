@@ -1,0 +1,88 @@
+"""POST /tokenize and /detokenize, in the shapes of vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from pydantic import Field, model_validator
+from starlette.responses import Response
+
+from bitnet_inference.llm import LLM
+from bitnet_inference.server.answers import Answers, Asked
+from bitnet_inference.server.document import describe
+from bitnet_inference.server.schema import Fields, TokenId
+from bitnet_inference.server.sse import json_response
+from bitnet_inference.text.messages import check_messages
+
+MAX_TOKENS = 1 << 20
+
+
+class TokenizeRequest(Fields):
+    """POST /tokenize: a text, `prompt`, or a conversation, `messages`, up to where the answer begins."""
+
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt or messages: give one of them")
+        others = ("tools", "add_generation_prompt") if self.messages is None else ("add_special_tokens",)
+        for name in others:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} has no meaning here: leave it out")
+        return self
+
+    def check(self) -> None:
+        """See Fields."""
+        if self.messages is not None:
+            check_messages(self.messages)
+
+
+class DetokenizeRequest(Fields):
+    """POST /detokenize: the text of tokens, special ones too."""
+
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+
+
+def add_tokens(app: FastAPI, answers: Answers) -> None:
+    """The routes."""
+
+    @app.post("/tokenize", **describe(TokenizeRequest, "The tokens of a text or a conversation."))
+    async def tokenize(request: Request) -> Response:
+        return await answers.compute(request, await answers.read(request, TokenizeRequest), _tokenize)
+
+    @app.post("/detokenize", **describe(DetokenizeRequest, "The text of tokens."))
+    async def detokenize(request: Request) -> Response:
+        return await answers.compute(request, await answers.read(request, DetokenizeRequest), _detokenize)
+
+    @app.get("/tokenizer_info", **describe(None, "What lm-evaluation-harness asks of a tokenizer."))
+    async def info(model: str = "") -> Response:
+        async with answers.served.use(model) as llm:
+            return json_response(_info(llm))
+
+
+def _info(llm: LLM) -> dict[str, Any]:
+    named, templates = llm.tokenizer.named, llm.tokenizer.templates
+    tokens = {name: named.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return {"tokenizer_class": "Tokenizer", **tokens, "chat_template": templates.get("default")}
+
+
+def _tokenize(asked: Asked, body: TokenizeRequest) -> dict[str, Any]:
+    llm = asked.llm
+    if body.messages is None:
+        ids = llm.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    else:
+        is_open = body.add_generation_prompt is not False
+        ids = llm.encode_chat(body.messages, tools=body.tools, add_generation_prompt=is_open)
+    texts = [llm.tokenizer.id_to_token(each) for each in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": llm.max_context, "tokens": ids, "token_strs": texts}
+
+
+def _detokenize(asked: Asked, body: DetokenizeRequest) -> dict[str, Any]:
+    return {"prompt": asked.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)}

@@ -1,0 +1,95 @@
+"""Anthropic's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from conftest import Running
+
+from bitnet_inference.engine.params import SamplingParams
+
+TALK: Any = [{"role": "user", "content": "Tell me a story about a brave fox called Mia"}]
+GREEDY: Any = {"temperature": 0}
+CITY: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"name": "weather", "description": "The weather", "input_schema": CITY}
+
+
+@pytest.fixture
+def claude(running: Running) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_message_is_the_chats_answer(claude: anthropic.Anthropic, running: Running) -> None:
+    blocks: Any = [
+        {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "kind"},
+    ]
+    asked: Any = {"model": "story", "messages": TALK, "system": blocks, "max_tokens": 12, "extra_body": GREEDY}
+    answer = claude.messages.create(**asked)
+    with running.served.models.use("default") as llm:
+        talk = [{"role": "system", "content": "Be kind"}, *TALK]
+        expected = llm.chat(talk, SamplingParams(temperature=0.0, max_tokens=12)).text
+        num_tokens = len(llm.encode_chat(talk))
+    assert [block.text for block in answer.content if block.type == "text"] == [expected]
+    assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 12
+    assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == num_tokens
+    assert claude.messages.count_tokens(model="story", messages=TALK, system=blocks).input_tokens == num_tokens
+    with claude.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == expected
+        final = stream.get_final_message()
+    assert final.stop_reason == "max_tokens" and final.usage.output_tokens == 12
+
+
+def test_events_come_in_order(claude: anthropic.Anthropic) -> None:
+    events = [event.type for event in claude.messages.create(model="story", messages=TALK, max_tokens=3, stream=True)]
+    assert events[:2] == ["message_start", "content_block_start"]
+    assert events[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(events[2:-3]) == {"content_block_delta"}
+
+
+def test_a_stop_sequence_is_told(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(
+        model="story", messages=TALK, max_tokens=50, stop_sequences=["upon"], extra_body=GREEDY
+    )
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "upon")
+
+
+def test_a_tool_is_used_and_its_result_goes_back(claude: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "story", "max_tokens": 60, "tools": [WEATHER]}
+    used = claude.messages.create(messages=TALK, tool_choice={"type": "any"}, **asked)
+    (block,) = used.content
+    assert used.stop_reason == "tool_use" and block.type == "tool_use"
+    assert block.name == "weather" and block.input["city"] in ("Rome", "Oslo")
+    with claude.messages.stream(messages=TALK, tool_choice={"type": "tool", "name": "weather"}, **asked) as stream:
+        (streamed,) = stream.get_final_message().content
+    assert streamed.type == "tool_use" and streamed.input["city"] in ("Rome", "Oslo")
+    result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "sunny"}]}
+    talk: Any = [*TALK, {"role": "assistant", "content": used.content}, {"role": "user", "content": [result]}]
+    assert claude.messages.create(messages=talk, tool_choice={"type": "none"}, **asked).content
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"messages": [*TALK, {"role": "assistant", "content": "Once"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
+        ({"extra_body": {"colour": 1}}, "colour"),
+    ],
+)
+def test_refusals_have_anthropics_shape(claude: anthropic.Anthropic, options: Any, word: str) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=word) as caught:
+        claude.messages.create(**{"model": "story", "messages": TALK, "max_tokens": 3, **options})
+    assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.create(model="other", messages=TALK, max_tokens=3)

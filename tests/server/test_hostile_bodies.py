@@ -1,0 +1,156 @@
+"""Bodies that mean harm, or nothing: refused in the API's shape, with a bounded message, and no defect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import closing
+from typing import Any
+
+import pytest
+from asgi import ask
+from conftest import Running
+
+from bitnet_inference.models import Models
+from bitnet_inference.server import ServedModels, ServerOptions, make_app, make_front
+
+BAD = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
+STRICT = {"type": "function", "function": {"name": "x", "strict": True}}
+TALK = [{"role": "user", "content": "Hi"}]
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/tokenize")
+RAW = {
+    "nothing": b"",
+    "half": b"{",
+    "no object": b"[]",
+    "null": b"null",
+    "NaN": b'{"temperature": NaN}',
+    "infinity": b'{"temperature": 1e999}',
+    "twice": b'{"model": "a", "model": "b"}',
+    "twice inside": b'{"messages": [{"role": "user", "role": "system", "content": ""}]}',
+    "no UTF-8": b'{"model": "\xff"}',
+    "half a pair": b'{"prompt": "\\ud800"}',
+    "deep": b'{"tools": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "not so deep": b'{"tools": ' + b"[" * 150 + b"]" * 150 + b"}",
+    "huge number": b'{"seed": ' + b"9" * 100_000 + b"}",
+    "large number": b'{"max_tokens": ' + b"9" * 300 + b"}",
+    "long name": b'{"' + b"x" * 100_000 + b'": 1}',
+    "long value": b'{"model": "'
+    + b"x" * 100_000
+    + b'", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}',
+}
+
+
+@pytest.fixture(scope="module")
+def app(running: Running) -> Any:
+    return make_front(running.served, ServerOptions(max_body_bytes=1 << 20)).app
+
+
+def refusal(app: Any, path: str, body: Any, **options: Any) -> dict[str, Any]:
+    """The error of an answer that must be one."""
+    got = asyncio.run(ask(app, path, body, **options))
+    assert 400 <= got.status < 500 and got.headers["content-type"] == "application/json"
+    error: dict[str, Any] = got.json["error"]
+    assert len(got.body) < 2000 and "\n" not in error["message"]
+    assert ("param" in error) == (path != "/v1/messages")
+    return error | {"status": got.status}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("raw", RAW.values(), ids=RAW)
+def test_a_body_that_is_wrong_is_refused(app: Any, path: str, raw: bytes) -> None:
+    refusal(app, path, raw)
+
+
+def test_a_body_has_a_type_and_a_limit(app: Any) -> None:
+    assert (
+        refusal(app, "/v1/completions", b"prompt=x", content_type="application/x-www-form-urlencoded")["status"] == 415
+    )
+    assert refusal(app, "/v1/completions", b"{}", content_type="")["status"] == 415
+    assert refusal(app, "/v1/completions", b" " * (1 << 20) + b"{}")["status"] == 413
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": [], "model": "story"}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages"),
+    ("/v1/chat/completions", {"messages": TALK, "functions": []}, "functions"),
+    ("/v1/chat/completions", {"messages": TALK, "reasoning_effort": "low"}, "reasoning_effort"),
+    ("/v1/chat/completions", {"messages": TALK, "top_logprobs": 2}, "top_logprobs"),
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+    ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"x": 1}}, "logit_bias"),
+    ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"99999": 1}}, "logit_bias"),
+    ("/v1/chat/completions", {"messages": TALK, "temperature": 1e9}, "temperature"),
+    ("/v1/chat/completions", {"messages": TALK, "response_format": {"type": "xml"}}, "response_format"),
+    ("/v1/chat/completions", {"messages": TALK, "guided_regex": "(?=x)"}, "guided_regex"),
+    ("/v1/chat/completions", {"messages": TALK, "guided_regex": "x", "guided_choice": ["y"]}, "guided_choice"),
+    ("/v1/chat/completions", {"messages": TALK, "tools": [{"type": "web"}]}, "tools"),
+    ("/v1/chat/completions", {"messages": TALK, "tool_choice": "required"}, "tool_choice"),
+    ("/v1/chat/completions", {"messages": TALK, "tool_choice": "required", "tools": [BAD]}, "tools"),
+    ("/v1/chat/completions", {"messages": TALK, "tools": [STRICT]}, "tools"),
+    ("/v1/chat/completions", {"messages": TALK, "stream_options": {}}, "stream_options"),
+    ("/v1/chat/completions", {"messages": TALK, "stop": [""]}, "stop"),
+    ("/v1/chat/completions", {"messages": TALK, "min_tokens": 5, "max_tokens": 1}, "min_tokens"),
+    ("/v1/chat/completions", {"messages": TALK, "n": 1.5}, "n"),
+    ("/v1/completions", {"prompt": ""}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/v1/completions", {"prompt": [[]]}, "prompt"),
+    ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
+    ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+    ("/v1/completions", {"prompt": "x", "n": 2, "best_of": 1}, "best_of"),
+    ("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True}, "best_of"),
+    ("/v1/completions", {"prompt": ["x"] * 1024, "n": 3}, "prompt"),
+    ("/v1/completions", {"prompt": "x", "echo": True, "overflow": "truncate_left"}, "echo"),
+    ("/v1/embeddings", {"input": [""]}, "input"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 3}, "dimensions"),
+    ("/v1/responses", {"input": "x", "reasoning": {"effort": "low"}}, "reasoning"),
+    ("/v1/responses", {"input": "x", "background": True, "store": False}, "background"),
+    ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text"),
+    ("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
+    ("/tokenize", {"prompt": "x", "messages": TALK}, "prompt"),
+    ("/detokenize", {"tokens": [99999]}, ""),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), WRONG, ids=[f"{path} {param}" for path, _, param in WRONG])
+def test_a_refusal_names_the_field(app: Any, path: str, body: dict[str, Any], param: str) -> None:
+    assert (refusal(app, path, body)["param"] or "").split(".")[0] == param
+
+
+# Too long for the cache, which is smaller than the model's context; and for the context.
+@pytest.mark.parametrize(("max_cache_tokens", "repeats"), [(64, 30), (4096, 300)])
+def test_a_prompt_that_can_never_fit_is_the_clients_mistake(max_cache_tokens: int, repeats: int) -> None:
+    served = ServedModels(Models(max_cache_tokens=max_cache_tokens, threads=1), {"story": "default"})
+    with closing(served):
+        app = make_app(served)
+        text = "Once upon a time " * repeats
+        talk = [{"role": "user", "content": text}]
+        for path, body in [
+            ("/v1/chat/completions", {"messages": talk}),
+            ("/v1/completions", {"prompt": ["Once", text]}),
+            ("/v1/embeddings", {"input": text}),
+            ("/v1/responses", {"input": text}),
+        ]:
+            assert refusal(app, path, body)["code"] == "context_length_exceeded"
+        refusal(app, "/v1/messages", {"messages": talk, "max_tokens": 1})
+
+
+def test_a_wrong_request_loads_no_model(running: Running) -> None:
+    class Refuses:
+        """No model may be touched."""
+
+        names = ("story",)
+
+        def path(self, name: str) -> str:
+            raise AssertionError("the body is refused before")
+
+        async def in_thread(self, work: Any, *args: Any) -> Any:
+            return work(*args)
+
+    app: Any = make_app(Refuses())  # type: ignore[arg-type]
+    assert refusal(app, "/v1/chat/completions", {"messages": TALK, "stop": [""]})["param"] == "stop"
+
+
+def test_half_a_surrogate_pair_that_a_model_wrote_can_be_sent() -> None:
+    from bitnet_inference.server.sse import dumps
+
+    assert json.loads(dumps({"arguments": "\ud800 x"})) == {"arguments": "\ud800 x"}

@@ -1,0 +1,131 @@
+"""OpenAI's own client on the Responses API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import openai
+import pytest
+from conftest import Running
+from pydantic import BaseModel
+
+from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.server import ServerOptions, read_keys
+
+ASK = "Tell me a story about a cat called Tom"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
+
+
+class Animal(BaseModel):
+    kind: Literal["fox", "bear"]
+
+
+def chatted(running: Running, *messages: tuple[str, str]) -> str:
+    with running.served.models.use("default") as llm:
+        talk = [{"role": role, "content": content} for role, content in messages]
+        return llm.chat(talk, SamplingParams(temperature=0.0, max_tokens=12)).text
+
+
+def test_a_response_is_the_chats_answer_and_can_be_gone_on_with(client: openai.OpenAI, running: Running) -> None:
+    options: Any = {"model": "story", "temperature": 0, "max_output_tokens": 12}
+    first = client.responses.create(input=ASK, instructions="Be kind", metadata={"a": "b"}, **options)
+    assert first.output_text == chatted(running, ("system", "Be kind"), ("user", ASK))
+    assert first.status == "incomplete" and first.incomplete_details and first.metadata == {"a": "b"}
+    assert first.incomplete_details.reason == "max_output_tokens" and first.usage and first.usage.output_tokens == 12
+    then = client.responses.create(input="And a dog?", previous_response_id=first.id, **options)
+    talk = [("user", ASK), ("assistant", first.output_text), ("user", "And a dog?")]  # without the instructions
+    assert then.output_text == chatted(running, *talk)
+    items: Any = [{"role": "user", "content": ASK}, *first.output, {"role": "user", "content": "And a dog?"}]
+    assert client.responses.create(input=items, store=False, **options).output_text == then.output_text
+    counted = client.responses.input_tokens.count(model="story", input=items)
+    assert then.usage and counted.input_tokens == then.usage.input_tokens
+
+
+def test_what_is_stored_can_be_fetched_and_forgotten(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="story", input=ASK, max_output_tokens=2)
+    assert client.responses.retrieve(made.id) == made
+    assert [each.content[0].text for each in client.responses.input_items.list(made.id)] == [ASK]  # type: ignore[union-attr]
+    client.responses.delete(made.id)
+    not_kept = client.responses.create(model="story", input=ASK, max_output_tokens=2, store=False)
+    for identity in (made.id, not_kept.id):
+        with pytest.raises(openai.NotFoundError, match="not stored"):
+            client.responses.retrieve(identity)
+
+
+def test_what_is_stored_is_its_callers_own(running: Running) -> None:
+    keys = ["the key of Anna", "the key of Boris"]
+    with Running(running.served, ServerOptions(keys=read_keys(keys))) as server:
+        anna, boris = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in keys)
+        with anna, boris:
+            made = anna.responses.create(model="story", input=ASK, max_output_tokens=1)
+            assert anna.responses.retrieve(made.id) == made
+            for ask in (boris.responses.retrieve, boris.responses.delete, boris.responses.cancel):
+                with pytest.raises(openai.NotFoundError):
+                    ask(made.id)
+            with pytest.raises(openai.BadRequestError, match="not stored"):
+                boris.responses.create(model="story", input=ASK, previous_response_id=made.id)
+
+
+def test_a_stream_tells_of_every_step(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="story", input=ASK, max_output_tokens=5, temperature=0) as stream:
+        events = list(stream)
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    final = last.response
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete",
+    ]  # fmt: skip
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert deltas == final.output_text == client.responses.retrieve(final.id).output_text != ""
+
+
+def test_a_form_and_a_forced_call(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="story", input=ASK, text_format=Animal)
+    assert isinstance(parsed.output_parsed, Animal)
+    asked: Any = {"model": "story", "input": ASK, "tools": [WEATHER], "tool_choice": "required"}
+    (call,) = client.responses.create(**asked).output
+    assert call.type == "function_call" and json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    events = list(client.responses.create(**asked, stream=True))
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert len(done) == 1 and json.loads(done[0].arguments)["city"] in ("Rome", "Oslo")
+    last = events[-1]
+    assert last.type == "response.completed" and last.response.output[0].type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    conversation: Any = [{"role": "user", "content": ASK}, call, result]
+    assert client.responses.create(model="story", input=conversation, max_output_tokens=3).output_text
+
+
+def test_logprobs_are_included_where_they_are_asked_for(client: openai.OpenAI) -> None:
+    made = client.responses.create(
+        model="story", input=ASK, max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    (part,) = made.output[0].content  # type: ignore[union-attr]
+    assert part.type == "output_text" and part.logprobs and len(part.logprobs) == 3
+    assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
+
+
+def test_in_the_background(client: openai.OpenAI) -> None:
+    endless = client.responses.create(model="story", input=ASK, background=True, truncation="auto")
+    assert endless.status == "in_progress" and endless.background
+    ended = client.responses.cancel(endless.id)
+    assert ended.status in ("cancelled", "completed")  # a short story may have been told by now
+    assert client.responses.retrieve(endless.id).status == ended.status
+    brief = client.responses.create(model="story", input=ASK, background=True, max_output_tokens=1)
+    while (brief := client.responses.retrieve(brief.id)).status == "in_progress":
+        pass
+    assert brief.status == "incomplete" and brief.output_text
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(client.responses.create(model="story", input=ASK, max_output_tokens=1).id)
