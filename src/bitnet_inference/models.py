@@ -27,6 +27,7 @@ class ModelState:
 
     `num_users` are inside of `use`; `idle_s` is how many seconds ago the last one left, 0.0 while there are users.
     `load_s` is how long the load took, 0.0 until it is over.
+    `max_context`, and whether it has a chat template, are None until it is loaded.
     """
 
     path: Path
@@ -35,6 +36,8 @@ class ModelState:
     idle_s: float
     is_loading: bool
     load_s: float
+    max_context: int | None
+    can_chat: bool | None
 
 
 @dataclass
@@ -49,6 +52,19 @@ class _Entry:
     @property
     def is_idle(self) -> bool:
         return self.llm.done() and not self.num_users and not self.llm.result().is_busy
+
+    def state(self, now: float) -> ModelState:
+        llm = self.llm.result() if self.llm.done() else None  # one whose load has failed is no entry any more
+        return ModelState(
+            self.path,
+            self.num_bytes,
+            self.num_users,
+            0.0 if self.num_users else now - self.last_used,
+            llm is None,
+            self.load_s,
+            None if llm is None else llm.max_context,
+            None if llm is None else bool(llm.tokenizer.templates),
+        )
 
 
 class Models:
@@ -124,17 +140,7 @@ class Models:
         """The models that are loaded or being loaded; the one that was used last comes last."""
         now = time.monotonic()
         with self._books:
-            return [
-                ModelState(
-                    entry.path,
-                    entry.num_bytes,
-                    entry.num_users,
-                    0.0 if entry.num_users else now - entry.last_used,
-                    not entry.llm.done(),
-                    entry.load_s,
-                )
-                for entry in self._entries.values()
-            ]
+            return [entry.state(now) for entry in self._entries.values()]
 
     def close(self) -> None:
         """Unload all models, those in use too: their requests end with Stopped."""

@@ -99,6 +99,10 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "clou
 NATIVE_BANNED = re.compile(
     r"\b(?:exit|_Exit|quick_exit|abort|getenv)\s*\(|-march=native|-mcpu=native|-ffast-math|-Ofast"
 )
+WEB_BANNED = re.compile(
+    r"\b(?:inner|outer)HTML\b|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|<script>|<style|"
+    r"\s(?:on[a-z]+|style)=[\"']|@import|(?:src|href)=[\"'](?:https?:)?//"
+)
 
 Found = Iterator[tuple[int, str]]  # line, and what is wrong with the cure
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -374,3 +378,15 @@ def native(source: Source) -> Found:
         code = re.sub(r"//.*" if source.path.endswith((".cpp", ".h", ".cu")) else r"#.*", "", line)
         if match := NATIVE_BANNED.search(code):
             yield number, f"{match[0]}: throw an exception, read settings in config.py, keep flags portable and exact"
+
+
+def web(source: Source) -> Found:
+    """The pages build elements, never HTML, have nothing inline, and load nothing from elsewhere."""
+    if len(source.lines) > MAX_FILE_LINES:
+        yield 1, f"{len(source.lines)} lines, at most {MAX_FILE_LINES}: split the file by meaning"
+    for number, line in enumerate(source.lines, 1):
+        if match := WEB_BANNED.search(line):
+            yield (
+                number,
+                f"{match[0].strip()}: build elements with h() of dom.js, and put styles and scripts into files",
+            )

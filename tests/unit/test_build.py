@@ -12,6 +12,7 @@ import bitnet_inference
 from bitnet_inference import errors, native
 
 INSTALLED = Path(native.__file__).parent
+WEB = INSTALLED / "server" / "web"
 IS_INSTALLED = any(metadata.Distribution.discover(name="bitnet-inference"))
 installed = pytest.mark.skipif(not IS_INSTALLED, reason="the package is on the path, and not installed")
 
@@ -23,6 +24,10 @@ def test_the_names_of_models_are_there() -> None:
 def test_the_default_model_is_there() -> None:
     names = {path.name for path in (INSTALLED / "default_model").iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
+
+
+def test_the_pages_are_there() -> None:
+    assert {"index.html", "dashboard.html", "chat.js", "look.css"} <= {each.name for each in WEB.iterdir()}
 
 
 @installed

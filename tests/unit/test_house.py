@@ -18,13 +18,22 @@ IN_PACKAGE: tuple[Rule, ...] = (
     house.layers, house.doors, house.lengths, house.names, house.global_state, house.environment, house.docstrings,
     house.types, house.tables, house.prints, house.running_code,
 )  # fmt: skip
-EVERYWHERE = ("src/**/*.py", "kernels/*", "training/**/*.py", "benchmarks/**/*.py", "scripts/*", "docs/**/*.md")
+EVERYWHERE = (
+    "src/**/*.py",
+    "src/**/web/*",
+    "kernels/*",
+    "training/**/*.py",
+    "benchmarks/**/*.py",
+    "scripts/*",
+    "docs/**/*.md",
+)
 SCOPES: dict[Rule, tuple[str, ...]] = dict.fromkeys(IN_PACKAGE, ("src/**/*.py",)) | {
     house.native: ("kernels/**/*",),
+    house.web: ("src/bitnet_inference/server/web/*",),
     house.unfinished: EVERYWHERE,
     house.machine_paths: (*EVERYWHERE, "tests/**/*.py", "*/README.md", ".ci/*", "*.md", "*.toml", ".*.yaml"),
 }
-TEXTS = {"", ".py", ".md", ".toml", ".yaml", ".txt", ".cpp", ".h", ".cu"}
+TEXTS = {"", ".py", ".md", ".toml", ".yaml", ".txt", ".cpp", ".h", ".cu", ".js", ".css", ".html", ".svg"}
 IGNORED = {"house.py", "test_house.py"}  # they show what is forbidden
 
 
@@ -129,6 +138,10 @@ BREAKS: list[tuple[Rule, str, str]] = [
     (house.native, "/kernels/x.h", "//\n" * 401),
     (house.native, "/kernels/CMakeLists.txt", "set(flags -O3 -march=native)"),
     (house.native, "/kernels/CMakeLists.txt", "set(flags -ffast-math)"),
+    (house.web, "server/web/x.js", "element.innerHTML = text;"),
+    (house.web, "server/web/x.html", '<p onclick="go()">'),
+    (house.web, "server/web/x.html", '<script src="https://example.org/x.js"></script>'),
+    (house.web, "server/web/x.html", "<script>go()</script>"),
 ]
 KEEPS: list[tuple[Rule, str, str]] = [
     (
@@ -160,6 +173,8 @@ KEEPS: list[tuple[Rule, str, str]] = [
     (house.running_code, "x.py", "import re\nre.compile('x')\nnp.load(path, allow_pickle=False)\nmodel.eval()"),
     (house.machine_paths, "x.py", "'/sys/devices' '/proc/meminfo' 'the/home/of' 'https://example.org/root/x'"),
     (house.native, "/kernels/x.cpp", "throw std::runtime_error(why);  // never exit()"),
+    (house.web, "server/web/x.js", "element.textContent = text; on = 1;"),
+    (house.web, "server/web/x.html", '<script src="/web/VERSION/x.js"></script>'),
 ]
 
 

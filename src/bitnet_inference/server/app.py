@@ -15,6 +15,7 @@ from bitnet_inference.config import installed_version
 from bitnet_inference.errors import BitNetError
 from bitnet_inference.server.answers import Answers
 from bitnet_inference.server.chat import add_chat
+from bitnet_inference.server.dashboard import add_stats
 from bitnet_inference.server.document import describe, document
 from bitnet_inference.server.embeddings import EmbeddingRequest, add_embeddings
 from bitnet_inference.server.failures import Failure, failure_of
@@ -22,10 +23,12 @@ from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.message_schema import CountRequest, MessagesRequest
 from bitnet_inference.server.messages import add_messages
 from bitnet_inference.server.metrics import ServerMetrics, add_metrics
+from bitnet_inference.server.page import add_page
 from bitnet_inference.server.response_routes import add_responses
 from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
 from bitnet_inference.server.schema import ChatRequest, TextRequest, field_of
 from bitnet_inference.server.sse import json_response
+from bitnet_inference.server.stats import Watch
 from bitnet_inference.server.texts import add_texts
 from bitnet_inference.server.tokens import DetokenizeRequest, TokenizeRequest, add_tokens
 
@@ -36,8 +39,8 @@ BODIES = (
 )  # fmt: skip
 
 
-def make_app(served: ServedModels, metrics: ServerMetrics | None = None) -> FastAPI:
-    """OpenAI's and Anthropic's APIs over these models, and what `metrics` tell of them."""
+def make_app(served: ServedModels, metrics: ServerMetrics | None = None, watch: Watch | None = None) -> FastAPI:
+    """OpenAI's and Anthropic's APIs over these models, a page to chat on, what `metrics` tell and `watch` hears."""
     app = FastAPI(title="bitnet-inference", version=installed_version(), docs_url=None, redoc_url=None)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_path)
@@ -47,6 +50,9 @@ def make_app(served: ServedModels, metrics: ServerMetrics | None = None) -> Fast
     for add in (add_chat, add_texts, add_embeddings, add_tokens, add_messages, add_responses):
         add(app, answers)
     _add_models(app, served)
+    add_page(app)
+    if watch is not None:
+        add_stats(app, served, watch)
     if metrics is not None:
         add_metrics(app, metrics)
     app.openapi = document(app, BODIES)  # type: ignore[method-assign]
@@ -58,12 +64,12 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
 
     @app.get("/v1/models", **describe(None, "The models that are served."))
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(name, started) for name in served.names]})
+        return json_response({"object": "list", "data": [_model(served, name, started) for name in served.names]})
 
     @app.get("/v1/models/{name:path}", **describe(None, "A model that is served."))
     async def model(name: str) -> Response:
         served.path(name)
-        return json_response(_model(name, started))
+        return json_response(_model(served, name, started))
 
     @app.get("/health", **describe(None, "Whether the server runs."))
     async def health() -> Response:
@@ -78,8 +84,10 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
         return json_response({"version": installed_version()})
 
 
-def _model(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "bitnet-inference"}
+def _model(served: ServedModels, name: str, created: int) -> dict[str, Any]:
+    state = served.state(name)
+    known = {} if state is None else {"max_model_len": state.max_context, "can_chat": state.can_chat}
+    return {"id": name, "object": "model", "created": created, "owned_by": "bitnet-inference", **known}
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -40,7 +40,7 @@ def make_front(
     """
     traffic = Traffic()
     num_lost_lines = None if journal is None else lambda: journal.num_lost
-    api = make_app(served, ServerMetrics(served, watch or Watch(), traffic, num_lost_lines))
+    api = make_app(served, ServerMetrics(served, watch or Watch(), traffic, num_lost_lines), watch)
     traced: ASGIApp = api
     if tracing is not None:
         from bitnet_inference.server.traces import Traced

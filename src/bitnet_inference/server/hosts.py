@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from bitnet_inference.errors import ModelError, NotFound
 from bitnet_inference.llm import LLM
-from bitnet_inference.models import Models, path_of
+from bitnet_inference.models import Models, ModelState, path_of
 
 MAX_THREADS = 64
 
@@ -49,6 +49,13 @@ class ServedModels:
             with suppress(ModelError):
                 found.setdefault(path_of(model), []).append(name)
         return found
+
+    def state(self, name: str) -> ModelState | None:
+        """How a model stands; None where it is not loaded."""
+        with suppress(ModelError):
+            path = path_of(self.path(name))
+            return next((state for state in self.models.loaded() if state.path == path), None)
+        return None
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LLM]:
