@@ -50,9 +50,7 @@ def test_a_model_that_is_loaded_again_goes_on_with_its_counts() -> None:
 
 def test_failures_are_told_as_clients_hear_of_them() -> None:
     watch = Watch()
-    with closing(
-        ServedModels(Models(max_bytes=1 << 30, listener=watch.listener), {"base": BASE_MODEL}, watch)
-    ) as served:
+    with closing(ServedModels(Models(max_bytes=1 << 30, listener=watch.listener), {"base": BASE_MODEL})) as served:
         hear = watch.listener(BASE_MODEL.resolve())
         for number, error in enumerate((OutOfMemory("no room: close something"), ValueError("a secret"))):
             hear(Finished(number, 0.0, Finish("error", error=error), usage()))
