@@ -1,0 +1,167 @@
+"""Many streams at a time: is each its own, how fast do they come, and what does serving them cost?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from engine_streams import Numbers, Rows
+from serving_client import Answer, ask
+from serving_process import Cpu, Serving
+from serving_traffic import Question, faults, greedy_tokens, ids, stories, times
+
+from bitnet_inference.backends import load_model
+from bitnet_inference.bench_engine import Load, UnderTest
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.errors import BitNetError
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.llm import LLM
+from bitnet_inference.model_folder import find_model, load_tokenizer
+
+CACHE_TOKENS = 32768
+STREAMS, SHORTEST, LONGEST = 8, 32, 64  # of `throughput`
+
+
+class Wrong(BitNetError):
+    """The server answered something that it must not."""
+
+
+async def at_once(port: int, questions: Sequence[Question], rate: float | None = None) -> list[Answer]:
+    """All answers. With a rate, so many a second begin on average, whatever became of those before; else all now."""
+    random, begin = np.random.default_rng(0), time.perf_counter()
+    waits = random.exponential(1 / rate, len(questions)) if rate else np.zeros(len(questions))
+    dues = begin + np.cumsum(waits)
+    return await asyncio.gather(
+        *(ask(port, each.request(), due_s=due) for each, due in zip(questions, dues.tolist(), strict=True))
+    )
+
+
+@dataclass(frozen=True)
+class Library:
+    """What the library alone does with the same requests: texts, processor time and time."""
+
+    truths: Sequence[Sequence[str]]
+    cpu_s: float
+    seconds: float
+
+
+def by_library(llm: LLM, questions: Sequence[Question]) -> Library:
+    """All of them at once, read one after the other, which costs as little as can be."""
+    cpu_s, begin = time.process_time(), time.perf_counter()
+    opened = [each.streams(llm) for each in questions]
+    truths = [[stream.read().text for stream in streams] for streams in opened]
+    return Library(truths, time.process_time() - cpu_s, time.perf_counter() - begin)
+
+
+def load(model: str, threads: int, count: int = 300, num_tokens: int = 64, rate: float | None = None) -> Rows:
+    """`count` streams at once, all compared with the library's texts; then as many more, at a rate where one is given.
+
+    "us a token" is the server's processor time beyond the library's own for the same requests; "loop" is that of the
+    thread with the event loop. Raises Wrong.
+    """
+    sets = [stories(count, num_tokens, first_seed=first) for first in (1000, 1000 + count)]
+    with LLM.load(model, threads=threads, max_cache_tokens=CACHE_TOKENS, drafts="none") as llm:
+        by_library(llm, stories(count, num_tokens))
+        alone = [by_library(llm, each) for each in sets]
+    rows: dict[str, Numbers] = {"library alone": _of_library(alone[0], count * num_tokens)}
+    with Serving(model, threads, "--max-cache-tokens", str(CACHE_TOKENS)) as server:
+        asyncio.run(at_once(server.port, stories(count, num_tokens)))  # what is taken once is taken
+        rows[f"{count} at once"] = _measured(server, sets[0], alone[0], None)
+        if rate:
+            rows[f"{count}, {rate:g}/s"] = _measured(server, sets[1], alone[1], rate)
+    return rows
+
+
+def _of_library(alone: Library, num_tokens: int) -> Numbers:
+    return {
+        "right": len(alone.truths),
+        "tokens/s": num_tokens / alone.seconds,
+        **dict.fromkeys(("first p50 ms", "p95", "gap p50 ms", "gap p95"), float("nan")),
+        "cpu us a token": 1e6 * alone.cpu_s / num_tokens,
+        "of server": 0.0,
+        "loop": 0.0,
+    }
+
+
+def _measured(server: Serving, questions: Sequence[Question], alone: Library, rate: float | None) -> Numbers:
+    before, begin = server.cpu(), time.perf_counter()
+    answers = asyncio.run(at_once(server.port, questions, rate))
+    seconds, used = time.perf_counter() - begin, server.cpu().since(before)
+    refuse_wrong(answers, alone.truths)
+    return _row(questions, answers, alone, used, seconds)
+
+
+def _row(
+    questions: Sequence[Question], answers: Sequence[Answer], alone: Library, used: Cpu, seconds: float
+) -> Numbers:
+    seen, num_tokens = times(answers), sum(each.body["max_tokens"] for each in questions)
+    (first, first_high), (gap, gap_high) = seen.first_ms, seen.gap_ms
+    return {
+        "right": len(answers),
+        "tokens/s": num_tokens / seconds,
+        "first p50 ms": first,
+        "p95": first_high,
+        "gap p50 ms": gap,
+        "gap p95": gap_high,
+        "cpu us a token": 1e6 * used.process_s / num_tokens,
+        "of server": 1e6 * (used.process_s - alone.cpu_s) / num_tokens,
+        "loop": 1e6 * used.loop_s / num_tokens,
+    }
+
+
+def refuse_wrong(answers: Sequence[Answer], truths: Sequence[Sequence[str]]) -> None:
+    """Raise Wrong unless each answer is whole, its own, and the library's."""
+    for answer, truth in zip(answers, truths, strict=True):
+        if found := faults(answer, truth):
+            raise Wrong(f"{'; '.join(found)}")
+    every = [each for answer in answers for each in ids(answer)]
+    if len(set(every)) != len(answers):
+        raise Wrong(f"{len(answers)} answers have {len(set(every))} ids")
+
+
+def throughput(model: str, threads: int, num_samples: int = 1) -> Rows:
+    """Streams that go on, each with its next request when the last has ended, with HTTP and without, in turns."""
+    folder = find_model(model)
+    checkpoint, config = open_checkpoint(folder), EngineConfig.from_env(device="cpu", threads=threads)
+    sizes = Load(streams=(STREAMS,), shortest=SHORTEST, longest=LONGEST)
+    rows: dict[str, Numbers] = {}
+    with (
+        UnderTest(load_model(checkpoint, config), load_tokenizer(checkpoint), sizes) as under_test,
+        Serving(folder, threads) as server,
+    ):
+        random = np.random.default_rng(1)
+        for number in range(num_samples + 1):
+            # The first is shorter, and only warms both up.
+            speed = _served_speed(server, random, checkpoint.config.vocab_size, 8 if number == 0 else SHORTEST)
+            if number == 0:
+                under_test.run(1)
+                continue
+            alone = under_test.run(STREAMS).tokens_s
+            rows[f"sample {number}"] = {"served tokens/s": speed, "without HTTP": alone, "ratio": speed / alone}
+    return rows
+
+
+def _served_speed(server: Serving, random: np.random.Generator, vocab_size: int, shortest: int) -> float:
+    """Output tokens a second of STREAMS streams, each with a pair of requests as `bitnet bench` sends them."""
+    pairs = []
+    for _ in range(STREAMS):
+        prompt, answer = random.integers(shortest, 2 * shortest + 1, 2).tolist()
+        both = ((prompt, answer), (3 * shortest - prompt, 3 * shortest - answer))
+        pairs.append([greedy_tokens(random, vocab_size, *each) for each in both])
+
+    async def one(pair: Sequence[Question]) -> list[Answer]:
+        return [await ask(server.port, each.request()) for each in pair]
+
+    async def every() -> list[list[Answer]]:
+        return await asyncio.gather(*map(one, pairs))
+
+    begin = time.perf_counter()
+    answers = [each for pair in asyncio.run(every()) for each in pair]
+    seconds = time.perf_counter() - begin
+    for answer in answers:
+        if found := faults(answer):
+            raise Wrong("; ".join(found))
+    return STREAMS * 3 * shortest / seconds
