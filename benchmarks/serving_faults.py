@@ -86,7 +86,8 @@ async def _watched(
 ) -> tuple[int, list[Answer], int]:
     """What the harm returns, what the neighbour got meanwhile, and the most memory that the server had."""
     going = asyncio.get_running_loop().run_in_executor(process, harm)
-    answers, most = [], server.resident_bytes()
+    answers: list[Answer] = []
+    most = server.resident_bytes()
     while not answers or not going.done():
         answers.append(await ask(server.port, neighbour.question.request()))
         most = max(most, server.resident_bytes())
@@ -95,6 +96,7 @@ async def _watched(
 
 def _busy(server: Serving) -> float:
     """The part of a processor that it uses while nobody asks anything."""
+    busy = 1.0
     for _ in range(20):
         time.sleep(CALM_S)
         before, begin = server.cpu(), time.perf_counter()

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from engine_streams import Numbers, Rows
 from serving_client import Answer, ask
 from serving_process import Cpu, Serving
-from serving_traffic import Question, faults, greedy_tokens, ids, stories, times
+from serving_traffic import Question, faults, ids, random_tokens, stories, times
 
-from bitnet_inference.backends import load_model
-from bitnet_inference.bench_engine import Load, UnderTest
-from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import BitNetError
-from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
-from bitnet_inference.model_folder import find_model, load_tokenizer
 
 CACHE_TOKENS = 32768
 STREAMS, SHORTEST, LONGEST = 8, 32, 64  # of `throughput`
+BOTH = SHORTEST + LONGEST  # tokens of a pair
 
 
 class Wrong(BitNetError):
@@ -122,36 +119,27 @@ def refuse_wrong(answers: Sequence[Answer], truths: Sequence[Sequence[str]]) -> 
         raise Wrong(f"{len(answers)} answers have {len(set(every))} ids")
 
 
-def throughput(model: str, threads: int, num_samples: int = 1) -> Rows:
-    """Streams that go on, each with its next request when the last has ended, with HTTP and without, in turns."""
-    folder = find_model(model)
-    checkpoint, config = open_checkpoint(folder), EngineConfig.from_env(device="cpu", threads=threads)
-    sizes = Load(streams=(STREAMS,), shortest=SHORTEST, longest=LONGEST)
-    rows: dict[str, Numbers] = {}
-    with (
-        UnderTest(load_model(checkpoint, config), load_tokenizer(checkpoint), sizes) as under_test,
-        Serving(folder, threads) as server,
-    ):
-        random = np.random.default_rng(1)
+def throughput(model: str, threads: int, num_samples: int = 3) -> Rows:
+    """Streams that go on, each with its next request when the last has ended: served, and by the library, in turns."""
+    random, rows = np.random.default_rng(1), dict[str, Numbers]()
+    with LLM.load(model, threads=threads, max_cache_tokens=CACHE_TOKENS) as llm, Serving(model, threads) as server:
         for number in range(num_samples + 1):
-            # The first is shorter, and only warms both up.
-            speed = _served_speed(server, random, checkpoint.config.vocab_size, 8 if number == 0 else SHORTEST)
-            if number == 0:
-                under_test.run(1)
-                continue
-            alone = under_test.run(STREAMS).tokens_s
-            rows[f"sample {number}"] = {"served tokens/s": speed, "without HTTP": alone, "ratio": speed / alone}
+            pairs = [_pair(random, llm.config.vocab_size) for _ in range(STREAMS)]
+            speed = STREAMS * BOTH / _served_s(server, pairs)
+            alone = STREAMS * BOTH / _unserved_s(llm, pairs)
+            if number:  # the first has warmed both up
+                rows[f"sample {number}"] = {"served tokens/s": speed, "without HTTP": alone, "ratio": speed / alone}
     return rows
 
 
-def _served_speed(server: Serving, random: np.random.Generator, vocab_size: int, shortest: int) -> float:
-    """Output tokens a second of STREAMS streams, each with a pair of requests as `bitnet bench` sends them."""
-    pairs = []
-    for _ in range(STREAMS):
-        prompt, answer = random.integers(shortest, 2 * shortest + 1, 2).tolist()
-        both = ((prompt, answer), (3 * shortest - prompt, 3 * shortest - answer))
-        pairs.append([greedy_tokens(random, vocab_size, *each) for each in both])
+def _pair(random: np.random.Generator, vocab_size: int) -> list[Question]:
+    """Two requests, as `bitnet bench --concurrency` sends them: together as long as any other two."""
+    prompt, answer = random.integers(SHORTEST, LONGEST + 1, 2).tolist()
+    both = ((prompt, answer), (BOTH - prompt, BOTH - answer))
+    return [random_tokens(random, vocab_size, *each) for each in both]
 
+
+def _served_s(server: Serving, pairs: Sequence[Sequence[Question]]) -> float:
     async def one(pair: Sequence[Question]) -> list[Answer]:
         return [await ask(server.port, each.request()) for each in pair]
 
@@ -164,4 +152,15 @@ def _served_speed(server: Serving, random: np.random.Generator, vocab_size: int,
     for answer in answers:
         if found := faults(answer):
             raise Wrong("; ".join(found))
-    return STREAMS * 3 * shortest / seconds
+    return seconds
+
+
+def _unserved_s(llm: LLM, pairs: Sequence[Sequence[Question]]) -> float:
+    def one(pair: Sequence[Question]) -> None:
+        for each in pair:
+            each.truth(llm)
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        list(pool.map(one, pairs))
+    return time.perf_counter() - begin

@@ -104,11 +104,10 @@ class Serving:
     def in_use(self) -> dict[str, float]:
         """What its metrics say is in use: requests and blocks of the cache; empty where it has no metrics."""
         told = self.read("/metrics")
+        lines = told.body.decode().splitlines() if told.status == 200 else []
         names = ("bitnet_requests_running", "bitnet_requests_waiting", "bitnet_cache_blocks_used")
-        lines = (
-            [line for line in told.body.decode().splitlines() if line.startswith(names)] if told.status == 200 else []
-        )
-        return {line.partition("{")[0].split()[0]: float(line.split()[-1]) for line in lines}
+        found = [line for line in lines if line.startswith(names)]
+        return {line.partition("{")[0].split()[0]: float(line.split()[-1]) for line in found}
 
 
 def _free_port() -> int:

@@ -63,7 +63,11 @@ def stories(count: int, num_tokens: int, *, stream: bool = True, first_seed: int
             TEXT,
             {
                 "prompt": f"Once upon a time a {WORDS[seed % len(WORDS)]} had {seed} friends",
-                **{"seed": seed, "temperature": 1.0, "max_tokens": num_tokens, "ignore_eos": True, "stream": stream},
+                "seed": seed,
+                "temperature": 1.0,
+                "max_tokens": num_tokens,
+                "ignore_eos": True,
+                "stream": stream,
             },
         )
         for seed in range(first_seed, first_seed + count)
@@ -76,7 +80,7 @@ def talk(seed: int, num_tokens: int, **more: Any) -> Question:
     return Question(CHAT, {"messages": messages, "seed": seed, "temperature": 1.0, "max_tokens": num_tokens, **more})
 
 
-def greedy_tokens(random: np.random.Generator, vocab_size: int, num_prompt: int, num_answer: int) -> Question:
+def random_tokens(random: np.random.Generator, vocab_size: int, num_prompt: int, num_answer: int) -> Question:
     """A prompt of random tokens."""
     prompt = random.integers(0, vocab_size, num_prompt).tolist()
     body = {"prompt": prompt, "temperature": 0.0, "max_tokens": num_answer, "ignore_eos": True, "stream": True}
