@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -29,8 +30,15 @@ MAX_BUSY = 0.5  # of a processor, after a fault
 NO_GAPS = dict.fromkeys(("gap p50 ms", "gap p95"), float("nan"))
 
 
-def faults(model: str, threads: int, seconds: float = 12, share: float = 1.0, num_tokens: int = 300) -> Rows:
-    """Each fault for some seconds, or in a `share` of its size, beside a neighbour that streams known texts.
+def faults(
+    model: str,
+    threads: int,
+    seconds: float = 3,
+    share: float = 1.0,
+    num_tokens: int = 300,
+    but: Collection[str] = (),
+) -> Rows:
+    """Each fault for some seconds, in a `share` of its size, beside a neighbour that streams known texts; `but` these.
 
     Raises Wrong where the neighbour gets another text, where the server does not answer /health or goes on computing
     for clients that have left, and where clients of a server that is killed are not told.
@@ -42,10 +50,13 @@ def faults(model: str, threads: int, seconds: float = 12, share: float = 1.0, nu
     rows: dict[str, Numbers] = {}
     with _another_process() as process:
         with Serving(model, threads, *options) as server:
+            asyncio.run(ask(server.port, neighbour.question.request()))  # what is taken once is taken
             for name, (harm, most) in HARMS.items():
-                work = partial(harm, server.port, int(share * most), seconds)
+                if name in but:
+                    continue
+                work = partial(harm, server.port, math.ceil(share * most), seconds)
                 rows[name] = _beside(server, neighbour, process, work, name)
-            rows["kill -9"] = _killed(server, neighbour, max(2, int(share * 100)))
+            rows["kill -9"] = _killed(server, neighbour, math.ceil(share * 100))
         with Serving(model, threads, *options, log=FULL) as server:
             work = partial(HARMS["nothing"][0], server.port, 0, min(1.0, seconds))
             rows["full disk"] = _beside(server, neighbour, process, work, "full disk")

@@ -28,12 +28,16 @@ class Wrong(BitNetError):
 
 async def at_once(port: int, questions: Sequence[Question], rate: float | None = None) -> list[Answer]:
     """All answers. With a rate, so many a second begin on average, whatever became of those before; else all now."""
-    random, begin = np.random.default_rng(0), time.perf_counter()
-    waits = random.exponential(1 / rate, len(questions)) if rate else np.zeros(len(questions))
-    dues = begin + np.cumsum(waits)
+    dues = _dues(len(questions), rate)
     return await asyncio.gather(
-        *(ask(port, each.request(), due_s=due) for each, due in zip(questions, dues.tolist(), strict=True))
+        *(ask(port, each.request(), due_s=due) for each, due in zip(questions, dues, strict=True))
     )
+
+
+def _dues(count: int, rate: float | None) -> list[float]:
+    waits = np.random.default_rng(0).exponential(1 / rate, count) if rate else np.zeros(count)
+    dues: list[float] = (time.perf_counter() + np.cumsum(waits)).tolist()
+    return dues
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,13 @@ class Library:
     seconds: float
 
 
-def by_library(llm: LLM, questions: Sequence[Question]) -> Library:
-    """All of them at once, read one after the other, which costs as little as can be."""
+def by_library(llm: LLM, questions: Sequence[Question], rate: float | None = None) -> Library:
+    """All of them, begun as `at_once` does, but read one after the other at the end: that costs as little as can be."""
     cpu_s, begin = time.process_time(), time.perf_counter()
-    opened = [each.streams(llm) for each in questions]
+    opened = []
+    for each, due in zip(questions, _dues(len(questions), rate), strict=True):
+        time.sleep(max(0.0, due - time.perf_counter()))
+        opened.append(each.streams(llm))
     truths = [[stream.read().text for stream in streams] for streams in opened]
     return Library(truths, time.process_time() - cpu_s, time.perf_counter() - begin)
 
@@ -59,16 +66,18 @@ def load(model: str, threads: int, count: int = 300, num_tokens: int = 64, rate:
     "us a token" is the server's processor time beyond the library's own for the same requests; "loop" is that of the
     thread with the event loop. Raises Wrong.
     """
-    sets = [stories(count, num_tokens, first_seed=first) for first in (1000, 1000 + count)]
-    with LLM.load(model, threads=threads, max_cache_tokens=CACHE_TOKENS, drafts="none") as llm:
-        by_library(llm, stories(count, num_tokens))
-        alone = [by_library(llm, each) for each in sets]
-    rows: dict[str, Numbers] = {"library alone": _of_library(alone[0], count * num_tokens)}
+    warm = stories(count, num_tokens)
+    rates = {f"{count} at once": None} | ({f"{count}, {rate:g}/s": rate} if rate else {})
+    sets = {name: stories(count, num_tokens, first_seed=1000 * number) for number, name in enumerate(rates, 1)}
+    rows: dict[str, Numbers] = {}
+    with LLM.load(model, threads=threads, max_cache_tokens=CACHE_TOKENS) as llm:
+        by_library(llm, warm)  # what is taken once is taken
+        alone = {name: by_library(llm, sets[name], rate) for name, rate in rates.items()}
     with Serving(model, threads, "--max-cache-tokens", str(CACHE_TOKENS)) as server:
-        asyncio.run(at_once(server.port, stories(count, num_tokens)))  # what is taken once is taken
-        rows[f"{count} at once"] = _measured(server, sets[0], alone[0], None)
-        if rate:
-            rows[f"{count}, {rate:g}/s"] = _measured(server, sets[1], alone[1], rate)
+        asyncio.run(at_once(server.port, warm))
+        for name, rate in rates.items():
+            rows[f"{name}, library"] = _of_library(alone[name], count * num_tokens)
+            rows[name] = _measured(server, sets[name], alone[name], rate)
     return rows
 
 

@@ -111,6 +111,19 @@ def test_a_body_has_an_end() -> None:
         call(gate, body=[b"12345", b"123456"])
 
 
+def test_a_body_that_trickles_has_an_end() -> None:
+    now = [0.0]
+
+    def trickle() -> Iterator[bytes]:
+        for _ in range(12):
+            now[0] += 29
+            yield b"1"
+
+    gate = Gate(empty, ServerOptions(), clock=lambda: now[0])
+    with pytest.raises(Exception, match="not come in time"):  # answered by the application around
+        call(gate, body=trickle())  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def strict(served: ServedModels) -> Iterator[Running]:
     with Running(served, ServerOptions(header_timeout_s=0.2, body_timeout_s=0.2, max_running=1)) as server:
@@ -133,6 +146,26 @@ def test_half_a_head_half_a_body_and_a_flood_of_headers_end(strict: Running) -> 
     assert b" 408 " in raw(strict, head + b'Content-Length: 100\r\n\r\n{"prompt"')
     flood = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(100))
     assert not raw(strict, b"GET /health HTTP/1.1\r\n" + flood + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_refused_is_not_read_for_ever(strict: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(strict.address[:2], timeout=20) as connection, pytest.raises(OSError):
+        connection.sendall(head + b"Content-Length: 1000000000\r\n\r\n")
+        assert b" 413 " in connection.recv(1 << 16)
+        while True:
+            connection.sendall(b" " * 1000)
+
+
+def test_who_reads_nothing_is_dropped(served: ServedModels) -> None:
+    with (
+        Running(served, ServerOptions(reader_timeout_s=0.1)) as server,
+        served.models.use("default") as llm,
+        post(f"{server.url}/v1/completions", LONG | {"n": 16, "logprobs": 5, "overflow": "sliding"}) as stream,
+    ):
+        assert stream.readline().startswith(b"data: ")
+        while llm.is_busy:
+            pass
 
 
 def test_one_caller_has_so_many_requests_at_a_time(strict: Running) -> None:

@@ -113,13 +113,15 @@ class Gate:
         if _content_length(scope) > most:
             raise Failure(413, f"the body has more than {most} bytes: send less", code="body_too_large")
         left, is_whole = most, False
+        each_s = self._options.body_timeout_s
+        end = self._clock() + 10 * each_s
 
         async def bounded() -> Message:
             nonlocal left, is_whole
             if is_whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), self._options.body_timeout_s)
+                message = await asyncio.wait_for(receive(), min(each_s, end - self._clock()))
             except TimeoutError:
                 raise HTTPException(408, "the body did not come in time: send it faster") from None
             left -= len(message.get("body", b""))

@@ -17,7 +17,8 @@ class ServerOptions:
     `keys`: who may use it; none: everybody. `requests_per_minute` and `max_running` are of each key (of each address
     where there are none); None is no limit. `cors_origins`: web pages from elsewhere that may use it, "*" for all.
     `max_body_bytes`: larger requests are refused. `max_connections`: more are closed at once. `header_timeout_s`,
-    `body_timeout_s`: so long a client may take to send its headers, and each part of its body. `request_timeout_s`: an
+    `body_timeout_s`: so long a client may take to send its headers, and each part of its body; ten times as long for
+    all of the body. `reader_timeout_s`: who takes nothing of its answer for so long is dropped. `request_timeout_s`: an
     answer that takes longer ends as "length". `max_priority`: the highest that requests may ask for.
     `shutdown_delay_s`: after SIGTERM, so long new requests are still served while /ready says no; then requests under
     way have `drain_timeout_s` until they are cancelled.
@@ -31,6 +32,7 @@ class ServerOptions:
     max_connections: int = 20_000
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
+    reader_timeout_s: float = 300.0
     request_timeout_s: float | None = None
     max_priority: int = 0
     shutdown_delay_s: float = 0.0
@@ -41,7 +43,7 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParams(f"{name} is {value}: give a whole number of at least 1")
-        for name in ("header_timeout_s", "body_timeout_s", "request_timeout_s"):
+        for name in ("header_timeout_s", "body_timeout_s", "reader_timeout_s", "request_timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidParams(f"{name} is {value}: give seconds, more than 0")

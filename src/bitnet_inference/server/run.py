@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from bitnet_inference.server.options import Listening, ServerOptions
 
 LOG = logging.getLogger("bitnet.server")
 MAX_HEADER_BYTES = 64 << 10
+MAX_UNSENT_BYTES = 128 << 10
+LINGER_S = 2.0  # what is sent behind the end of an answer is thrown away so long
 
 
 class TooLong(Exception):
@@ -24,10 +27,14 @@ class TooLong(Exception):
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """HTTP whose patience has an end: with heads that do not come, or do not end, and with ever more connections."""
+    """HTTP whose patience has an end: with heads that do not come, or do not end, and with ever more connections.
+
+    And with bodies that go on after the answer, and with clients that do not read.
+    """
 
     options = ServerOptions()
-    _timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None  # for the client to send
+    _reader_timer: asyncio.TimerHandle | None = None  # for it to read
     _num_head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -35,18 +42,21 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.options.max_connections:
             transport.abort()
-        self._wait_for_head()
+        # Of an answer that nobody reads the system shall not keep the megabytes that it does by itself.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
+        self._wait(self.options.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has left."""
         self._stop_waiting()
+        self._reader_is_back()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._num_head_bytes = 0
-        self._wait_for_head()
+        self._wait(self.options.header_timeout_s)
 
     def on_url(self, url: bytes) -> None:
         """A part of its address."""
@@ -63,14 +73,34 @@ class PatientProtocol(HttpToolsProtocol):
         self._stop_waiting()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        """The answer is out. A client that goes on sending may do so until it has seen that."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._wait(LINGER_S)
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than its answer comes."""
+        super().pause_writing()
+        self._reader_timer = self.loop.call_later(self.options.reader_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        self._reader_is_back()
+        super().resume_writing()
+
+    def _reader_is_back(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+
     def _count(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEADER_BYTES:
             raise TooLong  # which is answered with 400
 
-    def _wait_for_head(self) -> None:
+    def _wait(self, seconds: float) -> None:
         self._stop_waiting()
-        self._timer = self.loop.call_later(self.options.header_timeout_s, self.transport.close)
+        self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
