@@ -99,21 +99,28 @@ class Traffic:
     async def one(self, known: Known) -> None:
         """Send this one."""
         self.tally.kinds["right"] += 1
-        answer = await ask(self._port, known.question.request(self._headers()))
-        self.tally.wrong += faults(answer, known.truth)
+        self.tally.wrong += self._faults(await self._ask(known), known)
+
+    async def _ask(self, known: Known, leave_after: int | None = None) -> Answer:
+        return await ask(self._port, known.question.request(self._headers()), leave_after=leave_after)
+
+    def _faults(self, answer: Answer, known: Known) -> list[str]:
+        if answer.status == 429 and "retry-after" in answer.headers:
+            self.tally.kinds["busy"] += 1  # as when the generator was held up, and sends all that is due
+            return []
+        return faults(answer, known.truth)
 
     async def _right(self) -> str:
         one = self._any()
-        answer = await ask(self._port, one.question.request(self._headers()))
-        return "; ".join(faults(answer, one.truth))
+        return "; ".join(self._faults(await self._ask(one), one))
 
     async def _left(self) -> str:
         """The client leaves at once, or after some events, whose text is the beginning of the right one."""
         one = self._any()
         after = int(self._random.choice([0, 1, 5]))
-        answer = await ask(self._port, one.question.request(self._headers()), leave_after=after)
+        answer = await self._ask(one, after)
         if answer.error != "left":
-            return "; ".join(faults(answer, one.truth))  # it came whole before
+            return "; ".join(self._faults(answer, one))  # it came whole before
         said = texts(answer)
         is_right = all(whole.startswith(part) for part, whole in zip(said, one.truth, strict=False))
         return "" if is_right else f"{said!r} does not begin {one.truth!r}"
@@ -129,7 +136,7 @@ class Traffic:
 
 
 def _refused(answer: Answer) -> str:
-    """ "" for an answer that refuses in OpenAI's shape; else what is wrong with it."""
+    """What is wrong with an answer that shall refuse in OpenAI's shape; "" for nothing."""
     if answer.error or answer.status != 400:
         return answer.error or f"status {answer.status}, not 400: {answer.body[:200]!r}"
     return "" if answer.json["error"]["message"] else "an error without a message"
@@ -138,6 +145,7 @@ def _refused(answer: Answer) -> str:
 def soak(model: str, threads: int, minutes: float = 20, rate: float = 25, num_tokens: int = 24) -> Rows:
     """Mixed traffic, `rate` requests a second. Raises Wrong for answers that are, and for what is left at the end.
 
+    "busy" were told to come again later, as they may be: 429 with Retry-After.
     "growth %": the server's memory at the end, median of the last tenth, by that after the first quarter of the time.
     """
     pool, whole = known(model, threads, num_tokens)
@@ -175,13 +183,13 @@ def _lines(log: Path, sent: set[str]) -> Iterator[str]:
 def _judged(tally: Tally, lines: Sequence[str], left: Mapping[str, float], sizes: Sequence[int]) -> Numbers:
     wrong = [*tally.wrong, *lines, *([f"left behind: {left}"] if left else [])]
     if wrong:
-        raise Wrong(f"{len(wrong)} wrong of {sum(tally.kinds.values())}: {wrong[0]}")
+        raise Wrong(f"{len(wrong)} wrong of {len(tally.sent)}: {wrong[0]}")
     warm = sizes[int(WARM * len(sizes)) :]
     tenth = max(1, len(warm) // 10)
     begin, end = statistics.median(warm[:tenth]), statistics.median(warm[-tenth:])
     return {
-        "requests": sum(tally.kinds.values()),
-        **{kind: tally.kinds[kind] for kind in SHARES},
+        "requests": sum(tally.kinds[kind] for kind in SHARES),
+        **{kind: tally.kinds[kind] for kind in (*SHARES, "busy")},
         "wrong": 0,
         "MB": end / 1e6,
         "growth %": 100 * (end / begin - 1),

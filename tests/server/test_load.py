@@ -61,13 +61,14 @@ def test_many_streams_at_a_time() -> None:
 
 
 def test_mixed_traffic() -> None:
-    row = soak("default", 1, minutes=0.02, rate=100, num_tokens=4)["soak"]
+    row = soak("default", 1, minutes=0.01, rate=200, num_tokens=4)["soak"]
     assert row["requests"] == sum(row[kind] for kind in SHARES) > 50
 
 
 def test_faults() -> None:
-    rows = faults("default", 1, seconds=0.05, share=0.02, num_tokens=20, but=("long bodies",))
-    assert list(rows) == [*(name for name in HARMS if name != "long bodies"), "kill -9", "full disk"]
+    elsewhere = ("long bodies", "full disk")  # test_operations.py, and quicker
+    rows = faults("default", 1, seconds=0.05, share=0.02, num_tokens=20, but=elsewhere)
+    assert list(rows) == [*(name for name in HARMS if name not in elsewhere), "kill -9"]
     assert rows["idle connections"]["number"] == 200 and rows["long heads"]["number"] == 1
 
 
