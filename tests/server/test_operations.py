@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import shutil
 import socket
 import ssl
 import threading
@@ -22,9 +23,11 @@ from typer.testing import CliRunner
 
 from bitnet_inference.cli import app as command
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.model_folder import find_model
 from bitnet_inference.models import Models
 from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, read_keys
 from bitnet_inference.server.gate import Gate
+from bitnet_inference.server.hosts import MAX_THREADS
 from bitnet_inference.server.journal import Journaled
 
 HERE = Path(__file__).parent
@@ -166,6 +169,35 @@ def test_who_reads_nothing_is_dropped(served: ServedModels) -> None:
         assert stream.readline().startswith(b"data: ")
         while llm.is_busy:
             pass
+
+
+def test_who_waits_for_a_model_is_in_the_way_of_nobody(tmp_path: Path) -> None:
+    shutil.copytree(find_model("default"), tmp_path / "slow")
+    is_slow, may_go_on = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if is_slow.is_set():
+            may_go_on.wait()
+
+    async def use(name: str) -> None:
+        async with asyncio.timeout(60), served.use(name):
+            pass
+
+    async def all_of_them() -> None:
+        await use("story")
+        is_slow.set()
+        waiting = [asyncio.create_task(use("slow")) for _ in range(2 * MAX_THREADS)]
+        try:
+            await asyncio.sleep(0)
+            await use("story")
+            assert not any(each.done() for each in waiting)
+        finally:
+            may_go_on.set()
+        await asyncio.gather(*waiting)
+
+    models = Models(max_cache_tokens=1024, threads=1, progress=progress)
+    with closing(ServedModels(models, {"story": "default", "slow": tmp_path / "slow"})) as served:
+        asyncio.run(all_of_them())
 
 
 def test_one_caller_has_so_many_requests_at_a_time(strict: Running) -> None:

@@ -29,6 +29,8 @@ class ServedModels:
         """`paths`: name -> what Models.use takes."""
         self.models, self._paths = models, dict(paths)
         self._threads = ThreadPoolExecutor(MAX_THREADS, "bitnet-http")
+        # One thread each: who waits for a model that is being loaded is in the way of nobody who wants another one.
+        self._doors = {path: ThreadPoolExecutor(1, "bitnet-use") for path in self._paths.values()}
 
     @property
     def names(self) -> list[str]:
@@ -60,8 +62,9 @@ class ServedModels:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LLM]:
         """A model, for as long as the `async with` block lasts; loaded if need be."""
+        path, loop = self.path(name), asyncio.get_running_loop()
         with ExitStack() as stack:
-            yield await self.in_thread(stack.enter_context, self.models.use(self.path(name)))
+            yield await loop.run_in_executor(self._doors[path], stack.enter_context, self.models.use(path))
 
     async def in_thread(self, work: Callable[..., Result], *args: object) -> Result:
         """Do what takes its time where it holds up nobody."""
@@ -69,5 +72,6 @@ class ServedModels:
 
     def close(self) -> None:
         """Unload all models."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in (self._threads, *self._doors.values()):
+            each.shutdown(wait=False, cancel_futures=True)
         self.models.close()
