@@ -121,9 +121,9 @@ def post(path: str, body: Mapping[str, Any] | bytes, headers: Mapping[str, str] 
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content
 
 
-def get(path: str) -> bytes:
+def get(path: str, key: str = "") -> bytes:
     """The bytes of a request without a body."""
-    return f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
 
 
 async def ask(

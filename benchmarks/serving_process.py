@@ -20,6 +20,7 @@ from bitnet_inference.errors import Stopped
 
 MODEL = "m"  # the name under which it is served
 START_S = 120.0
+IN_USE = ("bitnet_requests_running", "bitnet_requests_waiting", "bitnet_cache_blocks_used")
 
 
 class Cpu(NamedTuple):
@@ -80,9 +81,9 @@ class Serving:
         """Whether it answers /health, in 10 seconds at most."""
         return self.read("/health").status == 200
 
-    def read(self, path: str) -> Answer:
+    def read(self, path: str, key: str = "") -> Answer:
         """What a path gives."""
-        return asyncio.run(ask(self.port, get(path), timeout_s=10))
+        return asyncio.run(ask(self.port, get(path, key), timeout_s=10))
 
     @property
     def pid(self) -> int:
@@ -101,13 +102,11 @@ class Serving:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
-    def in_use(self) -> dict[str, float]:
-        """What its metrics say is in use: requests and blocks of the cache; empty where it has no metrics."""
-        told = self.read("/metrics")
-        lines = told.body.decode().splitlines() if told.status == 200 else []
-        names = ("bitnet_requests_running", "bitnet_requests_waiting", "bitnet_cache_blocks_used")
-        found = [line for line in lines if line.startswith(names)]
-        return {line.partition("{")[0].split()[0]: float(line.split()[-1]) for line in found}
+    def in_use(self, key: str = "") -> dict[str, float]:
+        """What its metrics say is in use: requests, and blocks of the cache."""
+        told = self.read("/metrics", key).body.decode().splitlines()
+        found = {name: [line for line in told if line.startswith(f"{name}{{")] for name in IN_USE}
+        return {name: sum(float(line.split()[-1]) for line in lines) for name, lines in found.items()}
 
 
 def _free_port() -> int:

@@ -24,6 +24,7 @@ from bitnet_inference.llm import LLM
 
 CACHE_TOKENS = 1024  # one context: requests wait for each other, some are preempted, and no block can be missing
 POOL = 24  # questions of a kind
+CALM_S = 10.0  # so long, at most, until those that left are let go
 WARM = 0.25  # of the time, after which memory shall not grow any more
 CALLERS = {name: f"key-of-{name}" for name in ("anna", "bert", "carla")}
 MALFORMED = (b'{"prompt": "Once', b"[1, 2]", b'{"prompt": "Once", "max_tokens": "many"}', b"\xff\xfe{}", b"")
@@ -157,7 +158,7 @@ def soak(model: str, threads: int, minutes: float = 20, rate: float = 25, num_to
             traffic = Traffic(server.port, pool, CACHE_TOKENS + 1)
             sizes = asyncio.run(_watched(server, traffic, rate, 60 * minutes))
             asyncio.run(traffic.one(whole))
-            left = {name: value for name, value in server.in_use().items() if value}
+            left = _left(server)
             lines = list(_lines(server.log, traffic.tally.sent))
     return {"soak": _judged(traffic.tally, lines, left, sizes)}
 
@@ -170,6 +171,14 @@ async def _watched(server: Serving, traffic: Traffic, rate: float, seconds: floa
         await asyncio.wait([going], timeout=min(1.0, seconds / 20))
     going.result()
     return sizes
+
+
+def _left(server: Serving) -> dict[str, float]:
+    """What is still in use, some seconds after the last answer."""
+    key, end = next(iter(CALLERS.values())), time.monotonic() + CALM_S
+    while (left := server.in_use(key)) and any(left.values()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return {name: value for name, value in left.items() if value}
 
 
 def _lines(log: Path, sent: set[str]) -> Iterator[str]:
