@@ -40,10 +40,10 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         super().connection_made(transport)
-        if len(self.connections) > self.options.max_connections:
-            transport.abort()
         # Of an answer that nobody reads the system shall not keep the megabytes that it does by itself.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
+        if len(self.connections) > self.options.max_connections:
+            transport.abort()
         self._wait(self.options.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
