@@ -167,9 +167,13 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
 @pytest.mark.parametrize(
     "file, content, message",
     [
-        ("tokenizer_config.json", "{", "line 1 column 2: broken JSON"),
-        ("tokenizer_config.json", "[]", "must be a JSON object"),
-        ("tokenizer_config.json", "[" * 100_000, "broken JSON"),
+        ("tokenizer_config.json", "{", "this is not JSON (line 1, column 2: Expecting property"),
+        ("tokenizer_config.json", "[]", "a JSON object was expected, not []"),
+        ("tokenizer_config.json", "[" * 100_000, "the JSON is nested too deeply"),
+        ("tokenizer_config.json", '{"eos_token": "a", "eos_token": "b"}', "'eos_token' stands there twice: keep one"),
+        ("tokenizer_config.json", '{"bos_token": {"content": "a", "content": "b"}}', "the key 'content' stands"),
+        ("special_tokens_map.json", '{"eos_token": "a", "eos_token": "b"}', "the key 'eos_token' stands there twice"),
+        ("generation_config.json", '{"top_k": 1, "top_k": 2}', "the key 'top_k' stands there twice"),
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token: must be a string"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: must be"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "chat_template: must be"),
@@ -177,7 +181,7 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: must be"),
         ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id: must be"),
         ("chat_template.jinja", b"\xff", "byte 0: is not UTF-8"),
-        ("tokenizer_config.json", b"\xff\xfe", "broken JSON"),
+        ("tokenizer_config.json", b"\xff\xfe", "this is not JSON"),
     ],
 )
 def test_broken_files_are_named(tmp_path, file, content, message):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError
+from bitnet_inference.json_objects import parse_object as parse_object  # readers of formats take them from here
+from bitnet_inference.json_objects import shown as shown
 
 MAX_JSON_BYTES = 8 << 20  # a header of 60,000 tensors; what Python makes of it stays below 200 MB
-_MAX_SHOWN = 60
 _MIN_FLOAT, _MAX_FLOAT = 1e-37, 1e37
-
-
-def shown(value: object) -> str:
-    """A value for an error message: on one line, printable on any terminal, short."""
-    text = repr(value)
-    printable = text.encode("ascii", "backslashreplace").decode("ascii")
-    return printable if len(printable) <= _MAX_SHOWN else printable[:_MAX_SHOWN] + "..."
 
 
 def file_size(path: Path) -> int:
@@ -45,28 +38,6 @@ def read_bytes(path: Path, limit: int) -> bytes:
 def read_json(path: Path) -> Fields:
     """The JSON object in a file; raises FormatError for anything else."""
     return Fields(path, parse_object(read_bytes(path, MAX_JSON_BYTES), path, ""))
-
-
-def parse_object(data: bytes, path: Path, where: str, cure: str = "download the file again") -> dict[str, Any]:
-    """A JSON object from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise FormatError(path, where, f"the key {shown(key)} stands there twice: keep one")
-            result[key] = value
-        return result
-
-    try:
-        value = json.loads(data, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise FormatError(path, where, f"the JSON is nested too deeply: {cure}") from error
-    except ValueError as error:
-        raise FormatError(path, where, f"this is not JSON ({shown(str(error))}): {cure}") from error
-    if not isinstance(value, dict):
-        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: {cure}")
-    return value
 
 
 class Fields:

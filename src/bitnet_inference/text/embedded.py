@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from bitnet_inference.errors import FormatError
+from bitnet_inference.json_objects import parse_object
 from bitnet_inference.text.folder import MAX_CONFIG_BYTES, MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, TextFiles
 
 _TOKENIZER, _REST = "tokenizer.json", "text.json"
@@ -35,20 +35,10 @@ def from_embedded(path: Path, read: Callable[[str, int], memoryview | None]) -> 
         return bytes(content)
 
     tokenizer_json = required(_TOKENIZER, MAX_TOKENIZER_BYTES)
-    rest = _parse(path, required(_REST, MAX_CONFIG_BYTES))
+    rest = parse_object(required(_REST, MAX_CONFIG_BYTES), path, _REST, _AGAIN)
     if set(rest) != set(_KINDS) or not all(isinstance(rest[name], kind) for name, kind in _KINDS.items()):
         raise FormatError(path, _REST, f"has not exactly {', '.join(_KINDS)}, each of its kind: {_AGAIN}")
     texts = (*rest["named"].values(), *rest["templates"].values())
     if not all(isinstance(text, str) and len(text) <= MAX_TEMPLATE_BYTES for text in texts):
         raise FormatError(path, _REST, f"a token or a template is no string of at most 1 MiB: {_AGAIN}")
     return TextFiles(path=path, tokenizer_json=tokenizer_json, **rest)
-
-
-def _parse(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(path, _REST, f"broken JSON ({type(error).__name__}): {_AGAIN}") from None
-    if not isinstance(value, dict):
-        raise FormatError(path, _REST, f"must be a JSON object: {_AGAIN}")
-    return value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError, NotFound
+from bitnet_inference.json_objects import parse_object
 from bitnet_inference.own_files import require_own
 
 MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
@@ -93,16 +93,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is missing, for all of these files are optional."""
     if not _is_there(path):
         return {}
-    try:
-        value = json.loads(read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise FormatError(path, place, f"broken JSON ({error.msg}): download the file again") from None
-    except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise FormatError(path, "", f"broken JSON ({error}): download the file again") from None
-    if not isinstance(value, dict):
-        raise FormatError(path, "", "must be a JSON object: download the file again")
-    return value
+    return parse_object(read_bytes(path, MAX_CONFIG_BYTES), path, "")
 
 
 def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,43 @@
+"""A JSON object from a stranger's bytes, and how to show a piece of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bitnet_inference.errors import FormatError
+
+_MAX_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A value for an error message: on one line, printable on any terminal, short."""
+    text = repr(value)
+    printable = text.encode("ascii", "backslashreplace").decode("ascii")
+    return printable if len(printable) <= _MAX_SHOWN else printable[:_MAX_SHOWN] + "..."
+
+
+def parse_object(data: bytes, path: Path, where: str, cure: str = "download the file again") -> dict[str, Any]:
+    """A JSON object from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise FormatError(path, where, f"the key {shown(key)} stands there twice: keep one")
+            result[key] = value
+        return result
+
+    try:
+        value = json.loads(data, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise FormatError(path, where, f"the JSON is nested too deeply: {cure}") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise FormatError(path, where, f"this is not JSON ({place}): {cure}") from error
+    except ValueError as error:
+        raise FormatError(path, where, f"this is not JSON ({shown(str(error))}): {cure}") from error
+    if not isinstance(value, dict):
+        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: {cure}")
+    return value
