@@ -58,7 +58,8 @@ def _work(items: list[tuple[str, Attack]], begin: int, out: TextIO) -> None:
     with tempfile.TemporaryDirectory(dir=_ROOM) as room:
         for name, attack in sound():  # what is loaded when it is needed is loaded now
             _plant(Path(room) / name, attack)
-            judge(Path(room) / name, attack.examine)
+            if said := judge(Path(room) / name, attack.examine):
+                print("finding", f"{name}: {said}", sep="\t", file=out)
         bounded_memory()
         for at in range(begin, len(items)):
             name, attack = items[at]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import by_hand_gguf
+import by_hand_onnx
 import by_hand_weights
 import by_hand_words
 import readers
@@ -34,6 +35,7 @@ def _attacks() -> Iterator[tuple[str, Attack]]:
     yield from by_hand_weights.indexes()
     yield from by_hand_gguf.ggufs()
     yield from by_hand_weights.pickles_and_zips()
+    yield from by_hand_onnx.onnx()
     yield from by_hand_words.json_files()
     yield from by_hand_words.words()
     yield from by_hand_words.templates()
@@ -41,9 +43,12 @@ def _attacks() -> Iterator[tuple[str, Attack]]:
 
 # Files that are none
 
+PART = "model-00001-of-00002.gguf"  # which stands for all
+
 
 def _odd_files() -> Iterator[tuple[str, Attack]]:
-    seeds = ("hf-shards", "bitnet-packed", "gemma3-embedding", "meta-shards", "gguf-types", "packed")
+    seeds = ("hf-shards", "bitnet-packed", "gemma3-embedding", "meta-shards", "gguf-types", "packed",
+             "packed-compressed", "gguf-parts", "gpu", "onnx", "onnx-genai")  # fmt: skip
     optional = (
         "chat_template.jinja",
         "special_tokens_map.json",
@@ -51,13 +56,14 @@ def _odd_files() -> Iterator[tuple[str, Attack]]:
         "1_Pooling/config.json",
     )
     for seed in seeds:
-        names = [*files_of(seed), *(optional if len(files_of(seed)) > 1 and seed != "meta-shards" else ())]
+        has_texts = len(files_of(seed)) > 1 and seed not in ("meta-shards", "gguf-parts")
+        names = [*files_of(seed), *(optional[: 3 if seed == "gpu" else 4] if has_texts else ())]
         for name in names:
             for kind, make in (("a pipe", os.mkfifo), ("a folder", os.mkdir), ("empty", lambda path: path.touch())):
                 text_or_none = kind == "empty" and name in optional
                 yield f"{name} is {kind}", Attack(seed, partial(_instead, name, make), readers.everything, text_or_none)
             for target in ("/dev/zero", "/etc/hostname", name.rpartition("/")[2], "gone", ".."):
-                single = len(files_of(seed)) == 1  # who gives a link to a file wants the file
+                single = len(files_of(seed)) == 1 or name == PART  # who gives a link to a file wants the file
                 attack = Attack(seed, partial(_instead, name, partial(_link, target)), readers.everything)
                 if not (single and target.startswith("/etc")):
                     yield f"{name} links to {target}", attack
@@ -75,7 +81,8 @@ def _link(target: str, path: Path) -> None:
 
 def _truncated() -> Iterator[tuple[str, Attack]]:
     """At the borders of a header, and at many places besides."""
-    for seed in ("hf-shards", "meta-shards", "gguf-types", "gguf-groups", "packed"):
+    for seed in ("hf-shards", "meta-shards", "gguf-types", "gguf-groups", "packed", "packed-compressed",
+                 "gguf-parts", "gpu", "onnx", "onnx-genai"):  # fmt: skip
         for name, content in files_of(seed).items():
             size = len(content)
             places = {
@@ -164,7 +171,7 @@ def _configs() -> Iterator[tuple[str, Attack]]:
         for file in ("config.json", "generation_config.json"):
             plant = edited(file, lambda c, ids=ids: c.update(eos_token_id=ids, bos_token_id=ids))
             yield f"{file}: ids {ids!r:.20}", Attack("bitnet-packed", plant, readers.run, harmless=True)
-    for value in (float("nan"), float("inf"), -1, 1e300, "hot", [], True, 10**400, 1 << 70):
+    for value in (float("nan"), float("inf"), -1, 1e300, "hot", [], True, 10**400, 1 << 70, [1 << 40] * 1000):
         for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"):
             plant = edited("generation_config.json", lambda c, key=key, value=value: c.update({key: value}))
             yield f"{key} = {value!r:.20}", Attack("bitnet-packed", plant, readers.words, harmless=True)

@@ -40,7 +40,7 @@ _TEMPLATE = (
     b"{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
 _ROOM = "/dev/shm" if os.path.isdir("/dev/shm") else None
-_MAX_RESTARTS = 200
+_SHIFT, _MAX_ENDED = 2000, 200  # executions of a process, whose memory goes to pieces; processes that may end badly
 
 
 def changes(reader: str, number: int, seed: Files) -> Files:
@@ -65,13 +65,14 @@ class Campaign:
         start, at = time.monotonic(), self._first
         board = mmap.mmap(-1, 16)
         self._quiet = os.open(os.devnull if not os.environ.get("FUZZ_STDERR") else "/dev/stderr", os.O_WRONLY)
-        for _ in range(_MAX_RESTARTS):
-            if at >= self._end:
-                break
-            status, last = self._in_a_process(at, board)
+        num_ended = 0
+        while at < self._end and num_ended < _MAX_ENDED:
+            end = min(self._end, at + _SHIFT)
+            status, last = self._in_a_process(at, end, board)
             if status == 0:
-                at = self._end
+                at = end
             else:
+                num_ended += 1
                 what = (
                     f"the process ends by signal {os.WTERMSIG(status)}"
                     if os.WIFSIGNALED(status)
@@ -81,7 +82,7 @@ class Campaign:
                 at = last + 1
         self.done, self.seconds = at - self._first, time.monotonic() - start
 
-    def _in_a_process(self, at: int, board: mmap.mmap) -> tuple[int, int]:
+    def _in_a_process(self, at: int, end: int, board: mmap.mmap) -> tuple[int, int]:
         read_end, write_end = os.pipe()
         sys.stdout.flush()
         child = os.fork()
@@ -90,7 +91,7 @@ class Campaign:
             os.dup2(self._quiet, 2)  # a panic of the tokenizers library prints a page, though it is caught
             try:
                 with os.fdopen(write_end, "w", encoding="utf-8", errors="replace") as out:
-                    self._work(at, board, out)
+                    self._work(range(at, end), board, out)
             except BaseException:
                 traceback.print_exc()
                 os._exit(9)
@@ -111,7 +112,7 @@ class Campaign:
         else:
             self.kinds[text] += int(number)
 
-    def _work(self, at: int, board: mmap.mmap, out) -> None:
+    def _work(self, numbers: range, board: mmap.mmap, out) -> None:
         watch, kinds = Watch(), Counter()
         with tempfile.TemporaryDirectory(dir=_ROOM) as room:
             root = Path(room) / "model"
@@ -122,8 +123,9 @@ class Campaign:
             bounded_memory()
             told: set[str] = set()
             files: Files = {}
-            gc.disable()  # or what was opened before would be looked through again and again
-            for number in range(at, self._end):
+            gc.disable()  # what was opened is thrown away by hundreds, and what was there before is not looked through
+            gc.freeze()
+            for number in numbers:
                 struct.pack_into("<q", board, 0, number)
                 before, files = files, changes(self._reader, number, self._seed)
                 self._restore(root, before.keys() - files.keys())
@@ -136,7 +138,7 @@ class Campaign:
                         told.add(error.what)
                         details = str(error).replace("\n", "\x1f").replace("\t", " ")
                         print("finding", number, f"{error.what}\t{details}", sep="\t", file=out, flush=True)
-                if number % 1000 == 999 or number == self._end - 1:
+                if number % 100 == 99 or number == numbers[-1]:
                     _tell(kinds, out)
                     gc.collect()
 

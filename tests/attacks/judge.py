@@ -23,8 +23,8 @@ MAX_SECONDS, MAX_BYTES = 1.0, 200 << 20
 _MAX_MESSAGE = 2000
 # A cure is an order: one of these stands at the beginning of a part of the message.
 _ORDERS = (
-    "add ask call check choose convert copy correct download free give install join keep leave put remove replace "
-    "rename save set shorten upgrade use write"
+    "add ask call check choose convert copy correct download export free give inline install join keep leave make put "
+    "remove replace rename save set shorten upgrade use write"
 ).split()
 _CURE = re.compile(
     rf"(?:[:,;(]|\bor|\band|\bthen) (?:{'|'.join(_ORDERS)})\b|: (?:only\b|this is no)|are (?:read|supported)$"

@@ -1,6 +1,6 @@
 """Writes seeds/: sound models of a few kilobytes, each by the library that owns its format, where there is one.
 
-    PYTHONPATH=tests/unit python tests/attacks/make_seeds.py      needs gguf, safetensors and torch
+    PYTHONPATH=tests/unit python tests/attacks/make_seeds.py      needs gguf, onnx, safetensors and torch
 
 The golden folders (tests/golden, written by Transformers) are seeds too. What is in seeds/ is committed: run this only
 to add a seed. A folder is a model; one that holds a single file stands for that file.
@@ -11,12 +11,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gguf
+import gpu_samples as gpu
 import meta_samples as meta
 import numpy as np
+import onnx
 import torch
 from gguf_samples import write_model
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx_samples import Kind, make_decoder, outside
 from safetensors.numpy import save_file
 from test_text_sentencepiece import SAMPLES, message
 from test_text_sentencepiece import model as sentencepiece_model
@@ -40,12 +45,14 @@ def _values(*shape: int) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _hugging_face_in_shards(folder: Path) -> None:
+def _hugging_face_in_shards(folder: Path, config: dict[str, Any] = LLAMA) -> None:
     """A Llama of one layer in two shards with an index, and SentencePiece's tokenizer.model."""
     folder.mkdir()
-    layer, hidden, inner = "model.layers.0.", 16, 32
-    shapes = {f"{layer}self_attn.{part}_proj": (rows, hidden) for part, rows in (("q", 16), ("k", 8), ("v", 8))}
-    shapes |= {f"{layer}self_attn.o_proj": (hidden, hidden), f"{layer}mlp.down_proj": (hidden, inner)}
+    layer, hidden, inner, dim = "model.layers.0.", 16, 32, config.get("head_dim", 8)
+    shapes = {
+        f"{layer}self_attn.{part}_proj": (rows, hidden) for part, rows in (("q", 2 * dim), ("k", dim), ("v", dim))
+    }
+    shapes |= {f"{layer}self_attn.o_proj": (hidden, 2 * dim), f"{layer}mlp.down_proj": (hidden, inner)}
     shapes |= {f"{layer}mlp.{part}_proj": (inner, hidden) for part in ("gate", "up")}
     shapes |= {f"{layer}input_layernorm": (hidden,), f"{layer}post_attention_layernorm": (hidden,)}
     first = {"model.embed_tokens.weight": _values(len(WORDS), hidden).astype(np.float16)}
@@ -56,7 +63,7 @@ def _hugging_face_in_shards(folder: Path) -> None:
         save_file(tensors, folder / file, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.model").write_bytes(sentencepiece_model())
     template = "{% for message in messages %}<s>{{ message['role'] }} {{ message['content'] | trim }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": template}))
@@ -129,6 +136,73 @@ def _gguf_of_many_types(folder: Path) -> None:
     writer.close()
 
 
+def _gpu(folder: Path) -> None:
+    """A layer as Microsoft's GPU code keeps it, packed, and a list of ranks."""
+    folder.mkdir()
+    meta.write_ranks(folder)
+    (folder / "params.json").unlink()
+    vocab = len(meta.rank_lines()) + 256
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "vocab_size": vocab}  # fmt: skip
+    tensors = {"tok_embeddings.weight": gpu.vector(1, vocab, 32), "norm.weight": gpu.vector(2, 32)}
+    tensors["output.weight"] = tensors["tok_embeddings.weight"]
+    for name, (own, _) in zip(range(3, 7), gpu.VECTORS.values(), strict=True):
+        tensors[f"layers.0.{own}.weight"] = gpu.vector(name, 32)
+    for own, rows in (("attention.wqkv", 64), ("attention.wo", 32), ("feed_forward.w13", 64), ("feed_forward.w2", 32)):
+        tensors[f"layers.0.{own}.weight"] = gpu.packed(np.sign(_values(rows, 32)).astype(np.int8))
+        tensors[f"layers.0.{own}.weight_scale"] = gpu.vector(7, 4) & 0x7FFF  # not below 0
+    gpu.write_gpu(folder, tensors, config=False)
+    (folder / "config.json").write_text(json.dumps(gpu.CONFIG | sizes))
+
+
+def _onnx(folder: Path, kind: Kind) -> None:
+    """A Llama as a graph: one file and its data, or onnxruntime-genai's folder without a config.json."""
+    name = "decoder.onnx" if kind.is_genai else "model.onnx"
+    folder.mkdir()
+    source = folder / "source"
+    _hugging_face_in_shards(source, LLAMA | {"head_dim": 16})  # GroupQueryAttention wants a multiple of 16
+    model = make_decoder(kind, source)
+    onnx.save(model if kind.is_genai else outside(model), folder / name)
+    for text in ("tokenizer.model", "tokenizer_config.json", *(() if kind.is_genai else ("config.json",))):
+        shutil.copy(source / text, folder)
+    shutil.rmtree(source)
+    if kind.is_genai:
+        _genai_config(folder, name)
+
+
+def _genai_config(folder: Path, name: str) -> None:
+    inputs = {"past_key_names": "past.%d.k", "past_value_names": "past.%d.v"}
+    outputs = {"logits": "scores", "present_key_names": "now.%d.k", "present_value_names": "now.%d.v"}
+    sizes = {"head_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    decoder = {"filename": name, "hidden_size": 16, "inputs": inputs, "outputs": outputs, **sizes}
+    more = {"type": "llama", "context_length": 64, "vocab_size": len(WORDS), "bos_token_id": 1, "eos_token_id": [2]}
+    about = {"model": {**more, "decoder": decoder}, "search": {"do_sample": True, "top_k": 3}}
+    (folder / "genai_config.json").write_text(json.dumps(about))
+
+
+def _small_onnx(path: Path) -> None:
+    """Ports of a decoder, and every way in which a tensor is kept; the data of one lie in the file itself."""
+    inner = helper.make_graph([], "inner", [], [], [numpy_helper.from_array(np.zeros(2, np.float32), "g")])
+    nodes = [
+        helper.make_node("MatMulNBits", ["x", "d", "a"], ["y"], domain="com.microsoft", K=64, N=1, bits=2),
+        helper.make_node("If", ["c"], ["z"], then_branch=inner, else_branch=inner),
+        helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.arange(3), "e")),
+    ]
+    tensors = [
+        numpy_helper.from_array(np.ones((2, 1), np.float16), "a"),
+        *(helper.make_tensor(name, kind, [2], [0, 1]) for name, kind in (("b", 1), ("c", 9), ("f", 7), ("h", 11))),
+        helper.make_tensor("d", TensorProto.UINT8, [1, 2, 8], bytes(16), raw=True),
+        helper.make_tensor("i", TensorProto.INT8, [4], bytes(4), raw=True),
+    ]
+    external_data_helper.set_external_data(tensors[-1], path.name, 8, 4)
+    tensors[-1].ClearField("raw_data")
+    port, cache = helper.make_tensor_value_info, ["b", 2, "p", 8]
+    inputs = [port("input_ids", 7, ["b", "s"]), *(port(f"past_key_values.0.{x}", 1, cache) for x in ("key", "value"))]
+    outputs = [port("logits", 1, ["b", "s", 9]), *(port(f"present.0.{x}", 1, cache) for x in ("key", "value"))]
+    body = helper.make_graph(nodes, "small", inputs, outputs, tensors)
+    path.write_bytes(helper.make_model(body, producer_name="by hand").SerializeToString())
+
+
 def _small_files(folder: Path) -> None:
     """Files of a few hundred bytes that are no models, for readers of headers."""
     folder.mkdir()
@@ -150,6 +224,7 @@ def _small_files(folder: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    _small_onnx(folder / "model.onnx")
     pieces = [
         ("<unk>", 0.0, 2),
         ("<s>", 0.0, 3),
@@ -178,6 +253,11 @@ def main() -> None:
     for name, source in (("packed", GOLDEN / "bitnet-packed"), ("packed-groups", SEEDS / "gguf-groups/model.gguf")):
         (SEEDS / name).mkdir()
         convert(source, SEEDS / name / "model.safetensors")
+    _gpu(SEEDS / "gpu")
+    (SEEDS / "gguf-parts").mkdir()
+    write_model(SEEDS / "gguf-parts/model.gguf", GOLDEN / "bitnet-packed", "bitnet-b1.58", "I2_S", "F16", per_file=20)
+    _onnx(SEEDS / "onnx", Kind(is_merged=True, has_hidden=True, keeps_logits=True))
+    _onnx(SEEDS / "onnx-genai", Kind(is_genai=True, has_positions=False))
     (SEEDS / "packed-compressed").mkdir()
     convert(SEEDS / "hf-shards", SEEDS / "packed-compressed" / "model.safetensors", compressed=True)
 

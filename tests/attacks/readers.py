@@ -19,11 +19,15 @@ from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.hf_quantization import read_quantization
 from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.meta_config import read_params
+from bitnet_inference.formats.onnx import OnnxCheckpoint
+from bitnet_inference.formats.onnx_decoder import Names, read_decoder
+from bitnet_inference.formats.onnx_graph import read_graph
 from bitnet_inference.formats.safetensors_files import read_header
 from bitnet_inference.formats.torch_files import read_torch_file
 from bitnet_inference.llm import LLM
 from bitnet_inference.model.loader import sound_matrix
 from bitnet_inference.model_folder import defaults_of, load_text_files, load_tokenizer
+from bitnet_inference.onnx_summary import describe_onnx
 from bitnet_inference.text.chat import Chat, Template
 from bitnet_inference.text.sentencepiece import read_sentencepiece_files
 from bitnet_inference.text.vocab import notes
@@ -38,7 +42,9 @@ SMALL = {path.name: path.read_bytes() for path in sorted((SEEDS / "small").iterd
 def model_path(root: Path) -> Path:
     """What a user would open: the folder, or the single file in it."""
     files = sorted(root.iterdir())
-    return files[0] if len(files) == 1 and files[0].suffix in (".gguf", ".safetensors", ".onnx") else root
+    if files[0].suffix == ".gguf":  # one of several parts stands for all
+        return files[0]
+    return files[0] if len(files) == 1 and files[0].suffix in (".safetensors", ".onnx") else root
 
 
 def files_of(seed: str) -> Files:
@@ -82,6 +88,8 @@ def header(root: Path) -> None:
         Template(file.read_text(encoding="utf-8", errors="replace"), str(file)).render({"messages": TALK})
     elif file.suffix == ".model":
         read_sentencepiece_files(root)
+    elif file.suffix == ".onnx":
+        read_decoder(read_graph(file), Names())
     else:
         tensors = dict(read_header(file)) if file.suffix == ".safetensors" else read_torch_file(file)
         for tensor in tensors.values():
@@ -101,7 +109,7 @@ def everything(root: Path) -> None:
     """All that is in it, whatever else is wrong: headers, weights, words. Raises the first error in the end."""
     checkpoint = open_checkpoint(model_path(root))
     steps: list[Callable[[], object]] = [lambda: _inspect(checkpoint), lambda: _words(checkpoint)]
-    for name, shape in expected_shapes(checkpoint.config):
+    for name, shape in () if isinstance(checkpoint, OnnxCheckpoint) else expected_shapes(checkpoint.config):
         read = functools.partial(checkpoint.vector, name) if len(shape) == 1 else None
         steps.append(read or functools.partial(sound_matrix, checkpoint, name))
     _raise_first(_tried(steps[: 2 + 200]))
@@ -112,7 +120,8 @@ def run(root: Path) -> None:
     path = model_path(root)
     checkpoint = open_checkpoint(path)
     checkpoint_words = load_tokenizer(checkpoint)
-    model = load_model(checkpoint, EngineConfig(device="cpu", threads=1))
+    device = "onnx" if isinstance(checkpoint, OnnxCheckpoint) else "cpu"
+    model = load_model(checkpoint, EngineConfig(device=device, threads=1))
     with LLM(model, checkpoint_words, max_cache_tokens=256, drafts="none") as llm:
         params = SamplingParams(max_tokens=2, temperature=0.0)
         steps = [lambda: llm.generate("Hello", params)]
@@ -123,6 +132,8 @@ def run(root: Path) -> None:
 
 def _inspect(checkpoint: Checkpoint) -> None:
     checkpoint.notes(), checkpoint.num_bytes, checkpoint.num_parameters, notes(checkpoint.metadata)
+    if isinstance(checkpoint, OnnxCheckpoint):
+        assert all("\n" not in line for _, line in describe_onnx(checkpoint))
     if problems := checkpoint.check():
         for problem in problems:
             assert "\n" not in problem
@@ -171,7 +182,7 @@ READERS = {
     **{f"header:{seed}:{name}": Reader(f"{seed}:{name}", (name,), header) for seed, name in (
         ("small", "model.safetensors"), ("small", "model.gguf"), ("small", "model.pth"), ("hf-shards", "config.json"),
         ("bitnet-packed", "config.json"), ("gemma3-embedding", "config.json"), ("meta-shards", "params.json"),
-        ("small", "tokenizer.model"), ("small", "chat_template.jinja"),
+        ("small", "tokenizer.model"), ("small", "chat_template.jinja"), ("small", "model.onnx"),
     )},
     "safetensors": Reader("hf-shards", ("model-2.safetensors",), open_only),
     "index": Reader("hf-shards", ("model.safetensors.index.json",), open_only),
@@ -184,6 +195,10 @@ READERS = {
     "params": Reader("meta-shards", ("params.json",), open_only),
     "packed": Reader("packed", ("model.safetensors",), open_only),
     "compressed": Reader("packed-compressed", ("model.safetensors",), open_only),
+    "gguf-parts": Reader("gguf-parts", ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf"), open_only),
+    "gpu": Reader("gpu", ("model_state_int2.pt",), open_only),
+    "onnx": Reader("onnx", ("model.onnx",), open_only),
+    "onnx-genai": Reader("onnx-genai", ("decoder.onnx", "genai_config.json"), open_only),
     "tokenizer.json": Reader("bitnet-packed", ("tokenizer.json",), words),
     "tokenizer.model": Reader("hf-shards", ("tokenizer.model",), words),
     "ranks": Reader("meta-shards", ("tokenizer.model",), words),
@@ -193,10 +208,10 @@ READERS = {
     "template": Reader("bitnet-packed", ("chat_template.jinja",), words),
     **{f"all:{seed}": Reader(seed, ("*",), everything) for seed in (
         "hf-shards", "bitnet-packed", "gemma3-embedding", "gguf-types", "gguf-i2s", "gguf-groups", "meta-shards",
-        "packed", "packed-groups",
-            "packed-compressed",
+        "packed", "packed-groups", "packed-compressed", "gguf-parts", "gpu", "onnx", "onnx-genai",
     )},
     **{f"run:{seed}": Reader(seed, ("*",), run) for seed in (
-        "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed",
+        "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed", "packed-compressed",
+        "gguf-parts", "gpu",
     )},
 }  # fmt: skip

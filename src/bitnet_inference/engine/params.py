@@ -131,7 +131,7 @@ class SamplingParams:
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("logit_bias", _bias(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidParams(f"ignore_eos is {self.ignore_eos!r}: give True or False")
+            raise InvalidParams(f"ignore_eos is {self.ignore_eos!r:.60}: give True or False")
         if not isinstance(self.grammar, Grammar | None):
             raise InvalidParams(f'grammar is {self.grammar!r:.60}: give a Grammar, as in Grammar(regex="[0-9]+")')
         if self.prompt_logprobs is None and self.prompt_logprobs_from:
@@ -152,7 +152,7 @@ class SamplingParams:
             if name not in known:
                 nearest = difflib.get_close_matches(str(name), known, n=1)
                 cure = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-                raise InvalidParams(f"unknown sampling option {name!r}: {cure}")
+                raise InvalidParams(f"unknown sampling option {name!r:.60}: {cure}")
         return cls(**options)
 
     @property
@@ -197,7 +197,7 @@ class SamplingParams:
 
 def _real(wanted: _Range, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidParams(f"{wanted.name} is {value!r}: give a number ({wanted.meaning})")
+        raise InvalidParams(f"{wanted.name} is {value!r:.60}: give a number ({wanted.meaning})")
     try:
         number = float(value)
     except OverflowError:  # a huge whole number
@@ -209,17 +209,17 @@ def _real(wanted: _Range, value: object) -> float:
 
 def _whole(wanted: _Range, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidParams(f"{wanted.name} is {value!r}: give a whole number ({wanted.meaning})")
+        raise InvalidParams(f"{wanted.name} is {value!r:.60}: give a whole number ({wanted.meaning})")
     number = int(value)
     if not wanted.low <= number <= wanted.high:
-        raise InvalidParams(f"{wanted.name} is {number}: give {wanted.low} to {wanted.high} ({wanted.meaning})")
+        raise InvalidParams(f"{wanted.name} is {number!s:.60}: give {wanted.low} to {wanted.high} ({wanted.meaning})")
     return number
 
 
 def _stop(value: object) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
-        raise InvalidParams(f"stop is {value!r}: give a string or a list of strings")
+        raise InvalidParams(f"stop is {value!r:.60}: give a string or a list of strings")
     if "" in strings:
         raise InvalidParams("stop has an empty string, which would stop at once: leave it out")
     return tuple(strings)
@@ -227,7 +227,7 @@ def _stop(value: object) -> tuple[str, ...]:
 
 def _token_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(_is_whole(item) for item in value):
-        raise InvalidParams(f"stop_token_ids is {value!r}: give a list of token ids")
+        raise InvalidParams(f"stop_token_ids is {value!r:.60}: give a list of token ids")
     return tuple(int(item) for item in value)
 
 
@@ -235,7 +235,7 @@ def _bias(value: object) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(_is_whole(token_id) for token_id in value):
-        raise InvalidParams(f"logit_bias is {value!r}: give a mapping from token ids (whole numbers) to numbers")
+        raise InvalidParams(f"logit_bias is {value!r:.60}: give a mapping from token ids (whole numbers) to numbers")
     wanted = _Range("logit_bias", -100.0, 100.0, "0 is off")
     return {int(token_id): _real(wanted, bias) for token_id, bias in value.items()}
 

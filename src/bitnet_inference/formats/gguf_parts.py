@@ -10,6 +10,7 @@ from typing import Any
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.gguf_file import GgufFile, GgufTensor, read_gguf
 from bitnet_inference.formats.json_files import shown
+from bitnet_inference.own_files import require_own
 
 _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 1024
@@ -37,6 +38,8 @@ def _part(path: Path, at: int, count: int, given: GgufFile) -> GgufFile:
         why = f"one of {count} parts is called NAME-00001-of-{count:05}.gguf: give it and the others their names back"
         raise FormatError(path, "split.count", why)
     own = path.with_name(f"{name[1]}-{at + 1:05}-of-{count:05}.gguf")
+    if own != path:  # which was named, and may be a link
+        require_own(path.parent, own)
     if not own.is_file():
         raise FormatError(own, "", f"this part of the model is missing: {_AGAIN}")
     part = given if own == path else read_gguf(own)

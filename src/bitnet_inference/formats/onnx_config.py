@@ -53,7 +53,8 @@ def read_onnx_config(path: Path, folder: Path, files: list[Fields], decoder: Dec
     for fields in files:
         for key, size in _sizes(decoder).items():
             if size is not None and key in fields and fields.size(key, MAX_VOCAB) != size:
-                raise fields.wrong(key, f"contradicts {path.name}, which has {size}: they do not belong together")
+                why = f"contradicts {path.name}, which has {size}: they do not belong together: download both again"
+                raise fields.wrong(key, why)
     vocab_size = decoder.vocab_size or _first(files, ("vocab_size",), MAX_VOCAB)
     if not vocab_size:
         raise Unsupported(f"{path}: the size of the vocabulary is said nowhere: copy the model's config.json beside it")

@@ -105,6 +105,8 @@ def read_decoder(graph: Graph, names: Names, heads_said: tuple[int | None, int |
         _check(graph, graph.outputs[name], (1, num_kv_heads, None, head_dim), (shapes[0].dtype,))
     logits = graph.outputs[names.logits]
     hidden = next((graph.outputs[name] for name in names.hidden_states if name in graph.outputs), None)
+    vocab_size = _width(graph, logits, MAX_VOCAB)
+    hidden_size = _width(graph, hidden, MAX_HIDDEN) if hidden else None
     return Decoder(
         input_ids=names.input_ids,
         attention_mask=names.attention_mask if names.attention_mask in graph.inputs else None,
@@ -121,8 +123,8 @@ def read_decoder(graph: Graph, names: Names, heads_said: tuple[int | None, int |
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         cache_dtype=DTYPE_NAMES[shapes[0].dtype],
-        vocab_size=_width(graph, logits, MAX_VOCAB),
-        hidden_size=_width(graph, hidden, MAX_HIDDEN) if hidden else None,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
     )
 
 
@@ -148,7 +150,7 @@ def _past_names(graph: Graph, names: Names) -> list[str]:
     if not found or len(found) % 2:
         raise Unsupported(f"{graph.path}: the input {shown(name)} is missing, so there is no cache: {_CURE}")
     if len(found) > 2 * MAX_LAYERS:
-        raise FormatError(graph.path, "graph", f"more than {MAX_LAYERS} layers: no such model is known")
+        raise FormatError(graph.path, "graph", f"more than {MAX_LAYERS} layers: export it again")
     return found
 
 

@@ -15,7 +15,16 @@ from pathlib import Path
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.json_files import file_size, shown
-from bitnet_inference.formats.onnx_tensors import FLOAT, FLOAT16, INT8, UINT8, Tensor, check_overlaps, read_tensor
+from bitnet_inference.formats.onnx_tensors import (
+    FLOAT,
+    FLOAT16,
+    INT8,
+    UINT8,
+    DataFiles,
+    Tensor,
+    check_overlaps,
+    read_tensor,
+)
 from bitnet_inference.formats.protobuf import Budget, Message
 
 MAX_BYTES = 1 << 31  # of a message of Protocol Buffers
@@ -93,7 +102,7 @@ class _Walk:
     """Goes through a graph and its subgraphs, and notes what is there."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, self._folder = graph, graph.path.parent
+        self._graph, self._files = graph, DataFiles(graph.path.parent)
         self._tensors: list[Tensor] = []
         self._packed: dict[str, int] = {}  # the weights of a tensor that holds several in a number, 0: scales of it
 
@@ -111,7 +120,7 @@ class _Walk:
     def _walk(self, body: Message, depth: int) -> set[str]:
         """The names of the tensors of this graph."""
         if depth > _MAX_SUBGRAPHS:
-            raise body.wrong(f"more than {_MAX_SUBGRAPHS} graphs within each other: no such model is known")
+            raise body.wrong(f"more than {_MAX_SUBGRAPHS} graphs within each other: export it again")
         if _SPARSE in body:
             raise Unsupported(f"{self._graph.path}: {body.where}: sparse tensors are not supported: make them dense")
         for node in body.messages(_NODES, f"{body.where} node"):
@@ -125,7 +134,7 @@ class _Walk:
         return names
 
     def _tensor(self, message: Message) -> Tensor:
-        tensor = read_tensor(message, self._folder)
+        tensor = read_tensor(message, self._files)
         self._tensors.append(tensor)
         return tensor
 
@@ -171,6 +180,6 @@ def _ports(body: Message, number: int, where: str) -> Iterator[Port]:
 def _sizes(shape: Message) -> Iterator[int | str]:
     sizes = list(shape.messages(1, f"{shape.where} size"))
     if len(sizes) > _MAX_RANK:
-        raise shape.wrong(f"has {len(sizes)} dimensions: no such model is known")
+        raise shape.wrong(f"has {len(sizes)} dimensions: export it again")
     for size in sizes:
         yield size.integer(1) if 1 in size else size.text(2) or "?"

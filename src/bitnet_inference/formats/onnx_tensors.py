@@ -56,7 +56,25 @@ class Tensor:
     stored: Stored | None = None
 
 
-def read_tensor(message: Message, folder: Path) -> Tensor:
+class DataFiles:
+    """The files in a model's folder that hold its tensors, each looked for once: thousands of tensors share one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[str, tuple[Path, int]] = {}
+
+    def find(self, message: Message, location: str) -> tuple[Path, int]:
+        """A file and its size. Raises FormatError for one outside the folder, and one that cannot be read."""
+        if location not in self._found:
+            try:
+                path = inside(self._folder, location)
+            except FormatError as error:
+                raise message.wrong(f"external_data: {shown(location)} {error.why}") from None
+            self._found[location] = path, file_size(path)
+        return self._found[location]
+
+
+def read_tensor(message: Message, files: DataFiles) -> Tensor:
     """Raises FormatError where its shape and type do not fit its bytes, or these lie outside the model's folder."""
     name, dtype = message.text(_NAME), message.integer(_DTYPE)
     message.where += f" {shown(name)}"
@@ -71,7 +89,7 @@ def read_tensor(message: Message, folder: Path) -> Tensor:
     if location not in (0, 1) or (location == 0 and _EXTERNAL in message):
         raise message.wrong(f"it lies both here and elsewhere, or nowhere: {_AGAIN}")
     if location == 1:
-        return Tensor(name, dtype, shape, _stored(message, folder, num_bytes))
+        return Tensor(name, dtype, shape, _stored(message, files, num_bytes))
     _check_inline(message, dtype, num_bytes)
     return Tensor(name, dtype, shape)
 
@@ -86,7 +104,7 @@ def check_overlaps(path: Path, tensors: Iterable[Tensor]) -> None:
             raise FormatError(path, shown(name), f"overlaps another tensor in {file.name}: {_AGAIN}")
 
 
-def _stored(message: Message, folder: Path, num_bytes: int) -> Stored:
+def _stored(message: Message, files: DataFiles, num_bytes: int) -> Stored:
     if any(number in message for number in (_RAW, *_TYPED.values(), _INT32S)):
         raise message.wrong(f"it lies both here and elsewhere: {_AGAIN}")
     entries: dict[str, str] = {}
@@ -96,21 +114,14 @@ def _stored(message: Message, folder: Path, num_bytes: int) -> Stored:
         entries[entry.text(1)] = entry.text(2)
     if more := entries.keys() - {"location", "offset", "length", "checksum"}:
         raise Unsupported(f"{message.budget.path}: external_data: {shown(min(more))} is not supported: export it again")
-    file = _data_file(message, folder, entries.get("location", ""))
+    file, size = files.find(message, entries.get("location", ""))
     begin = _number(message, "offset", entries.get("offset", "0"))
     length = _number(message, "length", entries.get("length", str(num_bytes)))
     if length != num_bytes:
         raise message.wrong(f"takes {num_bytes} bytes, external_data says {length}: {_AGAIN}")
-    if begin + length > (size := file_size(file)):
+    if begin + length > size:
         raise message.wrong(f"ends at byte {begin + length} of {file.name}, which has {size}: {_AGAIN}")
     return Stored(file, begin, begin + length)
-
-
-def _data_file(message: Message, folder: Path, location: str) -> Path:
-    try:
-        return inside(folder, location)
-    except FormatError as error:
-        raise message.wrong(f"external_data: {shown(location)} {error.why}") from None
 
 
 def _number(message: Message, key: str, text: str) -> int:

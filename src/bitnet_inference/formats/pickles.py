@@ -56,7 +56,7 @@ class _Machine:
 
     def run(self) -> dict[str, Any]:
         if len(self._data) > MAX_PICKLE_BYTES:
-            self._refuse(f"{len(self._data)} bytes are more than {MAX_PICKLE_BYTES}: no such model is known")
+            self._refuse(f"{len(self._data)} bytes are more than {MAX_PICKLE_BYTES}: download the file again")
         if self._take(2) != b"\x80\2":
             self._refuse(f"the pickle is not of protocol 2: {_SAVE}")
         while (code := self._next()) != b".":

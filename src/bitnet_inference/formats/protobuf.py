@@ -28,7 +28,7 @@ class Budget:
         """Count a field; raises FormatError where a file has too many."""
         self._left -= 1
         if self._left < 0:
-            raise FormatError(self.path, where, f"more than {MAX_FIELDS} fields: no such model is known")
+            raise FormatError(self.path, where, f"more than {MAX_FIELDS} fields: export it again")
 
 
 class Message:
@@ -94,7 +94,7 @@ class Message:
             numbers = [value] if isinstance(value, int) else _unpacked(self, value, most)
             found += map(_signed, numbers)
             if len(found) > most:
-                raise self.wrong(f"field {number} has more than {most} numbers: no such model is known")
+                raise self.wrong(f"field {number} has more than {most} numbers: export it again")
         return found
 
     def _only(self, number: int) -> Value | None:

@@ -113,7 +113,7 @@ def read_container(path: Path) -> Container:
                 raise FormatError(path, "header", f"the file ends within it ({size} bytes): download the file again")
             if length > MAX_JSON_BYTES:
                 raise FormatError(
-                    path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: no such model is known"
+                    path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: download the file again"
                 )
             header = parse_object(file.read(length), path, "header")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -136,7 +136,7 @@ def _merges(path: Path, words: dict[bytes, str]) -> list[str]:
         size += len(own) * (len(token) + 1)
         merges += own
         if size > MAX_TOKENIZER_BYTES:
-            raise FormatError(path, "", f"more than {MAX_TOKENIZER_BYTES} bytes of merges: no such model is known")
+            raise FormatError(path, "", f"more than {MAX_TOKENIZER_BYTES} bytes of merges: download the file again")
     return merges
 
 
