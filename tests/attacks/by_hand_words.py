@@ -19,7 +19,8 @@ _JSON = {
     "no UTF-8": b"\xff\xff{}", "nul": b"\0",
     "closed deep lists": b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "half a pair": b'{"bos_token": "\\ud800"}',
     "a number of a million digits": b'{"a": ' + b"9" * 1_000_000 + b"}", "a byte order mark": b"\xef\xbb\xbf[]",
-    "UTF-16": "{}x".encode("utf-16"),
+    "UTF-16": "{}x".encode("utf-16"), "a key twice": b'{"a": 1, "b": {}, "a": 1}',
+    "a key twice within": b'{"a": [{"b": 1, "b": 1}]}',
 }  # fmt: skip
 
 
@@ -27,7 +28,8 @@ def json_files() -> Iterator[tuple[str, Attack]]:
     """By name."""
     places = {"hf-shards": ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
                             "model.safetensors.index.json"), "bitnet-packed": ("tokenizer.json",),
-              "meta-shards": ("params.json",)}  # fmt: skip
+              "meta-shards": ("params.json",), "gpu": ("config.json",),
+              "onnx-genai": ("genai_config.json",)}  # fmt: skip
     for seed, files in places.items():
         for file in files:
             for name, content in _JSON.items():
