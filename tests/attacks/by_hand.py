@@ -149,7 +149,7 @@ def _configs() -> Iterator[tuple[str, Attack]]:
             plant = edited("params.json", lambda params, key=key, value=value: params.update({key: value}))
             yield f"params {key} = {value!r:.20}", Attack("meta-shards", plant, harmless=True)
     for scaling in (
-        {"rope_type": "yarn"}, {"rope_type": "linear", "factor": float("nan")}, {"rope_type": "linear", "factor": 0},
+        {"rope_type": "linear", "factor": float("nan")}, {"rope_type": "linear", "factor": 0},
         {"rope_type": []},
         {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}, {"type": "dynamic",
         "factor": 2}, [], "linear",
@@ -158,6 +158,20 @@ def _configs() -> Iterator[tuple[str, Attack]]:
         {"rope_type": "linear", "factor": 1 << 2000}, {"rope_type": "llama3"}, {"partial_rotary_factor": 0.5},
     ):  # fmt: skip
         yield f"rope_scaling = {scaling!r:.60}", _config({"rope_scaling": scaling})
+    slight = {"factor": 2e-37, "low_freq_factor": 1, "high_freq_factor": 4}
+    for kind in ("linear", "llama3", "yarn"):
+        yield f"{kind} by next to nothing", _config({"rope_scaling": {"rope_type": kind, **slight}})
+    yield "a base next to nothing", _config({"rope_theta": 2e-37, "rope_scaling": None})
+    for change in (
+        {}, {"factor": 9e36, "attention_factor": 9e36}, {"factor": float("nan")}, {"rope_theta": 1.0}, {"beta_slow": 0},
+        {"rope_theta": 1.0000000000000002}, {"beta_fast": 9e36, "beta_slow": 2e-37}, {"attention_factor": 2e-37},
+        {"beta_fast": 2e-37, "truncate": False}, {"mscale": 9e36, "mscale_all_dim": 2e-37},
+        {"mscale": 2e-37, "mscale_all_dim": 9e36}, {"original_max_position_embeddings": 1},
+        {"original_max_position_embeddings": 1 << 40},
+    ):  # fmt: skip
+        yarn = {"rope_type": "yarn", **change}
+        plant = edited("config.json", lambda config, yarn=yarn: config.update(rope_scaling=yarn))
+        yield f"yarn with {change!r:.60}", Attack("hf-shards", plant, readers.run, True)
     huge = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 512, "num_attention_heads": 512,
             "num_key_value_heads": 512, "head_dim": 1024, "vocab_size": 1 << 21}  # fmt: skip
     yield "all sizes are the largest", _config(huge)

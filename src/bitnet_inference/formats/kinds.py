@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound, Unsupported
-from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gpu import FILES, GpuCheckpoint, is_gpu_folder
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
@@ -36,6 +36,7 @@ _FOLDERS = (
     ("config.json", _HUGGING_FACE),
     ("params.json", _META),
 )
+_MIN_ROPE_FACTOR = 1e-6
 _WEIGHTS = (SINGLE, INDEX)  # a folder with these is read from them, whatever else it holds
 _MAGICS = ((b"GGUF", _GGUF), (b"PK\x03\x04", "a PyTorch file"), (b"\x08", _ONNX))
 
@@ -56,7 +57,23 @@ def open_checkpoint(path: str | Path, *, arm_i2_s: bool = False) -> Checkpoint:
         raise Unsupported(f"{path}: {kind} is not supported: use {', '.join(_READERS)}")
     if arm_i2_s and kind != _GGUF:
         raise InvalidParams(f"{path} is {kind}: only GGUF files have I2_S weights: leave arm_i2_s out")
-    return GgufCheckpoint(path, arm=True) if arm_i2_s else _READERS[kind](path)
+    checkpoint = GgufCheckpoint(path, arm=True) if arm_i2_s else _READERS[kind](path)
+    if kind != _ONNX:  # whose graph has rotations of its own
+        _check_rotations(path, checkpoint.config)
+    return checkpoint
+
+
+def _check_rotations(path: Path, config: ModelConfig) -> None:
+    """Raises FormatError for bases and factors that make rotary frequencies larger than kernels take."""
+    bases = [config.rope_theta, *([config.local.rope_theta] if config.local else [])]
+    scaling = config.rope_scaling
+    factors = (scaling.factors or (scaling.factor,)) if scaling else ()
+    if min(bases) < 1:
+        raise FormatError(path, "rope_theta", f"{min(bases):g} is below 1: correct it")
+    if factors and min(factors) < _MIN_ROPE_FACTOR:
+        raise FormatError(
+            path, "rope_scaling", f"a factor of {min(factors):g} is below {_MIN_ROPE_FACTOR:g}: correct it"
+        )
 
 
 def kind_of(checkpoint: Checkpoint) -> str:
