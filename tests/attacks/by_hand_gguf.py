@@ -22,18 +22,18 @@ def _key(key: str, kind: int, value: bytes) -> bytes:
     return _gguf_text(key.encode()) + struct.pack("<I", kind) + value
 
 
-def _with_keys(*keys: bytes) -> Plant:
+def _with_keys(*keys: bytes, name: str = "model.gguf") -> Plant:
     """A file with these keys in front of its own; of two with one name the first is ours."""
 
     def plant(root: Path) -> None:
-        content = (root / "model.gguf").read_bytes()
+        content = (root / name).read_bytes()
         _, own, tensors = gguf_fields(content)
         names = {key[: 8 + int.from_bytes(key[:8], "little")] for key in keys}
         kept = [content[a:b] for a, b in own if not content[a:b].startswith(tuple(names))]
         head = content[:16] + struct.pack("<Q", len(keys) + len(kept)) + b"".join((*keys, *kept))
         head += content[tensors[0][0] : tensors[-1][1]]
         data = -(-tensors[-1][1] // 32) * 32
-        (root / "model.gguf").write_bytes(head + bytes(-len(head) % 32) + content[data:])
+        (root / name).write_bytes(head + bytes(-len(head) % 32) + content[data:])
 
     return plant
 
@@ -105,8 +105,26 @@ def ggufs() -> Iterator[tuple[str, Attack]]:
     for value in (float("nan"), float("inf"), 0.0, -1.0, 1e-45):
         for key in ("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base"):
             yield f"{key} = {value}", Attack(seed, _with_keys(_key(key, 6, struct.pack("<f", value))))
+    yield from _gguf_parts()
     yield from _gguf_weights()
     yield from _gguf_words()
+
+
+def _gguf_parts() -> Iterator[tuple[str, Attack]]:
+    """What the parts of a model say of each other."""
+    numbers = struct.pack("<IQ2I", 4, 2, 0, 1)
+    for key in ("split.no", "split.count", "split.tensors.count"):
+        for part in ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf"):
+            for kind, value in (
+                (9, numbers),
+                (8, _gguf_text(b"1")),
+                (11, b"\xff" * 8),
+                (6, b"\0\0\xc0\x7f"),
+                (7, b"\1"),
+            ):
+                harmless = key == "split.tensors.count" and part != "model-00001-of-00002.gguf"
+                plant = _with_keys(_key(key, kind, value), name=part)
+                yield f"{part}: {key} of the kind {kind}", Attack("gguf-parts", plant, harmless=harmless)
 
 
 def _gguf_weights() -> Iterator[tuple[str, Attack]]:

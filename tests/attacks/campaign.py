@@ -170,6 +170,7 @@ def main() -> None:
         reader, number = options.show[0], int(options.show[1])
         seed = files_of(READERS[reader].seed)
         shutil.rmtree(options.out, ignore_errors=True)
+        options.out.mkdir(parents=True)
         write(options.out, seed | changes(reader, number, seed))
         return
     total, failed = 0, 0

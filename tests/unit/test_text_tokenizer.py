@@ -170,7 +170,7 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
         ("tokenizer_config.json", "{", "this is not JSON (line 1, column 2: Expecting property"),
         ("tokenizer_config.json", "[]", "a JSON object was expected, not []"),
         ("tokenizer_config.json", "[" * 100_000, "the JSON is nested too deeply"),
-        ("tokenizer_config.json", '{"eos_token": "a", "eos_token": "b"}', "'eos_token' stands there twice: keep one"),
+        ("tokenizer_config.json", '{"eos_token": "a", "eos_token": "b"}', "the key 'eos_token' stands there"),
         ("tokenizer_config.json", '{"bos_token": {"content": "a", "content": "b"}}', "the key 'content' stands"),
         ("special_tokens_map.json", '{"eos_token": "a", "eos_token": "b"}', "the key 'eos_token' stands there twice"),
         ("generation_config.json", '{"top_k": 1, "top_k": 2}', "the key 'top_k' stands there twice"),

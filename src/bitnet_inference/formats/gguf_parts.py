@@ -43,8 +43,8 @@ def _part(path: Path, at: int, count: int, given: GgufFile) -> GgufFile:
     if not own.is_file():
         raise FormatError(own, "", f"this part of the model is missing: {_AGAIN}")
     part = given if own == path else read_gguf(own)
-    said = tuple(part.metadata.get(f"split.{key}") for key in ("no", "count"))
-    if said != (at, count):
+    said = [part.metadata.get(f"split.{key}") for key in ("no", "count")]
+    if not all(map(_is, said, (at, count))):
         raise FormatError(own, "split.no", f"says part {shown(said[0])} of {shown(said[1])} from 0 on: {_AGAIN}")
     return part
 
@@ -57,7 +57,12 @@ def _joined(parts: list[GgufFile]) -> GgufFile:
         tensors |= part.tensors
     first = parts[0]
     wanted: Any = first.metadata.get("split.tensors.count", len(tensors))
-    if wanted != len(tensors):
+    if not _is(wanted, len(tensors)):
         raise FormatError(first.path, "split.tensors.count", f"is {shown(wanted)}, there are {len(tensors)}: {_AGAIN}")
     records = {key: record for key, record in first.records.items() if not key.startswith(_SPLIT)}
     return replace(first, tensors=tensors, records=records, num_bytes=sum(part.num_bytes for part in parts))
+
+
+def _is(said: object, number: int) -> bool:
+    """Whether a value of a file, which may be a whole array, is this number."""
+    return type(said) is int and said == number
