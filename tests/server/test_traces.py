@@ -142,6 +142,5 @@ def test_without_the_extra_the_option_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_an_endpoint_that_is_no_address_is_refused() -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with pytest.raises(InvalidParams, match="http://localhost:4318"):
         open_tracing("localhost:4317")
