@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,11 @@ def strict(served: ServedModels) -> Iterator[Running]:
 def raw(server: Running, text: bytes) -> bytes:
     """What a connection that sends just this gets until it is closed."""
     with socket.create_connection(server.address[:2], timeout=20) as connection:
-        connection.sendall(text)
         received = b""
-        while part := connection.recv(1 << 16):
-            received += part
+        with suppress(ConnectionError):  # closed while we were still sending
+            connection.sendall(text)
+            while part := connection.recv(1 << 16):
+                received += part
     return received
 
 
