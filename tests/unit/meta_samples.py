@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_folders import Folder
 
+from bitnet_inference.errors import FormatError
+from bitnet_inference.formats import open_checkpoint
+
 STORAGES = {
     "i1": "CharStorage",
     "u2": "BFloat16Storage",
@@ -288,3 +291,19 @@ def write_ranks(path: Path, lines: Iterable[bytes] | None = None) -> Path:
     if not (path / "params.json").exists():
         (path / "params.json").write_text("{}")
     return path
+
+
+def headers(sound: bytes) -> list[int]:
+    """Where a .pth or .pt file has its pickle and its directory."""
+    return [*range(sound.index(b"data.pkl"), sound.index(b"byteorder")), *range(sound.index(b"PK\1\2"), len(sound))]
+
+
+def read_or_refused(folder: Path) -> None:
+    """A folder with a damaged file of tensors is read, or refused in a line."""
+    try:
+        checkpoint = open_checkpoint(folder)
+        assert all("\n" not in line for line in checkpoint.check())
+        for name in ("embed", "layers.0.q", "layers.1.down"):
+            checkpoint.matrix(name)
+    except FormatError as error:
+        assert "\n" not in str(error)
