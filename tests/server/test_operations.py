@@ -106,6 +106,13 @@ def test_who_asks_too_often_waits() -> None:
     assert [call(gate)[0] for _ in range(2)] == [200, 429]
 
 
+def test_who_only_watches_uses_up_nothing() -> None:
+    gate = Gate(empty, ServerOptions(requests_per_minute=1, keys=read_keys(["first-secret"], None)))
+    key = {"x-api-key": "first-secret"}
+    assert [call(gate, path, headers=key)[0] for path in ("/stats", "/metrics", "/stats", "/v1/models")] == [200] * 4
+    assert call(gate, "/stats")[0] == 401
+
+
 def test_a_body_has_an_end() -> None:
     gate = Gate(empty, ServerOptions(max_body_bytes=10))
     assert call(gate, body=[b"12345", b"12345"])[0] == 200

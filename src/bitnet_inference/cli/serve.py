@@ -36,6 +36,11 @@ TREATING: Mapping[str, Any] = {
     "cors_origins": _option(list[str], "cors-origin", 'A web page that may use the API, or "*".', "ORIGIN"),
     "max_body_bytes": _option(int, "max-body-bytes", "Larger requests are refused: 4 MB if not given.", "N"),
     "max_connections": _option(int, "max-connections", "More are closed at once: 20,000 if not given.", "N"),
+    "header_timeout_s": _option(float, "header-timeout", "So long headers may take: 10 if not given.", "SECONDS"),
+    "body_timeout_s": _option(float, "body-timeout", "So long a part of a body may take: 30 if not given.", "SECONDS"),
+    "reader_timeout_s": _option(
+        float, "reader-timeout", "Who takes nothing of an answer for so long is dropped: 300 if not given.", "SECONDS"
+    ),
     "request_timeout_s": _option(float, "request-timeout", "An answer that takes longer ends there.", "SECONDS"),
     "max_priority": _option(int, "max-priority", "The highest that requests may ask for: 0 if not given.", "N"),
     "drain_timeout_s": _option(float, "drain-timeout", "What requests have after SIGTERM: 30 if not given.", "SECONDS"),

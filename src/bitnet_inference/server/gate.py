@@ -23,6 +23,7 @@ MAX_CALLERS = 100_000  # that are remembered at a time
 # Open to everybody: what watches over a server, and the page, which asks for the key.
 OPEN = ("/health", "/ready", "/version", "/", "/dashboard")
 OPEN_BELOW = "/web/"
+UNCOUNTED = ("/metrics", "/stats")  # asked every few seconds by who watches
 
 
 @dataclass
@@ -66,6 +67,9 @@ class Gate:
         if self.is_closing:
             raise Failure(503, "the server is shutting down: try again soon", code="shutting_down", retry_after_s=5)
         scope[CALLER], scope[OPTIONS] = self._caller(scope), self._options
+        if path in UNCOUNTED:
+            yield
+            return
         account = self._account(scope[CALLER] or _address(scope))
         self._charge(account)
         account.num_running += 1
