@@ -75,6 +75,7 @@ def cases(family: Family) -> Iterator[Case]:
     for kind in _WHOLE_FILES:
         if llama_cpp_knows(family) and (has_ternary or not kind.startswith("TQ")):
             yield Case(f"llama.cpp {kind}", partial(_by_llama_cpp, family, kind))
+    yield Case("convert onnx", partial(_onnx, family))
     for each in KINDS:
         if has_ternary or each == "f16":
             yield Case(f"convert {each}", partial(_converted, family, each))
@@ -104,7 +105,8 @@ def _compare(family: Family, path: Path, wanted: Expected, arm: bool) -> Cell:
             matrix = checkpoint.matrix(name)
             if not isinstance(matrix, Ternary) or not np.array_equal(ternary_codes(matrix), np.sign(values)):
                 return Cell(why=f"wrong codes: {name}")
-    model = load_model(checkpoint, EngineConfig(device="cpu", cache_dtype="float32", threads=1))
+    device = "onnx" if path.suffix == ".onnx" else "cpu"
+    model = load_model(checkpoint, EngineConfig(device=device, cache_dtype="float32", threads=1))
     with LLM(model, load_tokenizer(checkpoint)) as llm:
         logits = llm.logits(wanted.ids)
         params = SamplingParams(temperature=0.0, max_tokens=NUM_GREEDY, ignore_eos=True)
@@ -129,6 +131,11 @@ def _canonical(module: str) -> str:
 
 def _packed(family: Family, room: Path) -> tuple[Path, Any]:
     return convert(family.folder, room / "packed.safetensors").path, family.model
+
+
+def _onnx(family: Family, room: Path) -> tuple[Path, Any]:
+    (folder := room / "onnx").mkdir()  # it brings its tokenizer with it
+    return convert(family.folder, folder / "model.onnx").path, family.model
 
 
 def _meta(family: Family, room: Path) -> tuple[Path, Any]:
