@@ -8,7 +8,8 @@ but for rounding, `!` where it was not. All references compute in float32:
 - Meta's .pth files: Transformers, from whose model torch.save wrote them;
 - GGUF: Transformers' model with the weights that PyPI's `gguf` reads from the file, or that were packed by hand for
   types that it does not know (I2_S, Q2_0); with matrices of ternary types, activations are rounded to int8;
-- what `bitnet convert` writes: the same, and for I2_S, ONNX and packed files Transformers from the folder they were made of.
+- what `bitnet convert` writes: the same, and for I2_S, ONNX and packed files Transformers from the folder that they
+  were made of.
 
 Ternary matrices are compared to the bit as well: a file that is read as others is "wrong codes". The second table is
 llama.cpp on the same files: the relative RMS of its logits from ours, and whether its tokenizer gives the same tokens.
