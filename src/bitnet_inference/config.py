@@ -17,7 +17,7 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams, Unavailable
 
-DEVICES = ("auto", "cpu", "reference", "onnx")
+DEVICES = ("auto", "cpu", "mlx", "reference", "onnx")
 CACHE_DTYPES = ("bfloat16", "float32", "int8")  # of our own caches
 TERNARY_FORMATS = ("auto", "u2", "t5")
 QUANTIZATIONS = ("none", "ternary", "int8")
@@ -30,8 +30,8 @@ MAX_THREADS = 1024
 class EngineConfig:
     """Where and how a model runs.
 
-    `device`: "cpu" (native kernels), "reference" (NumPy, slow, the specification), "onnx" (ONNX Runtime, for ONNX files
-    and for nothing else), or "auto": what runs the file.
+    `device`: "cpu" (native kernels), "mlx" (Apple's GPUs, or MLX on a processor), "reference" (NumPy, slow, the
+    specification), "onnx" (ONNX Runtime, for ONNX files and for nothing else), or "auto": "cpu", or what runs the file.
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and

@@ -71,6 +71,7 @@ DOORS = {
     "huggingface_hub": "hub/client.py",
     "jinja2": "text/chat.py",
     "llguidance": "grammar/matcher.py",
+    "mlx": "backends/mlx",
     "numpy": "",
     "onnxruntime": "backends/onnx",
     "opentelemetry": "server/traces.py",

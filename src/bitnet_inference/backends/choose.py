@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.errors import InvalidParams, OutOfMemory
+from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.ternarized import quantized
@@ -31,6 +31,13 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
         from bitnet_inference.backends.reference import ReferenceModel
 
         return ReferenceModel(checkpoint, config, report)
+    if config.device == "mlx":
+        try:
+            from bitnet_inference.backends.mlx import MlxModel
+        except ImportError as error:
+            why = f"the package mlx cannot be used ({error})"
+            raise Unavailable("mlx", why, 'pip install "bitnet-inference[mlx]"') from error
+        return MlxModel(checkpoint, config, report)
     from bitnet_inference.backends.cpu import CpuModel
 
     try:

@@ -20,6 +20,8 @@ def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_token
     cache = num_cache_tokens * _bytes_a_token(checkpoint.config, config)
     if config.device in ("reference", "onnx"):
         return checkpoint.num_bytes + cache
+    if config.device == "mlx":
+        return _mlx_bytes(checkpoint) + _dense_bytes(checkpoint, config) + cache
     return _ternary_bytes(checkpoint, config) + _dense_bytes(checkpoint, config) + cache
 
 
@@ -28,6 +30,18 @@ def _ternary_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     a_byte, columns = (5, 80) if config.ternary_format == "t5" else (4, 16)
     padded = (-(-shape[0] // 32) * 32 * -(-shape[1] // columns) * columns for shape in _ternary_shapes(checkpoint))
     return sum(padded) // a_byte
+
+
+def _mlx_bytes(checkpoint: Checkpoint) -> int:
+    """Columns fill whole groups. Two floats belong to each, of which all layers share those that say nothing."""
+    config, total = checkpoint.config, 0
+    for name, shape in expected_shapes(config):
+        if len(shape) == 2 and checkpoint.is_ternary(name):
+            size = checkpoint.group_size(name)
+            groups = shape[0] * -(-shape[1] // (size or 128))
+            total += groups * (size or 128) // 4 + 4 * shape[0]
+            total += 8 * groups // (1 if size or not is_projection(name) else config.num_layers)
+    return total
 
 
 def _ternary_shapes(checkpoint: Checkpoint) -> Iterator[tuple[int, ...]]:
@@ -46,7 +60,7 @@ def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     dense = width * (checkpoint.num_parameters - sum(map(math.prod, _ternary_shapes(checkpoint))))
     if config.quantize == "int8":
         dense -= (width - 1) * sum(map(math.prod, _rounded_shapes(checkpoint)))
-    if checkpoint.is_ternary("embed" if checkpoint.config.tie_embeddings else "head"):
+    if config.device == "mlx" or checkpoint.is_ternary("embed" if checkpoint.config.tie_embeddings else "head"):
         return dense
     head = checkpoint.config.vocab_size * checkpoint.config.hidden_size
     if config.head in ROUNDED_HEADS:
@@ -60,7 +74,5 @@ def _bytes_a_token(sizes: ModelConfig, config: EngineConfig) -> int:
         return heads * 2 * sizes.head_dim * 4
     width = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
     scale = 4 if config.cache_dtype == "int8" else 0
-    if config.device == "onnx":
-        return heads * 2 * sizes.head_dim * width
-    value_dim = -(-sizes.head_dim // 16) * 16
+    value_dim = sizes.head_dim if config.device in ("onnx", "mlx") else -(-sizes.head_dim // 16) * 16
     return heads * ((sizes.head_dim + value_dim) * width + 2 * scale)

@@ -28,7 +28,8 @@ LOADING: Mapping[str, Any] = {
         int | None, typer.Option(metavar="N", help="CPU threads. Default: BITNET_THREADS, or one a physical core.")
     ],
     "device": Annotated[
-        str | None, typer.Option(help='"cpu", "reference" (plain NumPy, slow), "onnx" (for ONNX files), or "auto".')
+        str | None,
+        typer.Option(help='"cpu", "mlx" (Apple\'s GPUs), "reference" (plain NumPy, slow), "onnx" (ONNX files), or "auto".'),
     ],
     "cache_dtype": Annotated[
         str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
