@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +23,15 @@ from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.request import Request
-from bitnet_inference.errors import FormatError, InvalidParams, KernelError, OutOfMemory, Stopped, Unavailable, Unsupported
+from bitnet_inference.errors import (
+    FormatError,
+    InvalidParams,
+    KernelError,
+    OutOfMemory,
+    Stopped,
+    Unavailable,
+    Unsupported,
+)
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, Ternary
 from bitnet_inference.formats.floats import to_bfloat16
@@ -72,9 +80,7 @@ def rows_of(count: int, columns: int) -> Floats:
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_ternary_products_are_the_specification_to_the_bit(rows: int, columns: int) -> None:
     codes, more = random_codes(rows, columns), random_codes(rows + 3, columns)
-    stack = read(
-        q=Ternary(codes, "codes", codes.shape, 0.37), k=Ternary(ternary.pack_u2(more), "u2", more.shape, 1.9)
-    )
+    stack = read(q=Ternary(codes, "codes", codes.shape, 0.37), k=Ternary(ternary.pack_u2(more), "u2", more.shape, 1.9))
     assert len(stack) == 1  # one product for both
     for count in (1, 2, 5, 33):
         x = rows_of(count, columns)
@@ -300,7 +306,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(
         talking = Talk(load_model(open_checkpoint(GOLDEN / "llama-f32"), EngineConfig(device="mlx")))
         talking.step(9, 3, 20)
         if fails:
-            with monkeypatch.context() as patch, pytest.raises(ours, match="^a step of 3 tokens [ -~]*$"):
+            with monkeypatch.context() as patch, pytest.raises(ours, match=r"^a step of 3 tokens [ -~]*$"):
                 patch.setattr(mx, "async_eval", Refusing(mx.async_eval, times, error))
                 talking.step(1, 1, 1)
             talking.done = [9, 3, 20]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitnet_inference.config import EngineConfig
-from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable, Unavailable
+from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.ternarized import quantized

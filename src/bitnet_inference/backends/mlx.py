@@ -25,7 +25,7 @@ from bitnet_inference.model.loader import Progress, num_weights, record
 from bitnet_inference.model.rope import inverse_frequencies
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
-Last = Callable[[MlxOps, ModelConfig, mx.array], tuple[mx.array, ...]]  # of a step: from its hidden states on
+Last = Callable[[Any, ModelConfig, mx.array], tuple[mx.array, ...]]  # the end of a step, in the verbs of MlxOps
 _MAX_SHOWN = 300  # letters of what MLX says
 _OUT_OF_MEMORY = ("allocat", "emory", "maximum allowed buffer size")
 
@@ -213,7 +213,7 @@ def _computed(ops: StepOps) -> tuple[mx.array, list[Rows]]:
     return decoder(ops, ops.config), ops.rows
 
 
-def _best(ops: MlxOps, config: ModelConfig, hidden: mx.array) -> tuple[mx.array, mx.array]:
+def _best(ops: Any, config: ModelConfig, hidden: mx.array) -> tuple[mx.array, mx.array]:
     logits = head(ops, config, hidden)
     ids = mx.argmax(logits, axis=1, keepdims=True)
     return ids, mx.take_along_axis(logits, ids, axis=1)
@@ -223,7 +223,7 @@ def _num_bytes(weights: Weights) -> int:
     """Of all arrays, each once."""
     kept = [each for stack in weights.stacks.values() for part in stack for each in part]
     arrays = {id(each): each for each in (*kept, *weights.vectors.values()) if isinstance(each, mx.array)}
-    return sum(array.nbytes for array in arrays.values())
+    return sum(int(array.nbytes) for array in arrays.values())
 
 
 def _room() -> int:

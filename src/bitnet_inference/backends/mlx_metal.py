@@ -11,7 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-MAX_TOKENS = 4  # beyond, MLX's products of matrices read the weights less often
+MAX_TERNARY_TOKENS = 4  # beyond, MLX's own products read the weights less often
+MAX_DENSE_TOKENS = 16  # beyond, it pays to widen the weights to float32 first, which MLX's own products need
 ROWS, LANES, THREADS = 4, 32, 64  # rows and lanes of a SIMD group, threads of a group of threads
 
 # codes: float32 [TOKENS, 16 * WORDS]; words: uint32 [OUT, WORDS]; scales: float32 [OUT]; inverse: float32 [TOKENS, 1]
@@ -85,20 +86,17 @@ class MetalProducts:
 
     def __init__(self) -> None:
         """Raises RuntimeError where MLX has no Metal."""
-        self._ternary: Any = mx.fast.metal_kernel("bitnet_ternary", ["codes", "words", "scales", "inverse"], ["out"], TERNARY)
+        inputs = ["codes", "words", "scales", "inverse"]
+        self._ternary: Any = mx.fast.metal_kernel("bitnet_ternary", inputs, ["out"], TERNARY)
         self._dense: Any = mx.fast.metal_kernel("bitnet_dense", ["x", "weights"], ["out"], DENSE)
 
-    def takes(self, x: mx.array) -> bool:
-        """Whether these rows are few enough."""
-        return x.shape[0] <= MAX_TOKENS
-
     def ternary(self, codes: mx.array, words: mx.array, scales: mx.array, inverse: mx.array) -> mx.array:
-        """As mlx_weights.Codes.product: float32 [tokens, out]."""
+        """As mlx_weights.Codes.product, of at most MAX_TERNARY_TOKENS rows: float32 [tokens, out]."""
         sizes = {"TOKENS": codes.shape[0], "OUT": words.shape[0], "WORDS": words.shape[1]}
         return _run(self._ternary, [codes, words, scales, inverse], sizes)
 
     def dense(self, x: mx.array, weights: mx.array) -> mx.array:
-        """x @ weights^T in float32: [tokens, out]."""
+        """x @ weights^T in float32, of at most MAX_DENSE_TOKENS rows: [tokens, out]."""
         sizes = {"TOKENS": x.shape[0], "OUT": weights.shape[0], "COLUMNS": weights.shape[1]}
         return _run(self._dense, [x, weights], sizes)
 
@@ -112,7 +110,7 @@ def _run(kernel: Any, inputs: list[mx.array], sizes: dict[str, int]) -> mx.array
         output_shapes=[(sizes["TOKENS"], sizes["OUT"])],
         output_dtypes=[mx.float32],
     )
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def metal_products() -> MetalProducts | None:
@@ -121,12 +119,12 @@ def metal_products() -> MetalProducts | None:
         return None
     try:
         metal = MetalProducts()
-        return metal if _is_right(metal) else None
+        return metal if is_right(metal) else None
     except RuntimeError:  # this Metal does not compile them
         return None
 
 
-def _is_right(metal: MetalProducts) -> bool:
+def is_right(metal: MetalProducts) -> bool:
     """Products of whole numbers that float32 and bfloat16 hold, with rows and words that fill no SIMD group."""
     fields, x = np.arange(9 * 528).reshape(9, 528) ** 2 % 3, np.arange(3 * 528).reshape(3, 528) ** 2 % 127
     words = (fields.reshape(9, 33, 16) << 2 * np.arange(16)).sum(axis=2).astype(np.uint32)

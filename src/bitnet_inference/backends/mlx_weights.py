@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
-from bitnet_inference.backends.mlx_metal import MetalProducts
+from bitnet_inference.backends.mlx_metal import MAX_DENSE_TOKENS, MAX_TERNARY_TOKENS, MetalProducts
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, is_projection
 from bitnet_inference.formats.floats import to_float32
@@ -47,7 +47,7 @@ class Codes(NamedTuple):
         missing = self.packed.shape[1] * 32 // self.bits - self.columns
         if missing:
             codes = mx.pad(codes, ((0, 0), (0, missing)))
-        if metal is not None and self.bits == 2 and self.row_scales is not None and metal.takes(codes):
+        if metal and self.bits == 2 and self.row_scales is not None and len(codes) <= MAX_TERNARY_TOKENS:
             return metal.ternary(codes, self.packed, self.row_scales, inverse)
         sums = mx.quantized_matmul(
             codes, self.packed, self.scales, self.biases, group_size=self.group_size, bits=self.bits
@@ -64,7 +64,7 @@ class Floats(NamedTuple):
         """x @ W^T in float32: [tokens, out]."""
         if self.data.dtype == mx.float32:
             return x @ self.data.T
-        if metal is not None and metal.takes(x):
+        if metal and len(x) <= MAX_DENSE_TOKENS:
             return metal.dense(x, self.data)
         step = max(1, _CHUNK_WEIGHTS // self.data.shape[1])
         starts = range(0, self.data.shape[0], step)
@@ -147,7 +147,7 @@ class WeightReader:
         return _Packed(words, scales, 2, matrix.group_size, columns)
 
     def _int8(self, name: str, matrix: Dense) -> _Packed:
-        rows, columns = matrix.data.shape
+        columns = matrix.data.shape[1]
         self._check_width(name, columns)
         words, scales = zip(*(self._rounded(name, part) for part in _chunks(matrix)), strict=True)
         return _Packed(np.concatenate(words), np.concatenate(scales), 8, 0, columns)

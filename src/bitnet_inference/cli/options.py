@@ -29,7 +29,9 @@ LOADING: Mapping[str, Any] = {
     ],
     "device": Annotated[
         str | None,
-        typer.Option(help='"cpu", "mlx" (Apple\'s GPUs), "reference" (plain NumPy, slow), "onnx" (ONNX files), or "auto".'),
+        typer.Option(
+            help='"cpu", "mlx" (Apple GPUs), "reference" (plain NumPy, slow), "onnx" (ONNX files), or "auto".'
+        ),
     ],
     "cache_dtype": Annotated[
         str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
