@@ -27,10 +27,11 @@ def params(case: dict[str, Any], max_tokens: int) -> BeamParams:
     return BeamParams(num_choices=case["num_beams"], max_tokens=max_tokens, **options)
 
 
+@pytest.mark.parametrize("device", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_finds_what_transformers_finds(name):
+def test_it_finds_what_transformers_finds(name, device):
     golden = json.loads((GOLDEN / name / "beams.json").read_text())
-    model = load_model(open_checkpoint(GOLDEN / name), EngineConfig(device="cpu", cache_dtype="float32", threads=1))
+    model = load_model(open_checkpoint(GOLDEN / name), EngineConfig(device=device, cache_dtype="float32", threads=1))
     engine = Engine(model)
     searches = []
     for case in golden["cases"]:  # all at once: they share steps and the prompt

@@ -60,9 +60,10 @@ def test_rule(rule: Rule) -> None:
 def test_every_dependency_has_a_door_and_goes_through_it() -> None:
     """pyproject.toml, DOORS and the imports name the same libraries."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["onnx"]]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["mlx"], *extras["onnx"]]
     wanted = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in lines}
-    wanted |= {line.split("-")[0] for line in project["optional-dependencies"]["otel"]}  # one name, several packages
+    wanted |= {line.split("-")[0] for line in extras["otel"]}  # one name, several packages
     used = {name.split(".")[0] for source in read(("src/**/*.py",)) for _, name, _ in house.imports(source)}
     doors = set(house.DOORS) - {"_native"}
     assert wanted == doors | set(house.UNSEEN), "a dependency of pyproject.toml without a door, or the other way round"

@@ -223,11 +223,13 @@ def _num_bytes(weights: Weights) -> int:
     """Of all arrays, each once."""
     kept = [each for stack in weights.stacks.values() for part in stack for each in part]
     arrays = {id(each): each for each in (*kept, *weights.vectors.values()) if isinstance(each, mx.array)}
-    return sum(int(array.nbytes) for array in arrays.values())
+    return sum(array.nbytes for array in arrays.values())
 
 
 def _room() -> int:
     """Memory that arrays may still take: what Metal recommends, or what the system has."""
     if not mx.metal.is_available():
         return available_bytes()
-    return max(0, int(mx.device_info()["max_recommended_working_set_size"]) - mx.get_active_memory())
+    recommended: int = mx.device_info()["max_recommended_working_set_size"]
+    used: int = mx.get_active_memory()
+    return max(0, recommended - used)
