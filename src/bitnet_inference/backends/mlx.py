@@ -87,14 +87,17 @@ class MlxModel:
         weights = self._open_weights()
         with running(f"a step of {len(batch.token_ids)} tokens"):
             self._settle()
-            if arrays := decoding(batch, self._cache):
+            arrays = decoding(batch, self._cache)
+            if arrays is not None:
                 token_ids, positions, slots, past = map(mx.array, arrays)
                 hidden, rows = self._decode(token_ids, positions, past, self._cache.layers)
             else:
                 slots, step = mx.array(batch.slots), any_step(batch, self._cache)
                 hidden, rows = _computed(StepOps(weights, self._cache, step, self._cache.layers))
             mx.async_eval(hidden, rows)  # takes what memory it needs, or fails
-        self._rows, self._is_running = (slots, rows), True
+            if arrays is None:
+                mx.synchronize()  # else nobody may wait for it, and the engine would take it for quick
+        self._rows, self._is_running = (slots, rows), arrays is not None
         return MlxOutput(self, hidden)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -117,8 +120,10 @@ class MlxModel:
         with running(f"the end of a step, of {len(rows)} rows,"):
             for begin in range(0, len(rows), HEAD_ROWS):
                 chosen = mx.array(np.asarray(rows[begin : begin + HEAD_ROWS], np.int32))
-                for output, found in zip(outputs, last(ops, self.config, hidden[chosen]), strict=True):
-                    output[begin : begin + HEAD_ROWS] = found
+                found = last(ops, self.config, hidden[chosen])
+                mx.eval(found)  # lets other threads run
+                for output, part in zip(outputs, found, strict=True):
+                    output[begin : begin + HEAD_ROWS] = part
         self._is_running = False
 
     def _open_weights(self) -> Weights:

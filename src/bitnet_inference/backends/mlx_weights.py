@@ -84,8 +84,8 @@ def quantized_rows(x: mx.array) -> tuple[mx.array, mx.array]:
 def products(x: mx.array, stack: Stack, metal: MetalProducts | None) -> tuple[mx.array, ...]:
     """x @ W^T for every matrix of the stack; for those of codes, of x rounded to int8 by row.
 
-    Sums of codes are exact: MLX adds whole numbers in float32, and none is larger than MAX_COLUMNS allows. Products of
-    8 bits may be, and are rounded then; where groups have scales, what is added is no whole number.
+    Sums of ternary codes are exact: MLX adds whole numbers in float32, and MAX_COLUMNS keeps them below 2^24. Those of
+    8 bits are rounded from there on, and where groups have scales, what is added is rounded.
     """
     rounded = quantized_rows(x) if any(isinstance(part, Codes) for part in stack) else None
     results: list[mx.array] = []
