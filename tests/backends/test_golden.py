@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import has
 
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
@@ -14,7 +15,7 @@ from bitnet_inference.model.contract import Batch, Model, Output
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
-DEVICES = ("reference", "cpu", "mlx")
+DEVICES = ("reference", "cpu", *(["mlx"] if has("mlx") else []))
 # The golden seeds keep every int8 code away from a tie, so that no code flips: what is left is float32 rounding. The
 # bound that holds even where a code flips is 3%.
 NO_FLIP, ALWAYS = 1e-4, 3e-2
