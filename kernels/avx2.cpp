@@ -29,8 +29,8 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, 
         for (int q = 0; q < Q; q++)
             for (int t = 0; t < T; t++) narrow[q][t] = _mm256_setzero_si256();
         for (; s < stop; s++, w += kStepBytes, a += 16 * stride) {
-            __builtin_prefetch(w + 4096, 0, 2);
-            if (Q > 2) __builtin_prefetch(w + 4096 + 64, 0, 2);
+            fetch_ahead(w);
+            if (Q > 2) fetch_ahead(w + 64);
 #pragma GCC unroll 4
             for (int p = 0; p < 4; p++) {
                 __m256i field[Q];

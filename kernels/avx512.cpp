@@ -37,8 +37,8 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
             const int8_t* as = a + (begin * 16 + 4 * first) * T;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T) {
                 if constexpr (F == 4) {
-                    __builtin_prefetch(ws + 3072, 0, 2);
-                    __builtin_prefetch(ws + 3072 + 64, 0, 2);
+                    fetch_ahead(ws);
+                    fetch_ahead(ws + 64);
                 } else {
                     __builtin_prefetch(next + (first * kChunk / F + s - begin) * (kStepBytes * F / 4), 0, 3);
                 }

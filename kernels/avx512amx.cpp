@@ -2,6 +2,7 @@
 // sums.
 #include <cstring>
 
+#include "fetch.h"
 #include "t5_decode.h"
 
 namespace {
@@ -39,8 +40,8 @@ BITNET_INLINE void zero_sums() {
 }
 
 BITNET_INLINE void prefetch_step(const uint8_t* w) {
-    __builtin_prefetch(w + 3072, 0, 2);
-    __builtin_prefetch(w + 3072 + 64, 0, 2);
+    fetch_ahead(w);
+    fetch_ahead(w + 64);
 }
 
 // A field of 16 rows as a byte each: one instruction, a product of bit matrices, picks both bits.
@@ -259,8 +260,8 @@ BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, 
         return _mm512_or_si512(upper, _mm512_and_si512(low, last));
     };
     for (int s = 0; s < kTileSteps && s < steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, bytes += 256) {
-        for (int line = 0; line < kHeadBytes6; line += 64) __builtin_prefetch(w6 + 3072 + line, 0, 2);
-        __builtin_prefetch(w2 + 3072, 0, 2);
+        for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(w6 + line);
+        fetch_ahead(w2);
         const __m512i x = _mm512_loadu_si512(w6), y = _mm512_loadu_si512(w6 + 64), z = _mm512_loadu_si512(w6 + 128);
         const __m512i low = _mm512_loadu_si512(w2);
         _mm512_storeu_si512(bytes, join(_mm512_slli_epi16(x, 2), _mm512_slli_epi16(z, 6), low));

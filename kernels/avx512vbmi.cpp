@@ -1,4 +1,5 @@
 // AVX-512 with VBMI: products with T5, decoded in registers.
+#include "fetch.h"
 #include "t5_decode.h"
 
 namespace {
@@ -35,8 +36,8 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
             const int8_t* ls = last + begin * 4 * T;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T, ls += 4 * T) {
                 if constexpr (H == 2) {
-                    __builtin_prefetch(ws + 3072, 0, 2);
-                    __builtin_prefetch(ws + 3072 + 64, 0, 2);
+                    fetch_ahead(ws);
+                    fetch_ahead(ws + 64);
                 } else {
                     __builtin_prefetch(next + (s - begin) * 64, 0, 3);
                 }

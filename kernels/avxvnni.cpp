@@ -22,8 +22,8 @@ inline void tile_part(const uint8_t* w, const int8_t* a, int steps, int stride, 
     const __m256i mask = _mm256_set1_epi8(3);
     w += 32 * first;
     for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * stride) {
-        __builtin_prefetch(w + 4096, 0, 2);
-        if (Q > 2) __builtin_prefetch(w + 4096 + 64, 0, 2);
+        fetch_ahead(w);
+        if (Q > 2) fetch_ahead(w + 64);
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++) {
             __m256i field[Q];

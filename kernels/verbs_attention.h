@@ -50,16 +50,24 @@ BITNET_INLINE void each_group(int queries, F f) {
     if (queries - i == 1) f(i, Group<1>());
 }
 
-// The next block, whose place the processor cannot guess, while this one is read. Many queries hide the wait anyway.
-template <int G>
-BITNET_INLINE void fetch(const uint8_t* tile) {
-    if (G <= 4) __builtin_prefetch(tile);
-}
+// The next block, whose place the processor cannot guess, is fetched while this one is read: a tile for every tile, in
+// four places of it in turn.
+struct NextBlock {
+    const uint8_t* data;
+    int64_t quarter;  // tiles
+    template <Dtype D, int G>
+    BITNET_INLINE void fetch_tile(int64_t tile) const {
+        if (G > 4) return;  // many queries hide the wait
+        const uint8_t* p = data + (tile % 4 * quarter + tile / 4) * Tile<D>::bytes;
+        fetch(p);
+        if (Tile<D>::bytes > 64) fetch(p + 64);
+    }
+};
 
 // The scores of up to 32 positions for G queries, which stand as [pair of features][G][2]; those of query g from
 // counts[g] on are -inf.
 template <Dtype D, int G>
-BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, int64_t ahead, const float* q,
+BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const NextBlock& next, const float* q,
                               const int* counts, float (*scores)[32]) {
     constexpr int halves = 2 * G <= kLaneSums ? 2 : 1;  // at once
     const int pairs = t.layout.head_dim / 2;
@@ -74,7 +82,7 @@ BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, int64_t 
             for (int i = 0; i < halves; i++) {
                 const uint8_t* tile = keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes;
                 Tile<D>::get(tile, low[i], high[i]);
-                fetch<G>(tile + ahead);
+                next.fetch_tile<D, G>(half * pairs + p * halves + i);
             }
 #pragma GCC unroll 8
             for (int g = 0; g < G; g++)
@@ -126,8 +134,8 @@ BITNET_APART void weigh_block(float (*scores)[32], const int* counts, Softmax* s
 
 // Adds the values of the positions from .. to - 1 to N tiles of features of G queries.
 template <Dtype D, int G, int N>
-BITNET_INLINE void add_tiles(const uint8_t* values, int64_t ahead, int tiles, int from, int to,
-                             const float (*weights)[32], const float* corrections, float* sums) {
+BITNET_INLINE void add_tiles(const uint8_t* values, const NextBlock& next, int64_t fetched, int tiles, int from,
+                             int to, const float (*weights)[32], const float* corrections, float* sums) {
     Lanes s[G][N];
 #pragma GCC unroll 8
     for (int g = 0; g < G; g++)
@@ -139,7 +147,7 @@ BITNET_INLINE void add_tiles(const uint8_t* values, int64_t ahead, int tiles, in
         for (int d = 0; d < N; d++) {
             const uint8_t* tile = values + (int64_t(j / 2) * tiles + d) * Tile<D>::bytes;
             Tile<D>::get(tile, low[d], high[d]);
-            fetch<G>(tile + ahead);
+            next.fetch_tile<D, G>(fetched + j / 2 * N + d);
         }
         if (j >= from)
 #pragma GCC unroll 8
@@ -159,22 +167,23 @@ BITNET_INLINE void add_tiles(const uint8_t* values, int64_t ahead, int tiles, in
 }
 
 template <Dtype D, int G>
-BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, int64_t ahead, int from, int to,
+BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, const NextBlock& next, int from, int to,
                              const float (*weights)[32], const float* corrections, float* sums) {
     constexpr int at_once = kLaneSums / G > 4 ? 4 : kLaneSums / G > 1 ? kLaneSums / G : 1;
     const int tiles = t.layout.padded_dim / 16;
+    const auto add = [&](int d, auto count) {
+        add_tiles<D, G, count.size>(values + d * Tile<D>::bytes, next, t.layout.head_dim + d * (kBlockTokens / 2),
+                                    tiles, from, to, weights, corrections, sums + d * 16);
+    };
     int d = 0;
-    for (; d + at_once <= tiles; d += at_once)
-        add_tiles<D, G, at_once>(values + d * Tile<D>::bytes, ahead, tiles, from, to, weights, corrections,
-                                 sums + d * 16);
-    for (; d < tiles; d++)
-        add_tiles<D, G, 1>(values + d * Tile<D>::bytes, ahead, tiles, from, to, weights, corrections, sums + d * 16);
+    for (; d + at_once <= tiles; d += at_once) add(d, Group<at_once>());
+    for (; d < tiles; d++) add(d, Group<1>());
 }
 
-// The block of positions from p on, for G queries. The next one is `ahead` bytes further on.
+// The block of positions from p on, for G queries.
 template <Dtype D, int G>
-void attend_block(const AttendTask& t, const uint8_t* block, int64_t ahead, int p, const Query* queries, const float* q,
-                  Softmax* states, float* sums) {
+void attend_block(const AttendTask& t, const uint8_t* block, const NextBlock& next, int p, const Query* queries,
+                  const float* q, Softmax* states, float* sums) {
     float (*scores)[32] = (float (*)[32])(t.scratch);
     int counts[G], common = kBlockTokens;
     for (int g = 0; g < G; g++) {
@@ -182,7 +191,7 @@ void attend_block(const AttendTask& t, const uint8_t* block, int64_t ahead, int 
         counts[g] = left < 0 ? 0 : left < kBlockTokens ? left : kBlockTokens;
         common = counts[g] < common ? counts[g] : common;
     }
-    score_block<D, G>(t, block, ahead, q, counts, scores);
+    score_block<D, G>(t, block, next, q, counts, scores);
     for (int g = 0; g < G; g++)  // what a window has left behind
         for (int j = 0; j < queries[g].first - p && j < counts[g]; j++) scores[g][j] = -INFINITY;
     alignas(64) float corrections[16];
@@ -191,11 +200,11 @@ void attend_block(const AttendTask& t, const uint8_t* block, int64_t ahead, int 
         for (int g = 0; g < G; g++)
             for (int j = 0; j < counts[g]; j++) scores[g][j] *= scales_of(t.layout, block)[kBlockTokens + j];
     const uint8_t* values = block + t.layout.key_bytes;
-    add_values<D, G>(t, values, ahead, 0, common, scores, corrections, sums);
+    add_values<D, G>(t, values, next, 0, common, scores, corrections, sums);
     const float one = 1.0f;
     for (int g = 0; g < G; g++)  // what later tokens see and earlier ones do not
         if (counts[g] > common)
-            add_values<D, 1>(t, values, ahead, common, counts[g], scores + g, &one, sums + g * t.layout.padded_dim);
+            add_values<D, 1>(t, values, next, common, counts[g], scores + g, &one, sums + g * t.layout.padded_dim);
 }
 
 template <Dtype D>
@@ -208,8 +217,9 @@ void attend_segment(const AttendTask& t, int begin, int end, const Query* querie
         const uint8_t* block = t.cache + *here * t.layout.block_stride + t.kv_head * t.layout.head_bytes;
         const bool is_last = p + kBlockTokens >= queries[count - 1].length;
         const int64_t ahead = is_last ? 0 : (int64_t(here[1]) - here[0]) * t.layout.block_stride;
+        const NextBlock next{block + ahead, (t.layout.head_dim + t.layout.padded_dim) / 4};
         each_group(count, [&](int i, auto group) {
-            attend_block<D, group.size>(t, block, ahead, p, queries + i, q + i * t.layout.head_dim, to.states + i,
+            attend_block<D, group.size>(t, block, next, p, queries + i, q + i * t.layout.head_dim, to.states + i,
                                         to.sums + i * t.layout.padded_dim);
         });
     }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "fetch.h"
 #include "kernels.h"
 
 namespace {

@@ -34,7 +34,7 @@ void head_sums(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
         for (int v = 0; v < V; v++) sums[c][v] = no_sums();
     for (int s = 0; s < steps; s++, w += StepBytes, codes += 16 * V) {
 #pragma GCC unroll 3
-        for (int line = 0; line < StepBytes; line += 64) __builtin_prefetch(w + 3072 + line, 0, 2);
+        for (int line = 0; line < StepBytes; line += 64) fetch_ahead(w + line);
         Bytes fields[4];
         if constexpr (StepBytes == kHeadBytes6)
             load_fields6(w, fields);
