@@ -18,7 +18,7 @@ inline void add_products(__m512i& sum, const __m512i& codes, const __m512i& acti
 // T tokens, F of the four fields in a pass over the columns. The fields are masked in place, not shifted: half the
 // instructions beside the products. Their sums are shifted once at the end, which is exact: a sum stays below
 // 192 * 127 * columns / 4 < 2^31 (kMaxColumns). Passes share a chunk of columns that stays in the nearest cache, and
-// each fetches its part of the next.
+// what is fetched ahead.
 template <int T, int F>
 void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
     constexpr int kChunk = F == 4 ? 1 << 30 : 96;
@@ -33,14 +33,11 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
 #pragma GCC unroll 12
                 for (int t = 0; t < T; t++) sums[f][0][t] = sums[f][1][t] = _mm512_setzero_si512();
             const uint8_t* ws = w + begin * kStepBytes;
-            [[maybe_unused]] const uint8_t* next = w + end * kStepBytes;
             const int8_t* as = a + (begin * 16 + 4 * first) * T;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T) {
-                if constexpr (F == 4) {
+                if (F == 4 || F * s % 4 == first) {
                     fetch_ahead(ws);
                     fetch_ahead(ws + 64);
-                } else {
-                    __builtin_prefetch(next + (first * kChunk / F + s - begin) * (kStepBytes * F / 4), 0, 3);
                 }
 #pragma GCC unroll 4
                 for (int f = 0; f < F; f++) {

@@ -31,18 +31,12 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
 #pragma GCC unroll 8
                     for (int t = 0; t < T; t++) sums[h][p][t] = _mm512_setzero_si512();
             const uint8_t* ws = w + begin * kStepBytes + 64 * first;
-            [[maybe_unused]] const uint8_t* next = w + end * kStepBytes + first * (kChunk / 2 * kStepBytes);
             const int8_t* as = a + begin * 16 * T;
             const int8_t* ls = last + begin * 4 * T;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T, ls += 4 * T) {
-                if constexpr (H == 2) {
-                    fetch_ahead(ws);
-                    fetch_ahead(ws + 64);
-                } else {
-                    __builtin_prefetch(next + (s - begin) * 64, 0, 3);
-                }
 #pragma GCC unroll 2
                 for (int h = 0; h < H; h++) {
+                    fetch_ahead(ws + 64 * h);
                     const __m512i x = _mm512_loadu_si512(ws + 64 * h);
                     const __m512i u = decoder.first_four(x), top = decoder.fifth_on_top(x);
 #pragma GCC unroll 5

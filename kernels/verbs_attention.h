@@ -134,8 +134,8 @@ BITNET_APART void weigh_block(float (*scores)[32], const int* counts, Softmax* s
 
 // Adds the values of the positions from .. to - 1 to N tiles of features of G queries.
 template <Dtype D, int G, int N>
-BITNET_INLINE void add_tiles(const uint8_t* values, const NextBlock& next, int64_t fetched, int tiles, int from,
-                             int to, const float (*weights)[32], const float* corrections, float* sums) {
+BITNET_INLINE void add_tiles(const uint8_t* values, const NextBlock& next, int64_t fetched, int tiles, int from, int to,
+                             const float (*weights)[32], const float* corrections, float* sums) {
     Lanes s[G][N];
 #pragma GCC unroll 8
     for (int g = 0; g < G; g++)

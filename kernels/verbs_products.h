@@ -131,7 +131,7 @@ uint64_t read_memory(const uint8_t* data, int64_t num_bytes) {
     for (const uint8_t* p = data; p < data + num_bytes; p += 256)
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            fetch_ahead(p + 64 * i);
+            __builtin_prefetch(p + 64 * i + 2048, 0, 2);
             seen[i] = mask_or(load_bytes(p + 64 * i), 255, seen[i]);
         }
     const int8_t ones[4] = {1, 1, 1, 1};
