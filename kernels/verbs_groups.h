@@ -45,7 +45,7 @@ void group_rows(const GroupTask& task, int half, int first) {
             Bytes fields[H][4];
 #pragma GCC unroll 2
             for (int h = 0; h < H; h++) {
-                fetch_ahead(w + 64 * h);
+                __builtin_prefetch(w + 4096 + 64 * h, 0, 2);
                 split_fields<(C > 1)>(w + 64 * h, fields[h]);
             }
 #pragma GCC unroll 4
