@@ -17,7 +17,8 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams, Unavailable
 
-DEVICES = ("auto", "cpu", "mlx", "reference", "onnx")
+DEVICES = ("auto", "cpu", "mlx", "reference", "onnx", "coreml")
+GRAPH_DEVICES = ("onnx", "coreml")  # each for files of its own
 CACHE_DTYPES = ("bfloat16", "float32", "int8")  # of our own caches
 TERNARY_FORMATS = ("auto", "u2", "t5")
 QUANTIZATIONS = ("none", "ternary", "int8")
@@ -31,11 +32,12 @@ class EngineConfig:
     """Where and how a model runs.
 
     `device`: "cpu" (native kernels), "mlx" (Apple's GPUs, or MLX on a processor), "reference" (NumPy, slow, the
-    specification), "onnx" (ONNX Runtime, for ONNX files and for nothing else), or "auto": "cpu", or what runs the file.
+    specification), "onnx" (ONNX Runtime, for ONNX files and for nothing else), "coreml" (Core ML on macOS, for its
+    packages alike), or "auto": "cpu", or what runs the file.
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
-    head). An ONNX file has its own, "float32" or "float16".
+    head). An ONNX file has its own, "float32" or "float16", and a Core ML package "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 with
     AMX, where it is faster for any number of tokens. Results are the same. Groups with scales are always u2.
     `quantize`: what the layers' dense matrices become: "none" leaves them as they are; "ternary" rounds each to one
@@ -78,7 +80,7 @@ class EngineConfig:
     def resolve(self) -> EngineConfig:
         """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do.
 
-        For an ONNX file, see backends.resolved.
+        For an ONNX file and a Core ML package, see backends.resolved.
         """
         from bitnet_inference import native
 
@@ -87,8 +89,8 @@ class EngineConfig:
         if isa not in found:
             raise Unavailable(isa, f"this machine has {', '.join(found)}", "unset BITNET_ISA or choose one of these")
         device = "cpu" if self.device == "auto" else self.device
-        if self.cache_dtype == "float16" and device != "onnx":
-            raise InvalidParams('cache_dtype is "float16", which only ONNX files have: choose "bfloat16"')
+        if self.cache_dtype == "float16" and device not in GRAPH_DEVICES:
+            raise InvalidParams('cache_dtype is "float16", which only ONNX and Core ML have: choose "bfloat16"')
         cache_dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
         faster = "t5" if isa == "avx512amx" else "u2"
         ternary_format = faster if self.ternary_format == "auto" else self.ternary_format

@@ -11,6 +11,7 @@ from typing import Any
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.coreml import CoreMLCheckpoint
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.hub.local import locate
@@ -54,6 +55,8 @@ def load_text_files(checkpoint: Checkpoint) -> TextFiles:
     if isinstance(checkpoint, OnnxCheckpoint):
         files = read_folder(checkpoint.folder)
         return files if files.generation else replace(files, generation=checkpoint.generation)
+    if isinstance(checkpoint, CoreMLCheckpoint):
+        return read_folder(checkpoint.folder)
     if checkpoint.metadata:
         return text_files(checkpoint.path, checkpoint.metadata)
     return read_folder(checkpoint.path)

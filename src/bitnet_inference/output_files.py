@@ -62,6 +62,24 @@ def whole_files(file: Path) -> Iterator[Path]:
         raise InvalidParams(f"{file} cannot be written: {error.strerror}: free space, or choose another") from None
 
 
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """The same for a folder: makes a new one, and the only thing in it becomes `target` when the block ends.
+
+    A folder that was there before is replaced.
+    """
+    target = target.resolve()
+    try:
+        with TemporaryDirectory(prefix=".", suffix=".part", dir=target.parent) as name:
+            yield Path(name)
+            (made,) = Path(name).iterdir()
+            if target.exists():
+                target.replace(Path(name) / f"{secrets.token_hex(4)}.old")
+            made.replace(target)
+    except OSError as error:
+        raise InvalidParams(f"{target} cannot be written: {error.strerror}: free space, or choose another") from None
+
+
 def _is_replaced(file: Path) -> bool:
     """Devices and pipes are written to instead."""
     return file.is_file() or not file.exists()

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet_inference.coreml_summary import describe_coreml
 from bitnet_inference.errors import BitNetError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
-from bitnet_inference.formats.onnx import OnnxCheckpoint, refuse_onnx
+from bitnet_inference.formats.coreml import CoreMLCheckpoint
+from bitnet_inference.formats.kinds import refuse_graph
+from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.model.loader import describe
 from bitnet_inference.model_folder import default_params, load_tokenizer
@@ -56,13 +59,15 @@ def changed_tensors(path: str | Path) -> list[str]:
 def plan_of(path: str | Path) -> str:
     """The recorded computation of a model, before and after fusion."""
     checkpoint = open_checkpoint(path)
-    refuse_onnx(checkpoint)
+    refuse_graph(checkpoint)
     return describe(checkpoint)
 
 
 def _model(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     if isinstance(checkpoint, OnnxCheckpoint):
         return describe_onnx(checkpoint)
+    if isinstance(checkpoint, CoreMLCheckpoint):
+        return describe_coreml(checkpoint)
     config = checkpoint.config
     ternary = sum(_num_ternary(checkpoint))
     lines = [
@@ -116,6 +121,12 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         dtype = checkpoint.decoder.cache_dtype
         cache = f"{_size(1000 * a_token * (4 if dtype == 'float32' else 2))} ({dtype}) for 1000 tokens"
         return [("files", _size(checkpoint.num_bytes)), ("cache", cache)]
+    if isinstance(checkpoint, CoreMLCheckpoint):
+        state = _size(2 * a_token * config.max_positions)
+        return [
+            ("files", _size(checkpoint.num_bytes)),
+            ("state", f"{state} (float16) for {config.max_positions} tokens"),
+        ]
     ternary = sum(_num_ternary(checkpoint))
     dense = checkpoint.num_parameters - ternary
     bytes_a_number = {"bfloat16": 2, "float32": 4, "int8": 1 + 4 / checkpoint.config.head_dim}  # and its scale

@@ -49,6 +49,7 @@ PARTS = {
     "tools": "completions",
     "trace": "telemetry",
     "onnx_summary": "summary",
+    "coreml_summary": "summary",
     "exposition": "top",
     "prompt_file": "offline",
     "answer_file": "offline",
@@ -62,6 +63,7 @@ LIGHT = ("errors", "config")
 # One door a third-party library: the file, or the folder, that may import it.
 DOORS = {
     "_native": "native.py",
+    "coremltools": "backends/coreml_library.py",
     "fastapi": "server/",
     "orjson": "server/",
     "pydantic": "server/",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitnet_inference.config import EngineConfig
+from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.coreml import CoreMLCheckpoint
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.ternarized import quantized
 from bitnet_inference.model.contract import Model
@@ -27,6 +28,10 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
         from bitnet_inference.backends.onnx import OnnxModel
 
         return OnnxModel(checkpoint, config, report)
+    if isinstance(checkpoint, CoreMLCheckpoint):
+        from bitnet_inference.backends.coreml import CoreMLModel
+
+        return CoreMLModel(checkpoint, config, report)
     if config.device == "reference":
         from bitnet_inference.backends.reference import ReferenceModel
 
@@ -53,17 +58,24 @@ def resolved(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:
 
     Raises Unavailable, and InvalidParams for options that the model cannot be run with.
     """
-    if not isinstance(checkpoint, OnnxCheckpoint):
-        if config.device == "onnx":
-            raise InvalidParams(f'device is "onnx", but {checkpoint.path} is no ONNX file: leave the device out')
-        return config.resolve()
-    cache_dtype = checkpoint.decoder.cache_dtype
+    if isinstance(checkpoint, OnnxCheckpoint):
+        return _fixed(config, "an ONNX file", "onnx", checkpoint.decoder.cache_dtype)
+    if isinstance(checkpoint, CoreMLCheckpoint):
+        return _fixed(config, "a Core ML package", "coreml", "float16")
+    if config.device in GRAPH_DEVICES:
+        kind = "ONNX file" if config.device == "onnx" else "Core ML package"
+        raise InvalidParams(f'device is "{config.device}", but {checkpoint.path} is no {kind}: leave the device out')
+    return config.resolve()
+
+
+def _fixed(config: EngineConfig, what: str, device: str, cache_dtype: str) -> EngineConfig:
+    """For what computes by itself; raises InvalidParams for options that say otherwise."""
     for name, given, fixed in (
-        ("device", config.device, "onnx"),
+        ("device", config.device, device),
         ("cache_dtype", config.cache_dtype, cache_dtype),
         ("quantize", config.quantize, "none"),
         ("head", config.head, "exact"),
     ):
         if given not in ("auto", fixed):
-            raise InvalidParams(f'{name} is "{given}", but an ONNX file runs with "{fixed}" only: leave it out')
-    return replace(config, device="onnx", cache_dtype=cache_dtype).resolve()
+            raise InvalidParams(f'{name} is "{given}", but {what} runs with "{fixed}" only: leave it out')
+    return replace(config, device=device, cache_dtype=cache_dtype).resolve()

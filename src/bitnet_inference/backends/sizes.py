@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
-from bitnet_inference.config import EngineConfig
+from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes, is_projection
 from bitnet_inference.formats.ternarized import quantized
 
@@ -18,7 +18,7 @@ def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_token
     """
     checkpoint = quantized(checkpoint, config.quantize)
     cache = num_cache_tokens * _bytes_a_token(checkpoint.config, config)
-    if config.device in ("reference", "onnx"):
+    if config.device in ("reference", *GRAPH_DEVICES):
         return checkpoint.num_bytes + cache
     if config.device == "mlx":
         return _mlx_bytes(checkpoint) + _dense_bytes(checkpoint, config) + cache
@@ -74,5 +74,5 @@ def _bytes_a_token(sizes: ModelConfig, config: EngineConfig) -> int:
         return heads * 2 * sizes.head_dim * 4
     width = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
     scale = 4 if config.cache_dtype == "int8" else 0
-    value_dim = sizes.head_dim if config.device in ("onnx", "mlx") else -(-sizes.head_dim // 16) * 16
+    value_dim = sizes.head_dim if config.device in (*GRAPH_DEVICES, "mlx") else -(-sizes.head_dim // 16) * 16
     return heads * ((sizes.head_dim + value_dim) * width + 2 * scale)

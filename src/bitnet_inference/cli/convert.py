@@ -14,12 +14,33 @@ from bitnet_inference.cli.reports import print_table
 if TYPE_CHECKING:
     from bitnet_inference.backends.onnx_check import Agreement
     from bitnet_inference.conversion.convert import Conversion
+    from bitnet_inference.conversion.coreml_weights import Compute
     from bitnet_inference.conversion.gguf_tensors import Kind
+
+
+# Options of ONNX and of Core ML.
+Small = Annotated[
+    bool,
+    typer.Option("--small", help="Of ONNX: ternary weights in 2 bits, dense ones in 8. Of Core ML: dense ones in 8."),
+]
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="Of ONNX: run the file and compare it before it is put in place.")
+]
+ComputeType = Annotated[
+    str | None,
+    typer.Option(help='Of Core ML: "float16" (the Neural Engine\'s; the default), or "float32" (exact, slower).'),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Of Core ML: tokens that a sequence may have. Default: 4096 at most."),
+]
 
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help=MODEL_HELP)],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: X.gguf, X.onnx or X.safetensors.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="What to write: X.gguf, X.onnx, X.safetensors or X.mlpackage.")
+    ],
     kind: Annotated[
         str | None,
         typer.Option(
@@ -34,17 +55,15 @@ def convert(
     quantize: Annotated[
         str | None, typer.Option(help='"ternary": round the layers\' dense matrices so, for models trained for it.')
     ] = None,
-    small: Annotated[
-        bool, typer.Option("--small", help="Of ONNX: ternary weights in 2 bits, dense ones in 8, for ONNX Runtime.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Of ONNX: run the file and compare it before it is put in place.")
-    ] = True,
+    small: Small = False,
+    check: Check = True,
     arm_i2_s: Annotated[
         bool, typer.Option("--arm-i2-s", help="IN has I2_S weights in the order that bitnet.cpp wrote on ARM.")
     ] = False,
+    compute: ComputeType = None,
+    context: Context = None,
 ) -> None:
-    """Write a model as a GGUF file, as an ONNX file, or as a packed file, which loads fastest.
+    """Write a model as a GGUF file, an ONNX file, a Core ML package, or as a packed file, which loads fastest.
 
     A packed file (X.safetensors) keeps everything as it is, compressed or not; one of an older version becomes one of
     the newest. For X.gguf, TYPE is what ternary matrices become: i2_s keeps them to the bit, tq2_0 rounds their scales
@@ -53,14 +72,16 @@ def convert(
     tokenizer and the chat templates go into both.
 
     X.onnx is a decoder with past, with Optimum's names. Its weights are in X.onnx.data where they are many, tokenizer
-    and config.json beside it. OUT appears when it is whole; what was there before stays until then.
+    and config.json beside it. X.mlpackage is a folder for Macs and iPhones, with all of it inside.
+
+    OUT appears when it is whole; what was there before stays until then.
     """
     from bitnet_inference.conversion.convert import convert as convert_model
 
     with progress_bar("converting") as progress:
         result = convert_model(
             source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize or "none",
-            small=small, check=check, arm_i2_s=arm_i2_s,
+            small=small, check=check, arm_i2_s=arm_i2_s, compute=cast("Compute | None", compute), context=context,
         )  # fmt: skip
     if result.tensors:
         print_table(_table(result))
@@ -71,11 +92,11 @@ def convert(
 
 
 def _opened(target: Path) -> str:
-    """How long it takes to open; of ONNX files, which others run, nothing is said."""
+    """How long it takes to open; of ONNX and Core ML, which others run, nothing is said."""
     from bitnet_inference.conversion.convert import seconds_to_open
     from bitnet_inference.errors import OutOfMemory
 
-    if target.suffix == ".onnx":
+    if target.suffix in (".onnx", ".mlpackage"):
         return ""
     try:
         with progress_bar("opening") as progress:

@@ -30,7 +30,7 @@ LOADING: Mapping[str, Any] = {
     "device": Annotated[
         str | None,
         typer.Option(
-            help='"cpu", "mlx" (Apple GPUs), "reference" (plain NumPy, slow), "onnx" (ONNX files), or "auto".'
+            help='"cpu", "mlx" (Apple GPUs), "reference" (NumPy, slow), "onnx", "coreml" (for their files), or "auto".'
         ),
     ],
     "cache_dtype": Annotated[

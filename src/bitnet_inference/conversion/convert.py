@@ -1,4 +1,4 @@
-"""Other files from a checkpoint: GGUF, with the metadata and the tokenizer in it, ONNX, and our own packed file."""
+"""Other files from a checkpoint: GGUF, with metadata and tokenizer in it, ONNX, Core ML, and our own packed file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import get_args
 from bitnet_inference.backends.choose import load_model
 from bitnet_inference.backends.onnx_check import Agreement
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.conversion.coreml_files import COMPUTES, write_coreml_package
+from bitnet_inference.conversion.coreml_weights import Compute
 from bitnet_inference.conversion.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.conversion.onnx_files import write_onnx_model
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_writer import record, write_gguf
-from bitnet_inference.formats.onnx import refuse_onnx
+from bitnet_inference.formats.kinds import refuse_graph
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.ternarized import findings_of, quantized
 from bitnet_inference.model.loader import Progress, require_sound
@@ -32,7 +35,7 @@ from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _FILE_TYPES = {"i2_s": 40, "tq2_0": 37, "f16": 1}
-_GGUF, _PACKED, _ONNX = _TARGETS = (".gguf", ".safetensors", ".onnx")
+_GGUF, _PACKED, _ONNX, _COREML = _TARGETS = (".gguf", ".safetensors", ".onnx", SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -60,45 +63,50 @@ def convert(
     small: bool = False,
     check: bool = True,
     arm_i2_s: bool = False,
+    compute: Compute | None = None,
+    context: int | None = None,
 ) -> Conversion:
-    """Write the model of a folder or file, or "default", with its tokenizer: X.gguf, X.onnx or a packed X.safetensors.
+    """Write the model of a folder or file, or "default", with its tokenizer.
+
+    `target` is X.gguf, X.onnx, a packed X.safetensors, or the folder X.mlpackage for Core ML.
 
     `kind`, for GGUF only, is what ternary matrices become: "i2_s", the default, keeps them to the bit, "tq2_0" rounds
     their scales to float16, and "f16" makes every matrix float16. What a kind has no room for becomes float16; `notes`
     say so. A packed file that is `compressed` is smaller, and takes longer to load. `quantize`: "ternary" rounds the
-    layers' dense matrices first, see EngineConfig. For ONNX only: `small` writes ternary matrices in 2 bits and dense
+    layers' dense matrices first, see EngineConfig. For ONNX, `small` writes ternary matrices in 2 bits and dense
     ones in 8, for an operator of ONNX Runtime; without `check`, the file is not run and compared before it is put in
-    place. Tokenizer and config.json go beside it. `arm_i2_s`: the source has I2_S weights in ARM's order.
+    place. Tokenizer and config.json go beside it. For Core ML, `small` writes dense matrices in 8 bits, where ternary
+    ones have 2 always; `compute` is "float16", the default, which the Neural Engine has, or "float32", which is exact
+    and runs elsewhere; `context` is for how many tokens a sequence has room, at most 4,096 where nothing is said.
+    `arm_i2_s`: the source has I2_S weights in ARM's order.
 
     The target appears when it is whole. `progress` gets the weights written so far, and those in all; for ONNX, bytes.
-    Raises NotFound, FormatError, Unsupported, InvalidParams, and for ONNX Unavailable and BackendError.
+    Raises NotFound, FormatError, Unsupported, InvalidParams, Unavailable, and for ONNX BackendError.
     """
     path, target = find_model(source), Path(target)
     _check_quantize(quantize)
     _check_target(path, target, kind, compressed, small)
+    _check_coreml(target, compute, context)
     checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
-    refuse_onnx(checkpoint)
+    refuse_graph(checkpoint)
     require_sound(checkpoint)
     weights = quantized(checkpoint, quantize)
     if target.suffix == _ONNX:
         texts = load_text_files(checkpoint)
         written = write_onnx_model(weights, texts, target, small=small, check=check, progress=progress)
         return Conversion(target, written.num_bytes, (), (*written.notes, *findings_of(weights)), written.agreement)
+    if target.suffix == _COREML:
+        package = write_coreml_package(
+            weights, load_text_files(checkpoint), target,
+            compute=compute or "float16", context=context, small=small, progress=progress,
+        )  # fmt: skip
+        return Conversion(target, package.num_bytes, (), (*package.notes, *findings_of(weights)))
     if target.suffix == _PACKED:
         load_tokenizer(checkpoint)  # what cannot be read again is not written
         files = to_embedded(load_text_files(checkpoint))
         write_packed(weights, files, target, compressed=compressed, progress=progress)
         return Conversion(target, target.stat().st_size, (), findings_of(weights))
-    kind = kind or "i2_s"
-    metadata, notes = _metadata(checkpoint)
-    metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
-    metadata.pop("general.alignment", None)
-    permuted = ARCHITECTURES[architecture_of(path, checkpoint.config)].permuted
-    tensors = GgufTensors(weights, kind, permuted, progress or (lambda done, total: None))
-    with whole_file(target) as out:
-        write_gguf(out, metadata.values(), tensors.shapes, tensors.encode)
-    notes = [*tensors.notes(), *notes, *findings_of(weights)]
-    return Conversion(target, target.stat().st_size, tuple(tensors.written), tuple(notes))
+    return _write_gguf(path, checkpoint, weights, target, kind or "i2_s", progress)
 
 
 def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
@@ -108,6 +116,21 @@ def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
     load_tokenizer(checkpoint)
     load_model(checkpoint, EngineConfig.from_env(), progress).close()
     return perf_counter() - start
+
+
+def _write_gguf(
+    path: Path, checkpoint: Checkpoint, weights: Checkpoint, target: Path, kind: Kind, progress: Progress | None
+) -> Conversion:
+    """`weights` is the checkpoint, quantised or not."""
+    metadata, notes = _metadata(checkpoint)
+    metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
+    metadata.pop("general.alignment", None)
+    permuted = ARCHITECTURES[architecture_of(path, checkpoint.config)].permuted
+    tensors = GgufTensors(weights, kind, permuted, progress or (lambda done, total: None))
+    with whole_file(target) as out:
+        write_gguf(out, metadata.values(), tensors.shapes, tensors.encode)
+    notes = [*tensors.notes(), *notes, *findings_of(weights)]
+    return Conversion(target, target.stat().st_size, tuple(tensors.written), tuple(notes))
 
 
 def _check_quantize(quantize: str) -> None:
@@ -124,11 +147,30 @@ def _check_target(source: Path, target: Path, kind: str | None, compressed: bool
         raise InvalidParams(f"{target}: only GGUF files have types: leave the type {kind} out")
     if compressed and target.suffix != _PACKED:
         raise InvalidParams(f"{target}: only packed files are compressed: give X{_PACKED}, or leave --compress out")
-    if small and target.suffix != _ONNX:
-        raise InvalidParams(f"{target}: only ONNX files are written small: give X{_ONNX}, or leave --small out")
+    if small and target.suffix not in (_ONNX, _COREML):
+        raise InvalidParams(f"{target}: only ONNX and Core ML are written small: give X{_ONNX}, or leave --small out")
+    if target.suffix == _COREML:
+        _check_folder(target)
+        return
     refuse_unwritable(target)
     if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
         raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")
+
+
+def _check_folder(target: Path) -> None:
+    """A package of before is replaced, and nothing else."""
+    refuse_unwritable(target.resolve() / MANIFEST if target.exists() else target)
+    if target.exists() and not (target / MANIFEST).is_file():
+        raise InvalidParams(f"{target} is there, and no Core ML package: give another name, or remove it")
+
+
+def _check_coreml(target: Path, compute: str | None, context: int | None) -> None:
+    if compute not in (None, *COMPUTES):
+        raise InvalidParams(f"compute is {compute!r}: choose one of {', '.join(COMPUTES)}")
+    if target.suffix != _COREML and (compute, context) != (None, None):
+        raise InvalidParams(
+            f"{target}: only Core ML packages have --compute and --context: give X{_COREML}, or leave them out"
+        )
 
 
 def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], list[str]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig
+from bitnet_inference.formats.coreml import CoreMLCheckpoint
+from bitnet_inference.formats.coreml_package import MANIFEST
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gpu import FILES, GpuCheckpoint, is_gpu_folder
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
@@ -23,6 +25,8 @@ _META = "a Meta checkpoint"
 _PACKED = "a packed file"
 _GPU = "a checkpoint of Microsoft's GPU code"
 _ONNX = "an ONNX file"
+_COREML = "a Core ML package"
+_GRAPHS = (_ONNX, _COREML)  # which compute by themselves
 _READERS: dict[str, Callable[[Path], Checkpoint]] = {
     _HUGGING_FACE: HuggingFaceCheckpoint,
     _GGUF: GgufCheckpoint,
@@ -30,9 +34,11 @@ _READERS: dict[str, Callable[[Path], Checkpoint]] = {
     _PACKED: PackedCheckpoint,
     _GPU: GpuCheckpoint,
     _ONNX: OnnxCheckpoint,
+    _COREML: CoreMLCheckpoint,
 }
 # The file that gives a folder away, and what the folder then is; the first that is there counts.
 _FOLDERS = (
+    (MANIFEST, _COREML),
     ("config.json", _HUGGING_FACE),
     ("params.json", _META),
 )
@@ -58,7 +64,7 @@ def open_checkpoint(path: str | Path, *, arm_i2_s: bool = False) -> Checkpoint:
     if arm_i2_s and kind != _GGUF:
         raise InvalidParams(f"{path} is {kind}: only GGUF files have I2_S weights: leave arm_i2_s out")
     checkpoint = GgufCheckpoint(path, arm=True) if arm_i2_s else _READERS[kind](path)
-    if kind != _ONNX:  # whose graph has rotations of its own
+    if kind not in _GRAPHS:  # which have rotations of their own
         _check_rotations(path, checkpoint.config)
     return checkpoint
 
@@ -79,6 +85,12 @@ def _check_rotations(path: Path, config: ModelConfig) -> None:
 def kind_of(checkpoint: Checkpoint) -> str:
     """What a checkpoint was read from, as in "a GGUF file"; empty where it was read from nothing."""
     return next((kind for kind, reader in _READERS.items() if reader is type(checkpoint)), "")
+
+
+def refuse_graph(checkpoint: Checkpoint) -> None:
+    """Raises Unsupported for an ONNX file and a Core ML package, where single weights are needed."""
+    if kind_of(checkpoint) in _GRAPHS:
+        checkpoint.matrix("")
 
 
 def _onnx_folder(path: Path) -> Path | None:

@@ -90,12 +90,6 @@ class OnnxCheckpoint:
             yield "no output of hidden states: texts cannot be embedded"
 
 
-def refuse_onnx(checkpoint: object) -> None:
-    """Raises Unsupported for an ONNX file, where single weights are needed."""
-    if isinstance(checkpoint, OnnxCheckpoint):
-        checkpoint.matrix("")
-
-
 def find_onnx(folder: Path) -> Path | None:
     """The folder of a model's ONNX file, this or the one below it; None where there is none of a known name."""
     below = [inside(folder, SUBFOLDER)] if os.path.lexists(folder / SUBFOLDER) else []

@@ -21,14 +21,15 @@ Value = int | memoryview
 class Budget:
     """How many fields of a file may still be read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._left = path, MAX_FIELDS
+    def __init__(self, path: Path, max_fields: int | None = None) -> None:
+        self.path, self._most = path, MAX_FIELDS if max_fields is None else max_fields
+        self._left = self._most
 
     def take(self, where: str) -> None:
         """Count a field; raises FormatError where a file has too many."""
         self._left -= 1
         if self._left < 0:
-            raise FormatError(self.path, where, f"more than {MAX_FIELDS} fields: export it again")
+            raise FormatError(self.path, where, f"more than {self._most} fields: export it again")
 
 
 class Message:
@@ -127,7 +128,9 @@ def _fields(budget: Budget, data: memoryview, where: str) -> Iterator[tuple[int,
         elif kind in _WIDTHS:
             width = _WIDTHS[kind]
         else:
-            raise FormatError(budget.path, where, f"the wire type {kind} is not known: this is no ONNX file")
+            raise FormatError(
+                budget.path, where, f"the wire type {kind} is not known: this is another kind of file, or a broken one"
+            )
         if width > end - at:
             raise FormatError(budget.path, where, f"ends within field {number}: download the file again")
         yield number, data[at : at + width]
