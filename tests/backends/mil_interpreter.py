@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.backends.coreml_library import coremltools
+from bitnet_inference.backends.coreml_library import coremltools, quiet
 
 Array = NDArray[Any]
 
@@ -93,70 +93,79 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+class Function:
+    """A function of MIL. `instead` maps types of numbers to what stands for them here."""
+
+    def __init__(self, function: Any, instead: dict[type, type] | None = None) -> None:
+        self._instead, self._function = instead or {}, function
+        self._constants: dict[str, Any] = {}
+        self._steps = []
+        for op in function.operations:
+            if op.op_type == "const":
+                self._keep(op, [op.outputs[0].val], self._constants)
+            elif op.op_type.startswith("constexpr_"):
+                self._keep(op, _computed(op, self._constants, {}), self._constants)
+            else:
+                self._steps.append(op)
+
+    def run(self, inputs: dict[str, Array], states: dict[str, Array]) -> dict[str, Array]:
+        """What it gives; the states are changed."""
+        found = {**self._constants, **inputs}
+        for op in self._steps:
+            self._keep(op, _computed(op, found, states), found)
+        return {output.name: found[output.name] for output in self._function.outputs}
+
+    def _keep(self, op: Any, values: list[Any], found: dict[str, Any]) -> None:
+        for output, value in zip(op.outputs, values, strict=True):
+            found[output.name] = _rounded(value, output, self._instead)
+
+
+def _computed(op: Any, found: dict[str, Any], states: dict[str, Array]) -> list[Any]:
+    if op.op_type == "read_state":
+        return [states[op.inputs["input"].name]]
+    if op.op_type == "coreml_update_state":
+        states[op.inputs["state"].name] = found[op.inputs["value"].name]
+        return [found[op.inputs["value"].name]]
+    given = {name: _argument(each, found) for name, each in op.inputs.items() if each is not None}
+    with np.errstate(over="ignore"):
+        made = OPERATIONS[op.op_type](**given)
+    return made if len(op.outputs) > 1 else [made]
+
+
+def _argument(given: Any, found: dict[str, Any]) -> Any:
+    if isinstance(given, list | tuple):
+        return [_argument(each, found) for each in given]
+    value = found[given.name]
+    return _wide(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _rounded(value: Any, output: Any, instead: dict[type, type]) -> Any:
+    if not isinstance(value, np.ndarray | np.generic) or np.asarray(value).dtype.kind != "f":
+        return value
+    dtype = np.float16 if output.dtype.__name__ == "fp16" else np.float32
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(instead.get(dtype, dtype))
+
+
 class Package:
-    """A written package. `instead` maps types of numbers to those that stand for them here."""
+    """A written package; `instead` as above."""
 
     def __init__(self, path: Path, instead: dict[type, type] | None = None) -> None:
-        library = coremltools()
-        from coremltools.converters.mil.frontend.milproto.load import load
+        with quiet():
+            from coremltools.converters.mil.frontend.milproto.load import load
 
-        self.spec = library.utils.load_spec(str(path))
-        weights = path / "Data/com.apple.CoreML/weights"
-        self.program = load(self.spec, self.spec.specificationVersion, str(weights))
+            spec = coremltools().utils.load_spec(str(path))
+            self._program = load(spec, spec.specificationVersion, str(path / "Data/com.apple.CoreML/weights"))
         self._instead = instead or {}
-        self.peak = 0.0  # the largest magnitude that any float16 had
+        self._functions = {name: Function(each, instead) for name, each in self._program.functions.items()}
 
-    def states(self, function: str = "main") -> dict[str, Array]:
+    def states(self) -> dict[str, Array]:
         """New ones, of zeros."""
-        types = coremltools().converters.mil.mil.types
-        inputs = self.program.functions[function].inputs
-        shapes = {
-            name: var.sym_type.wrapped_type().get_shape()
-            for name, var in inputs.items()
-            if types.is_state(var.sym_type)
-        }
-        return {name: np.zeros(shape, self._as(np.float16)) for name, shape in shapes.items()}
+        types, inputs = coremltools().converters.mil.mil.types, self._program.functions["main"].inputs
+        kinds = {name: var.sym_type for name, var in inputs.items() if types.is_state(var.sym_type)}
+        dtype = self._instead.get(np.float16, np.float16)
+        return {name: np.zeros(kind.wrapped_type().get_shape(), dtype) for name, kind in kinds.items()}
 
     def run(self, function: str, inputs: dict[str, Array], states: dict[str, Array]) -> dict[str, Array]:
         """What a function gives; the states are changed."""
-        block = self.program.functions[function]
-        found: dict[str, Any] = dict(inputs)
-        for op in block.operations:
-            for output, value in zip(op.outputs, self._compute(op, found, states), strict=True):
-                found[output.name] = value
-        return {output.name: found[output.name] for output in block.outputs}
-
-    def _compute(self, op: Any, found: dict[str, Any], states: dict[str, Array]) -> list[Any]:
-        if op.op_type == "const":
-            return [self._rounded(op.outputs[0].val, op.outputs[0])]
-        if op.op_type == "read_state":
-            return [states[op.inputs["input"].name]]
-        if op.op_type == "coreml_update_state":
-            states[op.inputs["state"].name] = found[op.inputs["value"].name]
-            return [found[op.inputs["value"].name]]
-        given = {name: self._argument(each, found) for name, each in op.inputs.items() if each is not None}
-        with np.errstate(over="ignore"):
-            made = OPERATIONS[op.op_type](**given)
-        return [
-            self._rounded(each, out)
-            for each, out in zip(made if len(op.outputs) > 1 else [made], op.outputs, strict=True)
-        ]
-
-    def _argument(self, given: Any, found: dict[str, Any]) -> Any:
-        if isinstance(given, list | tuple):
-            return [self._argument(each, found) for each in given]
-        value = found[given.name]
-        return _wide(value) if isinstance(value, np.ndarray | np.generic) else value
-
-    def _rounded(self, value: Any, output: Any) -> Any:
-        if not isinstance(value, np.ndarray | np.generic) or np.asarray(value).dtype.kind != "f":
-            return value
-        dtype = np.float16 if "fp16" in str(output.sym_type.__type_info__()) else np.float32
-        with np.errstate(over="ignore"):
-            value = np.asarray(value).astype(self._as(dtype))
-        if dtype is np.float16 and value.size:
-            self.peak = max(self.peak, float(np.abs(value).max()))
-        return value
-
-    def _as(self, dtype: type) -> type:
-        return self._instead.get(dtype, dtype)
+        return self._functions[function].run(inputs, states)

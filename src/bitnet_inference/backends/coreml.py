@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ class CoreMLModel:
     def __init__(self, checkpoint: CoreMLCheckpoint, config: EngineConfig, progress: Progress) -> None:
         """Raises Unavailable elsewhere than on macOS 15, Unsupported where Core ML refuses the program."""
         self.config, self._path, self._chunk = checkpoint.config, checkpoint.path, checkpoint.chunk_tokens
-        self._functions = _load(checkpoint)
+        self._compiled, self._functions = _load(checkpoint)
         self._weight_bytes, sizes = checkpoint.num_bytes, checkpoint.config
         self._blocks = Blocks(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim)
         self._states = States(lambda: self._functions[ONE].make_state(), MAX_STATES)
@@ -77,6 +79,7 @@ class CoreMLModel:
     def close(self) -> None:
         """Give all memory back."""
         self._functions = {}
+        self._compiled.cleanup()
         self._states.clear()
         self._blocks.reserve(0)
         self._logits = self._logits[:0].copy()
@@ -119,12 +122,18 @@ class CoreMLModel:
         return found
 
 
-def _load(checkpoint: CoreMLCheckpoint) -> dict[str, Any]:
-    """The functions of the program. All paths in the package have been checked; Core ML opens them again."""
+def _load(checkpoint: CoreMLCheckpoint) -> tuple[TemporaryDirectory[str], dict[str, Any]]:
+    """The functions of the program, and the folder into which it was compiled for this machine.
+
+    All paths in the package have been checked; Core ML opens them again.
+    """
     library = running_coremltools()
+    folder = TemporaryDirectory(suffix=".coreml")
     try:
-        return {name: library.models.MLModel(str(checkpoint.path), function_name=name) for name in (ONE, SEVERAL)}
+        path = library.utils.compile_model(str(checkpoint.path.resolve()), str(Path(folder.name) / "program.mlmodelc"))
+        return folder, {name: library.models.CompiledMLModel(path, function_name=name) for name in (ONE, SEVERAL)}
     except Exception as error:
+        folder.cleanup()
         raise Unsupported(f"{checkpoint.path}: Core ML refuses it ({_line(error)}): convert it again") from error
 
 

@@ -35,6 +35,8 @@ def open_package(folder: Path) -> Package:
 
     Raises FormatError where something is missing, or leads out of the folder, and Unsupported for a package of others.
     """
+    if folder.resolve().suffix != SUFFIX:
+        raise FormatError(folder, "", f"Core ML wants a name that ends in {SUFFIX}: rename it")
     require_own(folder, folder / MANIFEST)
     manifest = read_json(folder / MANIFEST)
     entries = manifest.section("itemInfoEntries") or Fields(manifest.path, {})
