@@ -73,11 +73,21 @@ def whole_folder(target: Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=".", suffix=".part", dir=target.parent) as name:
             yield Path(name)
             (made,) = Path(name).iterdir()
-            if target.exists():
-                target.replace(Path(name) / f"{secrets.token_hex(4)}.old")
-            made.replace(target)
+            _put_in_place(made, target, Path(name) / f"{secrets.token_hex(4)}.old")
     except OSError as error:
         raise InvalidParams(f"{target} cannot be written: {error.strerror}: free space, or choose another") from None
+
+
+def _put_in_place(made: Path, target: Path, old: Path) -> None:
+    """Move a folder to `target`; what is there goes to `old`, and comes back where that fails."""
+    if target.exists():
+        target.replace(old)
+    try:
+        made.replace(target)
+    except OSError:
+        if old.exists():
+            old.replace(target)
+        raise
 
 
 def _is_replaced(file: Path) -> bool:

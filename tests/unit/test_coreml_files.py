@@ -188,6 +188,8 @@ def test_programs_of_others(package, change, part):
         (lambda spec: spec.description.functions.pop(), "is not described"),
         (lambda spec: spec.description.functions[0].state.pop(), "has no values among its states"),
         (lambda spec: spec.description.functions[0].input[0].type.Clear(), "is no array"),
+        (lambda spec: spec.description.functions.append(spec.description.functions[0]), "describes a function twice"),
+        (lambda spec: spec.description.functions[0].input.append(spec.description.functions[0].input[0]), "twice"),
         (lambda spec: spec.description.functions[1].output.pop(0), "has no logits among its outputs"),
     ],
 )

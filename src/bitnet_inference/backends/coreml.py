@@ -15,7 +15,7 @@ from bitnet_inference.backends.coreml_library import running_coremltools
 from bitnet_inference.backends.onnx import MAX_LOGITS_BYTES, OnnxOutput
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import KernelError, Stopped, Unsupported
-from bitnet_inference.formats.coreml import ONE, SEVERAL, CoreMLCheckpoint
+from bitnet_inference.formats.coreml import KEYS, ONE, SEVERAL, VALUES, CoreMLCheckpoint
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Progress
 
@@ -91,26 +91,28 @@ class CoreMLModel:
             self._restore(held, table, past)
         at, held.num_tokens = 0, 0  # should a run fail
         while at < len(token_ids):
-            size = (
-                self._chunk
-                if len(token_ids) - at >= _LEAST_CHUNK and past + at + self._chunk <= self.config.max_positions
-                else 1
-            )
-            piece = token_ids[at : at + size]
-            made = self._run(SEVERAL if size > 1 else ONE, held, np.pad(piece, (0, size - len(piece))), past + at)
-            count = len(piece)
-            self._logits[row + at : row + at + count] = np.asarray(made["logits"]).reshape(size, -1)[:count]
-            new = np.stack([np.asarray(made[name], np.float16) for name in ("new_keys", "new_values")])
-            self._blocks.put(table, past + at, new[:, :, :, :count])
-            at += count
+            at += self._run_piece(held, token_ids[at:], past + at, table, row + at)
         held.blocks, held.num_tokens = tuple(map(int, table)), past + len(token_ids)
         self._states.forget(set(held.blocks[past // BLOCK_TOKENS : -(-held.num_tokens // BLOCK_TOKENS)]), held)
 
+    def _run_piece(
+        self, held: Held, token_ids: NDArray[np.int32], past: int, table: NDArray[np.int32], row: int
+    ) -> int:
+        """Run the first of these tokens, as many as a function takes; returns how many."""
+        has_room = past + self._chunk <= self.config.max_positions
+        name, size = (SEVERAL, self._chunk) if has_room and len(token_ids) >= _LEAST_CHUNK else (ONE, 1)
+        piece = token_ids[:size]
+        count = len(piece)
+        made = self._run(name, held, np.pad(piece, (0, size - count)), past)
+        self._logits[row : row + count] = np.asarray(made["logits"]).reshape(size, -1)[:count]
+        new = np.stack([np.asarray(made[f"new_{each}"], np.float16) for each in (KEYS, VALUES)])
+        self._blocks.put(table, past, new[:, :, :, :count])
+        return count
+
     def _restore(self, held: Held, table: NDArray[np.int32], num_tokens: int) -> None:
         """Put a sequence that is in blocks back into a state."""
-        for name, rows in zip(
-            ("keys", "values"), self._blocks.get(table, num_tokens, self.config.max_positions), strict=True
-        ):
+        whole = self._blocks.get(table, num_tokens, self.config.max_positions)
+        for name, rows in zip((KEYS, VALUES), whole, strict=True):
             held.state.write_state(name, rows)
 
     def _run(self, name: str, held: Held, token_ids: NDArray[np.int32], position: int) -> dict[str, Any]:

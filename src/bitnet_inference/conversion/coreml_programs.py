@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from bitnet_inference.conversion.coreml_verbs import Scaled, Var, Verbs, mask_rows
 from bitnet_inference.conversion.coreml_weights import Arrays, Weights
 from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.formats.coreml import KEYS, ONE, SEVERAL, VALUES
 from bitnet_inference.model.loader import record
 from bitnet_inference.model.plan import Plan, Step, Value
 from bitnet_inference.model.rope import inverse_frequencies
 
 CHUNK_TOKENS = 64  # of a prompt that are computed at a time
-KEYS, VALUES = "keys", "values"
 
 
 def coreml_program(library: Any, arrays: Arrays, context: int) -> Any:
@@ -31,9 +31,9 @@ def coreml_program(library: Any, arrays: Arrays, context: int) -> Any:
     """
     mil = library.converters.mil.mil
     program = mil.Program()
-    for name, num_tokens in {"main": 1, "prompt": min(CHUNK_TOKENS, context)}.items():
+    for name, num_tokens in {ONE: 1, SEVERAL: min(CHUNK_TOKENS, context)}.items():
         program.add_function(name, _function(library, arrays, num_tokens, context))
-    program.default_function_name = "main"
+    program.default_function_name = ONE
     program.export_as_multifunction = True
     return program
 

@@ -23,6 +23,7 @@ from bitnet_inference.formats.sizes import (
 from bitnet_inference.own_files import inside
 
 ONE, SEVERAL = "main", "prompt"  # the functions for one token, and for `chunk_tokens`
+KEYS, VALUES = "keys", "values"  # the states
 _CURE = "convert the model again"
 
 
@@ -83,7 +84,7 @@ class CoreMLCheckpoint:
         """Nothing is mapped."""
 
     def _read_config(self, fields: Fields) -> ModelConfig:
-        keys = self._port("states", ONE, "keys").shape
+        keys = self._port("states", ONE, KEYS).shape
         if len(keys) != 4 or keys[2] > MAX_POSITIONS:
             raise self._wrong(f"the state keys is {list(keys)}, not [layers, heads, tokens, features]")
         vocab_size = fields.size("vocab_size", MAX_VOCAB)
@@ -116,8 +117,8 @@ class CoreMLCheckpoint:
             for kind, port, shape, dtypes in (
                 ("inputs", "input_ids", (1, tokens), (INT32,)),
                 ("inputs", "position", (1,), (INT32,)),
-                ("states", "keys", cache, (FLOAT16,)),
-                ("states", "values", cache, (FLOAT16,)),
+                ("states", KEYS, cache, (FLOAT16,)),
+                ("states", VALUES, cache, (FLOAT16,)),
                 ("outputs", "logits", (1, tokens, config.vocab_size), (FLOAT16, FLOAT32)),
                 ("outputs", "new_keys", rows, (FLOAT16,)),
                 ("outputs", "new_values", rows, (FLOAT16,)),

@@ -29,7 +29,8 @@ OPERATIONS = (
 )  # fmt: skip
 _VERSION = 9  # of programs with states: macOS 15
 _BITS = {10: 16, 11: 32, 21: 8, 22: 16, 23: 32, 31: 8, 32: 16, 33: 32, 36: 2}  # by the type of a constant
-_MAX_BYTES, _MAX_FIELDS, _MAX_RANK, _MAX_FUNCTIONS = 1 << 28, 1 << 21, 8, 8
+_MAX_BYTES, _MAX_RANK, _MAX_FUNCTIONS = 1 << 28, 8, 8
+_MAX_FIELDS = 600_000  # a ternary decoder of 45 layers has them
 _PLACE = f"@model_path/weights/{WEIGHTS_FILE}"
 _SENTINEL, _RECORD = 0xDEADBEEF, struct.Struct("<IIQQ")  # sentinel, type, bytes, and where they begin
 _WEIGHT_KEYS = ("val", "data", "indices")  # scales and tables have others
@@ -83,7 +84,10 @@ def read_program(package: Package) -> Program:
     version, body, about = model.integer(1), model.message(502, "program"), model.message(2, "description")
     if body is None or about is None or version != _VERSION:
         raise Unsupported(f"{path}: is no Core ML program of version {_VERSION} (macOS 15): {_CURE}")
-    program = Program(dict(_described(about)))
+    described = list(_described(about))
+    program = Program(dict(described))
+    if len(program.functions) != len(described):
+        raise about.wrong(f"describes a function twice: {_CURE}")
     _Walk(path, program, memoryview(stored)).run(body)
     return program
 
@@ -92,18 +96,21 @@ def _described(about: Message) -> Iterator[tuple[str, Function]]:
     for index, each in enumerate(about.messages(20, "function")):
         if index == _MAX_FUNCTIONS:
             raise about.wrong(f"more than {_MAX_FUNCTIONS} functions: {_CURE}")
-        inputs, outputs, states = (dict(_ports(each, number)) for number in (2, 3, 6))
+        inputs, outputs, states = (_ports(each, number) for number in (2, 3, 6))
         yield each.text(1), Function(inputs, outputs, states)
 
 
-def _ports(function: Message, number: int) -> Iterator[tuple[str, Port]]:
+def _ports(function: Message, number: int) -> dict[str, Port]:
+    found: dict[str, Port] = {}
     for each in function.messages(number, f"{function.where}, port"):
         kind = each.message(3, f"{each.where} type")
         state = kind and kind.message(8, f"{each.where} state")
         array = (state.message(1, each.where) if state else kind.message(5, each.where)) if kind else None
-        if array is None:
-            raise each.wrong(f"{shown(each.text(1))} is no array: {_CURE}")
-        yield each.text(1), Port(array.integer(2), tuple(array.integers(1, _MAX_RANK)))
+        name = each.text(1)
+        if array is None or name in found:
+            raise each.wrong(f"{shown(name)} is no array, or stands there twice: {_CURE}")
+        found[name] = Port(array.integer(2), tuple(array.integers(1, _MAX_RANK)))
+    return found
 
 
 class _Walk:
