@@ -390,26 +390,26 @@ def test_states_are_taken_and_given_back(package, mac):
     """More sequences than states, blocks that change hands, copies, and tokens that are taken back."""
     rng, model = np.random.default_rng(6), load_model(open_checkpoint(package), EngineConfig())
     model.reserve(32)
-    texts = rng.integers(0, 384, (MAX_STATES + 1, 34), dtype=np.int32)
+    texts = rng.integers(0, 384, (MAX_STATES + 1, 38), dtype=np.int32)
     tables = np.arange(3 * len(texts), dtype=np.int32).reshape(-1, 3)
-    alone = [stepwise(model, ids, tables[0], list(range(30, 34))) for ids in texts]  # all in the same blocks
+    alone = []
+    for ids in texts:  # all in the same blocks, each with its last tokens taken back once
+        alone.append(stepwise(model, ids, tables[0], [35, 36, 37]))
+        assert np.array_equal(stepwise_from(model, ids, tables[0], 36), alone[-1][36:])
     model.reserve(32)
     for ids, table in zip(texts, tables, strict=True):
-        stepwise(model, ids[:30], table, [])
-    for at in range(30, 34):
+        stepwise(model, ids[:35], table, [])
+    for at in range(35, 38):
         size = model.capabilities.block_size
         places = np.full(len(texts), at, np.int32)
         slots = tables[:, at // size] * size + at % size
         starts = np.arange(len(texts) + 1, dtype=np.int32)
         logits = model.forward(Batch(texts[:, at].copy(), places, slots, starts, tables)).full(range(len(texts)))
         assert np.array_equal(logits, [each[at] for each in alone])
-    model.copy_blocks([(int(tables[0, 0]), 30), (int(tables[0, 1]), 31)])
-    copied = np.array([30, 31, 0], np.int32)
-    again = stepwise_from(model, texts[0], copied, 31)
-    assert np.array_equal(again, alone[0][31:])
-    other = stepwise_from(model, np.concatenate([texts[0][:32], texts[1][32:]]), copied, 31)
-    assert np.array_equal(other[0], again[0]) and not np.array_equal(other[1:], again[1:])
-    assert np.array_equal(stepwise_from(model, texts[0], copied, 31), again)
+    for target in ([30, 31, 0], tables[-1]):  # which nobody has, and which a state has
+        copied = np.array(target, np.int32)
+        model.copy_blocks([(int(tables[0, 0]), int(copied[0])), (int(tables[0, 1]), int(copied[1]))])
+        assert np.array_equal(stepwise_from(model, texts[0], copied, 36), alone[0][36:])
     model.close()
 
 

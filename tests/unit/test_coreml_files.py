@@ -68,15 +68,15 @@ def block(spec: Any, name: str = "main") -> Any:
     return spec.mlProgram.functions[name].block_specializations["CoreML8"]
 
 
-def blobs(spec: Any) -> list[Any]:
-    """Where the functions say that values lie in the other file."""
-    found = []
-    for name in ("main", "prompt"):
-        for each in block(spec, name).operations:
-            found += [value.blobFileValue for value in each.attributes.values() if value.blobFileValue.fileName]
-            bound = [binding for argument in each.inputs.values() for binding in argument.arguments]
-            found += [binding.value.blobFileValue for binding in bound if binding.value.blobFileValue.fileName]
-    return found
+def blobs(spec: Any, kind: str) -> list[Any]:
+    """Where "constants", and "arguments" that stand at their operation, say that their values lie."""
+    operations = [each for name in ("main", "prompt") for each in block(spec, name).operations]
+    if kind == "constants":
+        values = [value for each in operations for value in each.attributes.values()]
+    else:
+        bound = [argument.arguments for each in operations for argument in each.inputs.values()]
+        values = [binding.value for bindings in bound for binding in bindings]
+    return [each.blobFileValue for each in values if each.blobFileValue.fileName]
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "com.apple.CoreML/../../../x", "com.apple.CoreML", "", "a\nb"])
@@ -144,15 +144,16 @@ def test_truncated_weights(package, length):
     refused(package, "download")
 
 
+@pytest.mark.parametrize("kind", ["constants", "arguments"])
 @pytest.mark.parametrize("offset", [1, 1 << 40, 1 << 63, (1 << 64) - 1])
-def test_weights_that_lie_elsewhere(package, offset):
-    change_program(package, lambda spec: setattr(blobs(spec)[-1], "offset", offset))
+def test_weights_that_lie_elsewhere(package, kind, offset):
+    change_program(package, lambda spec: setattr(blobs(spec, kind)[-1], "offset", offset))
     refused(package, "model.mlmodel", kind=FormatError)
 
 
 @pytest.mark.parametrize("name", ["@model_path/../../../weight.bin", "/etc/passwd", "@model_path/weights/other.bin"])
 def test_weights_in_other_files(package, name):
-    change_program(package, lambda spec: setattr(blobs(spec)[0], "fileName", name))
+    change_program(package, lambda spec: setattr(blobs(spec, "arguments")[0], "fileName", name))
     refused(package, "its values lie in", "not in @model_path/weights/weight.bin")
 
 
