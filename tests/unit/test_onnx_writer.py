@@ -137,7 +137,7 @@ def test_how_far_logits_are_off():
 @pytest.mark.parametrize(
     "source, target, options, error, message",
     [
-        ("default", "x.gguf", {"small": True}, InvalidParams, "only ONNX files are written small"),
+        ("default", "x.gguf", {"small": True}, InvalidParams, "only ONNX and Core ML are written small"),
         ("default", "x.onnx", {"compressed": True}, InvalidParams, "only packed files are compressed"),
         ("default", "x.onnx", {"kind": "f16"}, InvalidParams, "only GGUF files have types: leave the type f16 out"),
         ("default", "absent/x.onnx", {}, InvalidParams, "there is no folder"),

@@ -128,9 +128,7 @@ def _fields(budget: Budget, data: memoryview, where: str) -> Iterator[tuple[int,
         elif kind in _WIDTHS:
             width = _WIDTHS[kind]
         else:
-            raise FormatError(
-                budget.path, where, f"the wire type {kind} is not known: this is another kind of file, or a broken one"
-            )
+            raise FormatError(budget.path, where, f"the wire type {kind} is not known: this is no such file, or broken")
         if width > end - at:
             raise FormatError(budget.path, where, f"ends within field {number}: download the file again")
         yield number, data[at : at + width]
