@@ -1,0 +1,21 @@
+"""What a kernel is compiled for: every file of kernels lists what the models that we know launch, for scripts/check-cuda."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Variant(NamedTuple):
+    """One specialisation of a Triton kernel, as `triton.compile` and those who read its machine code want it.
+
+    `signature` has the type of every argument that is no constant: "*fp32" or "i32"; with ":16" behind it ("*fp32:16")
+    its address or value is a multiple of 16. `instructions` are families of SASS, such as "IMMA", one of which its code
+    must have on every processor; none: whatever comes.
+    """
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    instructions: tuple[str, ...] = ()
