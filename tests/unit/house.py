@@ -81,6 +81,8 @@ DOORS = {
     "prompt_toolkit": "cli/",
     "rich": "cli/",
     "tokenizers": "text/tokenizer.py",
+    "torch": "backends/cuda",
+    "triton": "backends/cuda",
     "typer": "cli/",
     "zstandard": "formats/compressed.py",
 }

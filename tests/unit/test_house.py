@@ -61,7 +61,7 @@ def test_every_dependency_has_a_door_and_goes_through_it() -> None:
     """pyproject.toml, DOORS and the imports name the same libraries."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["mlx"], *extras["onnx"], *extras["coreml"]]
+    lines = [*project["dependencies"], *(line for name in ("coreml", "cuda", "mlx", "onnx") for line in extras[name])]
     wanted = {re.split(r"[^\w-]", line)[0].replace("-", "_").lower() for line in lines}
     wanted |= {line.split("-")[0] for line in extras["otel"]}  # one name, several packages
     used = {name.split(".")[0] for source in read(("src/**/*.py",)) for _, name, _ in house.imports(source)}

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: every file of kernels lists what the models that we know launch, for scripts/check-cuda."""
+"""What CUDA kernels are compiled for: each file of kernels lists what known models launch, for scripts/check-cuda."""
 
 from __future__ import annotations
 
