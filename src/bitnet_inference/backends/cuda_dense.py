@@ -1,21 +1,38 @@
 """Products with dense weights on CUDA, and rows of embeddings.
 
-Activations are float32 and weights stay as they are. Where those are bfloat16, an activation is the sum of two
-bfloat16, which leaves out 2^-17 of it. Other weights take three products of TF32, which lose less than float32 sums
-do. Tensor cores add in float32, columns in ascending order: tiles differ with the number of tokens, the order of a sum
-does not.
+Tensor cores multiply bfloat16 and add in float32. A float32 is the sum of two bfloat16 but for 2^-17 of it, so
+activations are taken as two, and so are weights that are not bfloat16 in the file; the product of the two small parts
+is left out. Columns are added in ascending order: tiles differ with the number of tokens, the order of a sum does not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 import triton
 import triton.language as tl
 
+from bitnet_inference.backends.cuda_variants import TOKENS, Variant
 from bitnet_inference.backends.cuda_weights import DenseWeight
 
 _COLUMNS = 64  # a step; all shapes of tiles must have the same, or sums would differ
 _EMBED_COLUMNS = 1024
+_MOST_TOKENS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 32}  # of a program, for want of registers
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # in Triton's words
+
+
+@triton.jit
+def _split(x, INTERPRETED: tl.constexpr):
+    # Two bfloat16 whose sum is x but for 2^-17 of it. The interpreter does not multiply these: there they stay float32.
+    high = x.to(tl.bfloat16)
+    low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    if INTERPRETED:
+        parts = high.to(tl.float32), low.to(tl.float32)
+    else:
+        parts = high, low
+    return parts
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -34,13 +51,12 @@ def _dense_kernel(
         there = (column < columns - begin)[None, :]
         w = tl.load(weights + from_row + begin, mask=there, other=0.0)
         a = tl.load(x + from_token + begin, mask=(token < tokens)[:, None] & there, other=0.0)
-        if weights.dtype.element_ty == tl.bfloat16 and not INTERPRETED:
-            high = a.to(tl.bfloat16)
-            low = (a - high.to(tl.float32)).to(tl.bfloat16)
-            sums = tl.dot(w, tl.trans(high), sums)
-            sums = tl.dot(w, tl.trans(low), sums)
-        else:
-            sums = tl.dot(w.to(tl.float32), tl.trans(a), sums, input_precision="tf32x3")
+        high, low = _split(w.to(tl.float32), INTERPRETED)
+        x_high, x_low = _split(tl.trans(a), INTERPRETED)
+        sums = tl.dot(high, x_high, sums)
+        sums = tl.dot(high, x_low, sums)
+        if weights.dtype.element_ty != tl.bfloat16:
+            sums = tl.dot(low, x_high, sums)
     mask = (row < rows)[:, None] & (token < tokens)[None, :]
     token = token.to(tl.int64)
     if HAS_RESIDUAL:
@@ -87,9 +103,25 @@ def embed(weight: DenseWeight, token_ids: torch.Tensor, out: torch.Tensor, scale
     )  # fmt: skip
 
 
+def variants() -> Iterator[Variant]:
+    """What dense products and embeddings launch."""
+    strides = dict.fromkeys(("rows", "columns", "weight_stride", "x_stride", "out_stride", "residual_stride"), "i32:16")
+    floats = dict.fromkeys(("x", "out", "residual"), "*fp32:16")
+    for (dtype, name), tokens in product(_NAMES.items(), (8, *TOKENS)):
+        block_tokens, block_rows, warps, stages = _tile(dtype, tokens)
+        signature = {"weights": f"*{name}:16", **floats, "tokens": "i32", **strides}
+        constants = {"ROWS": block_rows, "TOKENS": block_tokens, "COLUMNS": _COLUMNS, "HAS_RESIDUAL": True}
+        yield Variant(_dense_kernel, signature, constants | {"INTERPRETED": False}, warps, stages, ("HMMA", "HGMMA"))
+    for name in _NAMES.values():
+        signature = {"table": f"*{name}:16", "token_ids": "*i32:16", "out": "*fp32:16", "scale": "fp32"}
+        signature |= dict.fromkeys(("columns", "table_stride", "out_stride"), "i32:16")
+        yield Variant(_embed_kernel, signature, {"COLUMNS": _EMBED_COLUMNS})
+
+
 def _tile(dtype: torch.dtype, tokens: int) -> tuple[int, int, int, int]:
     """Tokens and rows of a program, warps, stages."""
-    for block_tokens in (8, 16, 32, 64):
-        if tokens <= block_tokens:
-            return block_tokens, 64, 4, 4 if dtype == torch.bfloat16 else 3
-    return (128, 128, 8, 3) if dtype == torch.bfloat16 else (64, 64, 4, 3)
+    most = _MOST_TOKENS[dtype]
+    block_tokens = min(max(8, triton.next_power_of_2(tokens)), most)
+    if block_tokens == 128:
+        return block_tokens, 128, 8, 3
+    return block_tokens, 64, 4, 4 if dtype == torch.bfloat16 else 3

@@ -10,6 +10,8 @@ A row's result does not depend on how many are computed with it: integer sums ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +19,10 @@ import triton
 import triton.language as tl
 
 from bitnet_inference.backends.cuda_dense import dense, embed
+from bitnet_inference.backends.cuda_variants import SHAPES, TOKENS, Variant
 from bitnet_inference.backends.cuda_weights import TILE_COLUMNS, DenseWeight, Int8Weight, TernaryWeight
 
-__all__ = ["DenseWeight", "Int8Weight", "TernaryWeight", "dense", "embed", "int8", "ternary"]
+__all__ = ["DenseWeight", "Int8Weight", "TernaryWeight", "dense", "embed", "int8", "ternary", "variants"]
 
 _MAX_SLIM_TOKENS = 32
 _SEGMENTS = 4  # of columns, one a warp
@@ -101,6 +104,24 @@ def _choose_slim(rows: int, blocks: int, row_bytes: int, tokens: int) -> _Launch
     return _Launch(_slim, constants, _SEGMENTS, buffers + 1)
 
 
+def variants() -> Iterator[Variant]:
+    """What the products of known models launch."""
+    pointers = ("scales", "row_scales", "group_scales", "out", "residual")
+    types = dict.fromkeys(pointers, "*fp32:16") | {
+        "tiles": "*u8:16",
+        "codes": "*i8:16",
+        "tokens": "i32",
+        "blocks": "i32",
+    }
+    types |= dict.fromkeys(("rows", "columns", "codes_stride", "out_stride", "residual_stride"), "i32:16")
+    kinds = ((TILE_COLUMNS // 4, 0), (TILE_COLUMNS // 4, 64), (TILE_COLUMNS // 4, 128), (TILE_COLUMNS, 0))
+    for (rows, columns), tokens, (row_bytes, group_size) in product(SHAPES, TOKENS, kinds):
+        launch = _choose(rows, columns // TILE_COLUMNS, row_bytes, group_size, tokens)
+        constants = launch.constants | {"HAS_RESIDUAL": True, "INTERPRETED": False}
+        signature = {name: types[name] for name in launch.kernel.arg_names if name in types}
+        yield Variant(launch.kernel, signature, constants, launch.num_warps, launch.num_stages, ("IMMA", "IGMMA"))
+
+
 # What all kernels take: tiles and scales of a weight (cuda_weights), of `blocks` tiles of columns; codes int8 [tokens,
 # columns] and their scales s_x float32 [tokens]; out and residual float32 [tokens, rows]; the strides of rows.
 # INTERPRETED is for Triton's interpreter, which knows no assembly: the same in Triton's own words.
@@ -124,22 +145,27 @@ def _field(tile, FIELD: tl.constexpr):
 def _fields(tile, INTERPRETED: tl.constexpr):
     # The four quarters of a tile's columns, 64 times the weights.
     if INTERPRETED:
-        return _field(tile, 0), _field(tile, 1), _field(tile, 2), _field(tile, 3)
-    return tl.inline_asm_elementwise(
-        _UNPACK, "=&r,=&r,=&r,=&r,r", [tile], dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4
-    )
+        fields = _field(tile, 0), _field(tile, 1), _field(tile, 2), _field(tile, 3)
+    else:
+        fields = tl.inline_asm_elementwise(
+            _UNPACK, "=&r,=&r,=&r,=&r,r", [tile], dtype=(tl.int8, tl.int8, tl.int8, tl.int8), is_pure=True, pack=4
+        )
+    return fields
 
 
 @triton.jit
-def _operand(tile, TERNARY: tl.constexpr, INTERPRETED: tl.constexpr):
-    # [..., 256] int8 out of the bytes of a tile; the fields come to lie behind each other without moving.
-    if not TERNARY:
-        return tile.to(tl.int8, bitcast=True)
-    first, second, third, fourth = _fields(tile, INTERPRETED)
-    pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
-    if len(tile.shape) == 2:
-        return tl.reshape(tl.permute(pairs, (0, 2, 3, 1)), (tile.shape[0], 256))
-    return tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 2)), (tile.shape[0], tile.shape[1], 256))
+def _operand(tile, INTERPRETED: tl.constexpr):
+    # int8 [..., 256] out of the bytes [..., 256 or 64] of a tile; fields come to lie behind each other without moving.
+    if tile.shape[-1] == 256:
+        operand = tile.to(tl.int8, bitcast=True)
+    else:
+        first, second, third, fourth = _fields(tile, INTERPRETED)
+        pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
+        if len(tile.shape) == 2:
+            operand = tl.reshape(tl.permute(pairs, (0, 2, 3, 1)), (tile.shape[0], 256))
+        else:
+            operand = tl.reshape(tl.permute(pairs, (0, 1, 3, 4, 2)), (tile.shape[0], tile.shape[1], 256))
+    return operand
 
 
 @triton.jit
@@ -176,7 +202,6 @@ def _slim(
     HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """For few tokens: warps share the columns of a few rows, so that there are programs for every processor."""
-    TERNARY: tl.constexpr = ROW_BYTES == 64
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     segment = tl.arange(0, SEGMENTS)
@@ -189,9 +214,9 @@ def _slim(
         tile = tl.load(weights + block * (16 * ROW_BYTES), mask=(segment < blocks - block)[:, None, None], other=0)
         there = (token < tokens)[None, :, None] & (column < columns - block * 256)
         x = tl.load(activations + block * 256, mask=there, other=0)
-        sums = tl.dot(_operand(tile, TERNARY, INTERPRETED), tl.permute(x, (0, 2, 1)), sums, out_dtype=tl.int32)
+        sums = tl.dot(_operand(tile, INTERPRETED), tl.permute(x, (0, 2, 1)), sums, out_dtype=tl.int32)
     total = tl.sum(sums, 0)
-    if TERNARY:
+    if ROW_BYTES == 64:
         total = total >> 6
     factors = _factors(row_scales, scales, row, token, rows, tokens)
     _finish(total.to(tl.float32), factors, row, token, out, residual, rows, tokens, out_stride, residual_stride,
@@ -206,7 +231,6 @@ def _wide(
     HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """For many tokens: a program has all columns of its rows and tokens."""
-    TERNARY: tl.constexpr = ROW_BYTES == 64
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     weights = _starts(tiles, row, rows, blocks, ROW_BYTES)[:, None] + tl.arange(0, ROW_BYTES)[None, :]
@@ -217,8 +241,8 @@ def _wide(
         tile = tl.load(weights + block * (16 * ROW_BYTES))
         there = (token < tokens)[:, None] & (column < columns - block * 256)[None, :]
         x = tl.load(activations + block * 256, mask=there, other=0)
-        sums = tl.dot(_operand(tile, TERNARY, INTERPRETED), tl.trans(x), sums, out_dtype=tl.int32)
-    if TERNARY:
+        sums = tl.dot(_operand(tile, INTERPRETED), tl.trans(x), sums, out_dtype=tl.int32)
+    if ROW_BYTES == 64:
         sums = sums >> 6
     factors = _factors(row_scales, scales, row, token, rows, tokens)
     _finish(sums.to(tl.float32), factors, row, token, out, residual, rows, tokens, out_stride, residual_stride,
@@ -251,10 +275,11 @@ def _with_half(
     other = _quarter(activations, token, tokens, columns, begin + 64)
     if GROUP_SIZE == 128:
         sums = tl.dot(second, other, sums, out_dtype=tl.int32)
-        return _with_group(totals, sums, group_scales, group, row, rows)
-    totals = _with_group(totals, sums, group_scales, group, row, rows)
-    sums = tl.dot(second, other, out_dtype=tl.int32)
-    return _with_group(totals, sums, group_scales, group + 1, row, rows)
+    else:
+        totals = _with_group(totals, sums, group_scales, group, row, rows)
+        sums = tl.dot(second, other, out_dtype=tl.int32)
+        group += 1
+    return _with_group(totals, sums, group_scales, group, row, rows)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+# Products of 2B-4T and of the model in this package (rows, columns), and numbers of tokens: every kind of program.
+SHAPES = ((3840, 2560), (2560, 2560), (13824, 2560), (2560, 6912), (512, 256), (256, 256), (1536, 256), (256, 768))
+TOKENS = (1, 16, 32, 64, 512)
+
 
 class Variant(NamedTuple):
     """One specialisation of a Triton kernel, as `triton.compile` and those who read its machine code want it.

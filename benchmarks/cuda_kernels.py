@@ -1,0 +1,142 @@
+"""Compile every CUDA kernel for every generation of devices, without one, and look at the machine code.
+
+What fails: a kernel that does not compile, takes local memory (spills), takes more shared memory than a program may
+have, or lacks the instructions that it was written for. Run by scripts/check-cuda, with Triton's interpreter off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from bitnet_inference import backends
+from bitnet_inference.backends.cuda_variants import Variant
+
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+MATRIX = ("IGMMA", "IMMA", "HGMMA", "HMMA", "IDP")
+LOCAL = ("STL", "LDL")
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", re.MULTILINE)
+
+
+class Code(NamedTuple):
+    """What the compiler made of a variant."""
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    instructions: Counter[str]
+
+
+@cache
+def wanted(part: str) -> list[tuple[str, Variant]]:
+    """The variants of all files of kernels, each with a name that has this part."""
+    found: list[tuple[str, Variant]] = []
+    for pair in _variants():
+        if part in pair[0] and pair not in found:
+            found.append(pair)
+    return found
+
+
+def _variants() -> Iterator[tuple[str, Variant]]:
+    for module in pkgutil.iter_modules(backends.__path__):
+        if module.name.startswith("cuda_"):
+            found = importlib.import_module(f"{backends.__name__}.{module.name}")
+            for variant in found.variants() if hasattr(found, "variants") else ():
+                yield f"{module.name}.{variant.kernel.__name__.strip('_')}", variant
+
+
+def compiled(variant: Variant, capability: int) -> Code:
+    """The machine code of a variant."""
+    kernel = variant.kernel
+    types = {name: variant.signature.get(name, "constexpr") for name in kernel.arg_names}
+    places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
+    source = ASTSource(
+        kernel,
+        {name: each.split(":")[0] for name, each in types.items()},
+        {places[name]: value for name, value in variant.constants.items()},
+        {places[name]: [["tt.divisibility", 16]] for name, each in types.items() if each.endswith(":16")},
+    )
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}
+    code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(code.asm["cubin"])
+        usage, sass = _cuobjdump("--dump-resource-usage", path), _cuobjdump("--dump-sass", path)
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", usage)[-1]) for name in ("REG", "STACK"))
+    return Code(registers, stack, code.metadata.shared, Counter(INSTRUCTION.findall(sass)))
+
+
+def _cuobjdump(option: str, path: Path) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+
+
+def problems(variant: Variant, capability: int, code: Code) -> list[str]:
+    """What is not as it should be."""
+    found = []
+    if code.stack_bytes or any(code.instructions[each] for each in LOCAL):
+        found.append(f"takes {code.stack_bytes} bytes of local memory")
+    if code.shared_bytes > SHARED_BYTES[capability]:
+        found.append(f"takes more than {SHARED_BYTES[capability]} bytes of shared memory")
+    if variant.instructions and not any(code.instructions[each] for each in variant.instructions):
+        found.append(f"has no {' or '.join(variant.instructions)}")
+    return found
+
+
+def row(part: str, place: int, capability: int) -> tuple[str, bool]:
+    """A line of the table, for one of the wanted variants, and whether all is well."""
+    name, variant = wanted(part)[place]
+    constants = " ".join(f"{key}={value}" for key, value in variant.constants.items() if type(value) is int)
+    start = f"{name:32} sm_{capability:<4}"
+    try:
+        code = compiled(variant, capability)
+    except (
+        Exception
+    ) as error:  # of many kinds, by what fails in the compiler: the next kernel is looked at all the same
+        why = " ".join(str(error.__cause__ or error).split())
+        return f"{start} DOES NOT COMPILE {constants}: {why[-300:]}", False
+    found = problems(variant, capability, code)
+    weights = next(iter(variant.signature.values()))
+    matrix = " ".join(f"{each}:{code.instructions[each]}" for each in MATRIX if code.instructions[each]) or "-"
+    numbers = f"{code.registers:4} {code.stack_bytes:6} {code.shared_bytes:7}  {matrix:18}"
+    how = f"{weights:9} {constants} warps={variant.num_warps} stages={variant.num_stages}"
+    return f"{start} {numbers} {how}{''.join(f'  <- {each}' for each in found)}", not found
+
+
+def main() -> int:
+    """Print the table; 1 if something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sm", default="80,90,120", help="compute capabilities, separated by commas")
+    parser.add_argument("--only", default="", help="variants whose name has this in it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    arguments = parser.parse_args()
+    capabilities = [int(each) for each in arguments.sm.split(",")]
+    places = [(place, capability) for place in range(len(wanted(arguments.only))) for capability in capabilities]
+    print(f"{'kernel':32} {'for':7} regs  stack  shared  {'matrix units':18} first     constants")
+    bad = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for line, is_well in pool.map(partial(row, arguments.only), *zip(*places, strict=True)):
+            print(line, flush=True)
+            bad += not is_well
+    print(f"{len(places)} compiled, {bad} not as they should be")
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
