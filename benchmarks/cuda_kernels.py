@@ -29,7 +29,7 @@ from bitnet_inference import backends
 from bitnet_inference.backends.cuda_variants import Variant
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-MATRIX = ("IGMMA", "IMMA", "HGMMA", "HMMA", "IDP")
+MATRIX = ("IGMMA", "IMMA", "UTCIMMA", "HGMMA", "HMMA", "UTCHMMA", "IDP")
 LOCAL = ("STL", "LDL")
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", re.MULTILINE)
 
@@ -106,9 +106,7 @@ def row(part: str, place: int, capability: int) -> tuple[str, bool]:
     start = f"{name:32} sm_{capability:<4}"
     try:
         code = compiled(variant, capability)
-    except (
-        Exception
-    ) as error:  # of many kinds, by what fails in the compiler: the next kernel is looked at all the same
+    except Exception as error:  # whatever the compiler raises: the next kernel is looked at all the same
         why = " ".join(str(error.__cause__ or error).split())
         return f"{start} DOES NOT COMPILE {constants}: {why[-300:]}", False
     found = problems(variant, capability, code)
@@ -127,7 +125,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     arguments = parser.parse_args()
     capabilities = [int(each) for each in arguments.sm.split(",")]
-    places = [(place, capability) for place in range(len(wanted(arguments.only))) for capability in capabilities]
+    places = [
+        (place, capability)
+        for place, (_, variant) in enumerate(wanted(arguments.only))
+        for capability in capabilities
+        if capability in (variant.capabilities or capabilities)
+    ]
     print(f"{'kernel':32} {'for':7} regs  stack  shared  {'matrix units':18} first     constants")
     bad = 0
     with ProcessPoolExecutor(arguments.jobs) as pool:

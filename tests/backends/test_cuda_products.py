@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import pytest
+import torch
+import triton
 from numpy.typing import NDArray
 
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
-
-from bitnet_inference import ternary  # noqa: E402
-from bitnet_inference.backends import cuda_products as products  # noqa: E402
-from bitnet_inference.backends import reference  # noqa: E402
-from bitnet_inference.errors import Unsupported  # noqa: E402
-from bitnet_inference.formats.checkpoint import Dense, Ternary  # noqa: E402
+from bitnet_inference import ternary
+from bitnet_inference.backends import cuda_dense, reference
+from bitnet_inference.backends import cuda_products as products
+from bitnet_inference.errors import Unsupported
+from bitnet_inference.formats.checkpoint import Dense, Ternary
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 # Columns, rows, tokens: whole and broken tiles, every shape of program.
 SHAPES = [(256, 16, 1), (300, 37, 2), (64, 1, 8), (1280, 33, 9), (1000, 40, 17), (128, 130, 33), (517, 70, 65),
-          (512, 300, 130)]  # fmt: skip
+          (300, 140, 130)]  # fmt: skip
 Floats = NDArray[np.float32]
 
 
@@ -66,7 +67,7 @@ def test_ternary_is_the_reference_bit_by_bit(columns: int, rows: int, tokens: in
 
 
 @pytest.mark.parametrize("group_size", [64, 128])
-@pytest.mark.parametrize(("columns", "rows", "tokens"), SHAPES)
+@pytest.mark.parametrize(("columns", "rows", "tokens"), SHAPES[:-1])
 def test_group_scales_are_added_in_the_reference_s_order(columns: int, rows: int, tokens: int, group_size: int) -> None:
     x, values = activations(tokens, columns), codes(rows, columns)
     scales = numbers(4, rows, -(-columns // group_size))
@@ -126,6 +127,8 @@ def test_every_layout_gives_the_same_weight(layout: str) -> None:
 def test_bytes_that_are_no_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="2-bit code 3"):
         products.TernaryWeight([Ternary(np.full((4, 16), 255, np.uint8), "quarters", (16, 16), 1.0)], DEVICE)
+    with pytest.raises(ValueError, match="none of -1, 0 and 1"):
+        products.TernaryWeight([plain(np.full((16, 16), 2, np.int8))], DEVICE)
     with pytest.raises(ValueError, match="NaN"):
         products.Int8Weight([Dense(np.full((2, 4), np.nan, np.float32), "float32")], DEVICE)
 
@@ -187,6 +190,32 @@ def test_embeddings_are_the_rows_of_the_table() -> None:
         products.embed(weight, torch.from_numpy(ids).to(DEVICE), out[:, 2:-2], 1.5)
         expected = np.concatenate([reference.dense_matrix(table) for table in tables])[ids] * np.float32(1.5)
         assert np.array_equal(out[:, 2:-2].cpu().numpy(), expected)
+
+
+def test_dense_matrices_of_two_kinds_become_float32() -> None:
+    tables = [dense_of(numbers(7, 3, 20), "bfloat16"), dense_of(numbers(8, 2, 20), "float32")]
+    weight = products.DenseWeight(tables, DEVICE)
+    expected = np.concatenate([reference.dense_matrix(table) for table in tables])
+    assert np.array_equal(weight.data.cpu().numpy(), expected)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device has these tiles or doesn't")
+@pytest.mark.parametrize("tokens", [5, 12, 150])
+def test_the_tiles_of_large_matrices_give_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_ENOUGH_PROGRAMS", 1)
+    x, values, residual = activations(tokens, 500), codes(280, 500), numbers(3, tokens, 280)
+    weight = products.TernaryWeight([plain(values)], DEVICE)
+    weight.is_hopper = True
+    expected = reference.bit_linear(x, values, 0.7) + residual
+    assert np.array_equal(integer_product(products.ternary, weight, x, residual), expected)
+
+
+@pytest.mark.parametrize("module", [products, cuda_dense])
+def test_variants_say_all_that_a_kernel_takes(module: ModuleType) -> None:
+    variants = list(module.variants())
+    assert variants
+    for variant in variants:
+        assert sorted([*variant.signature, *variant.constants]) == sorted(variant.kernel.arg_names)
 
 
 def test_nothing_is_launched_for_no_tokens() -> None:

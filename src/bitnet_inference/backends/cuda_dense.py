@@ -19,7 +19,7 @@ from bitnet_inference.backends.cuda_weights import DenseWeight
 
 _COLUMNS = 64  # a step; all shapes of tiles must have the same, or sums would differ
 _EMBED_COLUMNS = 1024
-_MOST_TOKENS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 32}  # of a program, for want of registers
+_FLOAT_MMA = ("HMMA", "HGMMA", "UTCHMMA")  # of capability 8 and 12, 9, 10
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # in Triton's words
 
 
@@ -111,7 +111,7 @@ def variants() -> Iterator[Variant]:
         block_tokens, block_rows, warps, stages = _tile(dtype, tokens)
         signature = {"weights": f"*{name}:16", **floats, "tokens": "i32", **strides}
         constants = {"ROWS": block_rows, "TOKENS": block_tokens, "COLUMNS": _COLUMNS, "HAS_RESIDUAL": True}
-        yield Variant(_dense_kernel, signature, constants | {"INTERPRETED": False}, warps, stages, ("HMMA", "HGMMA"))
+        yield Variant(_dense_kernel, signature, constants | {"INTERPRETED": False}, warps, stages, _FLOAT_MMA)
     for name in _NAMES.values():
         signature = {"table": f"*{name}:16", "token_ids": "*i32:16", "out": "*fp32:16", "scale": "fp32"}
         signature |= dict.fromkeys(("columns", "table_stride", "out_stride"), "i32:16")
@@ -120,8 +120,8 @@ def variants() -> Iterator[Variant]:
 
 def _tile(dtype: torch.dtype, tokens: int) -> tuple[int, int, int, int]:
     """Tokens and rows of a program, warps, stages."""
-    most = _MOST_TOKENS[dtype]
-    block_tokens = min(max(8, triton.next_power_of_2(tokens)), most)
+    is_split = dtype != torch.bfloat16  # into two parts, which take registers
+    block_tokens = min(max(8, triton.next_power_of_2(tokens)), 64 if is_split else 128)
     if block_tokens == 128:
         return block_tokens, 128, 8, 3
-    return block_tokens, 64, 4, 4 if dtype == torch.bfloat16 else 3
+    return block_tokens, 64, 8 if is_split and block_tokens == 64 else 4, 3 if is_split else 4

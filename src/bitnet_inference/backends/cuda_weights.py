@@ -37,10 +37,11 @@ class TernaryWeight:
         """Raises ValueError for bytes that are no weights, Unsupported for matrices too wide for exact sums."""
         self.rows, self.columns = _stacked_shape([matrix.shape for matrix in matrices], 127 * TERNARY_UNIT)
         self.group_size = max(matrix.group_size for matrix in matrices)
+        self.is_hopper = _is_hopper(device)
         self.tiles = _tiles(self.rows, self.columns, TILE_COLUMNS // 4, device)
         begin = 0
         for matrix in matrices:
-            codes = ternary.unpack(np.ascontiguousarray(matrix.data), matrix.layout, matrix.shape)
+            codes = _codes(matrix)
             _fill(self.tiles, begin, codes, _packed)
             begin += matrix.shape[0]
         parts = [_scales(matrix, self.group_size) for matrix in matrices]
@@ -59,6 +60,7 @@ class Int8Weight:
         """Raises ValueError for weights that are not finite, Unsupported for matrices too wide for exact sums."""
         self.rows, self.columns = _stacked_shape([matrix.data.shape for matrix in matrices], 127 * 127)
         self.group_size = 0
+        self.is_hopper = _is_hopper(device)
         self.tiles = _tiles(self.rows, self.columns, TILE_COLUMNS, device)
         self.scales = torch.empty(self.rows, dtype=torch.float32, device=device)
         begin = 0
@@ -109,6 +111,17 @@ def _stacked_shape(shapes: Sequence[tuple[int, ...]], largest_product: int) -> t
         most = ((1 << 31) - 1) // largest_product
         raise Unsupported(f"a matrix has {columns} columns, at most {most} fit into sums of int32: choose the CPU")
     return sum(shape[0] for shape in shapes), columns
+
+
+def _codes(matrix: Ternary) -> NDArray[np.int8]:
+    codes = ternary.unpack(np.ascontiguousarray(matrix.data), matrix.layout, matrix.shape)
+    if matrix.layout == "codes" and codes.size and (codes.min() < -1 or codes.max() > 1):  # others cannot hold more
+        raise ValueError("a weight is none of -1, 0 and 1")
+    return codes
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and bool(torch.cuda.get_device_capability(device)[0] == 9)
 
 
 def _tiles(rows: int, columns: int, row_bytes: int, device: torch.device) -> torch.Tensor:
