@@ -48,6 +48,7 @@ class ScriptedModel:
         num_blocks: int = 1000,
         max_sequences: int = 8,
         max_tokens: int = 64,
+        looks_ahead: bool = False,
         eos_ids: tuple[int, ...] = (),
     ) -> None:
         self.config = _config(vocab_size, max_positions, eos_ids)
@@ -56,6 +57,7 @@ class ScriptedModel:
             block_bytes=1,
             max_sequences=max_sequences,
             max_tokens=max_tokens,
+            looks_ahead=looks_ahead,
             available_bytes=num_blocks,
         )
         self.before_forward: Callable[[Batch], None] = lambda batch: None
@@ -85,7 +87,13 @@ class ScriptedModel:
         for sequence, (start, end) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
             for position in batch.positions[start:end]:
                 histories.append(self._history(batch.block_tables[sequence], int(position)))
+        if batch.has_next:  # a model may write there what nobody will read
+            self._cache[self._slots_behind(batch)] = -7
         return ScriptedOutput(self, self.num_forwards, histories)
+
+    def _slots_behind(self, batch: Batch) -> NDArray[np.int32]:
+        size, positions = self.capabilities.block_size, batch.positions[batch.starts[1:] - 1] + 1
+        return batch.block_tables[np.arange(len(positions)), positions // size] * size + positions % size
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         size = self.capabilities.block_size
@@ -110,7 +118,8 @@ class ScriptedModel:
     def _check(self, batch: Batch) -> None:
         limits, size = self.capabilities, self.capabilities.block_size
         counts = np.diff(batch.starts)
-        assert {array.dtype for array in vars(batch).values()} == {np.dtype(np.int32)}
+        arrays = [each for each in vars(batch).values() if each is not batch.has_next]
+        assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
         assert 1 <= len(counts) <= limits.max_sequences and (counts >= 1).all()
         assert batch.starts[0] == 0 and batch.starts[-1] == len(batch.token_ids) <= limits.max_tokens
         assert len(batch.positions) == len(batch.slots) == len(batch.token_ids)
@@ -123,7 +132,10 @@ class ScriptedModel:
             assert (np.diff(positions) == 1).all()
             assert (batch.slots[start:end] == table[positions // size] * size + positions % size).all()
             used += table[: positions[-1] // size + 1].tolist()
-            written += table[positions[0] // size : positions[-1] // size + 1].tolist()
+            last = positions[-1] + int(batch.has_next)
+            assert last // size < len(table), "a table lacks the block of the position behind"
+            used += table[positions[-1] // size + 1 : last // size + 1].tolist()
+            written += table[positions[0] // size : last // size + 1].tolist()
         assert all(used.count(block) == 1 for block in written), "a sequence writes into a block that another uses"
 
     def _history(self, table: NDArray[np.int32], position: int) -> list[int]:

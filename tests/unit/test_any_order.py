@@ -63,7 +63,10 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self, num_blocks: int, block_size: int, max_sequences: int, max_tokens: int, drafts: str) -> None:
         self.limits = {"vocab_size": VOCAB, "max_positions": LONGEST, "block_size": block_size}
         self.limits["num_blocks"] = num_blocks if block_size > 1 else 2 * num_blocks
-        self.model = ScriptedModel(max_sequences=max_sequences, max_tokens=max_tokens, **self.limits)
+        looks_ahead = num_blocks % 2 == 0
+        self.model = ScriptedModel(
+            max_sequences=max_sequences, max_tokens=max_tokens, looks_ahead=looks_ahead, **self.limits
+        )
         self.now = 0.0
         self.model.before_forward = self._work
         self.heard: list[Event] = []

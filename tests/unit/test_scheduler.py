@@ -17,8 +17,8 @@ from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.terms import Terms
 
 
-def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16):
-    limits = {"max_sequences": max_sequences, "max_tokens": max_tokens, "max_waiting": 100}
+def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16, looks_ahead=False):
+    limits = {"max_sequences": max_sequences, "max_tokens": max_tokens, "max_waiting": 100, "looks_ahead": looks_ahead}
     return Scheduler(BlockPool(num_blocks), Events(), block_size=block_size, **limits)
 
 
@@ -239,3 +239,24 @@ def test_a_request_that_comes_and_goes_while_others_are_dropped():
     queue.cancel(requests[1])
     assert list(dropped) == [requests[1]]
     assert not queue.has_work
+
+
+def test_who_decodes_holds_the_next_block_of_many():
+    """Only for models that look ahead, and up to the end of the context."""
+    for looks_ahead, num_blocks, expected in ((True, 100, 2), (False, 100, 1), (True, 2, 1)):
+        books = scheduler(num_blocks, looks_ahead=looks_ahead)
+        one = request(3)
+        one.max_context = 8
+        books.submit(one)
+        step(books)
+        (share,) = books.schedule()  # position 3, the last of its block
+        assert one.blocks.length == expected
+        has_next = Batches(4).build([share]).has_next
+        assert has_next == (expected == 2)
+    books = scheduler(looks_ahead=True)
+    one = request(7)
+    one.max_context = 8
+    books.submit(one)
+    step(books)
+    books.schedule()
+    assert one.blocks.length == 2, "there is no position behind the last"

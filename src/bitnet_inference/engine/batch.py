@@ -55,10 +55,16 @@ class _SingleTokens:
         self._batch, self._num_known = Batch(*self._rows.arrays, starts, tables), [0] * len(blocks)
 
     def fill(self, shares: Sequence[Share], block_size: int) -> Batch:
+        has_next = True
         for row, (request, _, _) in enumerate(shares):
             self._rows.set(row, request, block_size)
-            if request.num_computed >= self._num_known[row] * block_size:
+            num_blocks = request.blocks.length
+            if num_blocks > self._num_known[row]:
                 self._note_blocks(row)
+            if request.num_computed + 1 >= num_blocks * block_size:
+                has_next = False
+        if has_next != self._batch.has_next:
+            self._batch = replace(self._batch, has_next=has_next)
         return self._batch
 
     def _note_blocks(self, row: int) -> None:

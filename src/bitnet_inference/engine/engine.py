@@ -62,6 +62,7 @@ class Engine:
             max_sequences=self._limits.max_sequences,
             max_tokens=self._limits.max_tokens,
             max_waiting=max_waiting,
+            looks_ahead=self._limits.looks_ahead,
         )
         self._speculation = drafter and Speculation(
             drafter, self._scheduler, max_tokens=self._limits.max_tokens, max_context=self.max_context

@@ -56,9 +56,13 @@ class Scheduler:
         max_sequences: int,
         max_tokens: int,
         max_waiting: int,
+        looks_ahead: bool = False,
     ) -> None:
-        """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait."""
-        self.pool, self.block_size, self._events = pool, block_size, events
+        """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait.
+
+        With `looks_ahead` those that decode get the block of the token behind the next one, too, where many are free.
+        """
+        self.pool, self.block_size, self._events, self._looks_ahead = pool, block_size, events, looks_ahead
         self.pace, self.prefixes = Pace(), Prefixes(pool, block_size)
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
         self.running: list[Request] = []  # this one and the next in order of rank
@@ -197,7 +201,14 @@ class Scheduler:
                 break
             if request.num_pending == 1 and self._make_room(request):
                 shares.append(Share(request, 1))
+                if self._looks_ahead:
+                    self._hold_next(request)
         return shares
+
+    def _hold_next(self, request: Request) -> None:
+        is_last = request.tokens.length >= request.max_context
+        if request.tokens.length == request.blocks.length * self.block_size and not is_last:
+            request.blocks.extend(self.pool.allocate(int(self.pool.num_free > len(self.running))))
 
     def _continue_prompts(self, budget: int) -> list[Share]:
         """What is left of the step for running requests that lack more; they have had their blocks from the start."""

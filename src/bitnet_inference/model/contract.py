@@ -22,7 +22,8 @@ class Capabilities:
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
     than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
-    batch. `has_hidden`: Output.hidden gives hidden states. `threads` gives the threads that the model computes with,
+    batch. `has_hidden`: Output.hidden gives hidden states. `looks_ahead`: it may compute a step before it is asked for,
+    where the batch before it `has_next`. `threads` gives the threads that the model computes with,
     for other work between its calls; None when it is closed.
     """
 
@@ -35,6 +36,7 @@ class Capabilities:
     paged: bool = True
     same_bits: bool = False
     has_hidden: bool = True
+    looks_ahead: bool = False
     threads: Callable[[], Executor | None] | None = field(default=None, compare=False, repr=False)
 
 
@@ -44,7 +46,8 @@ class Batch:
 
     `token_ids`, `positions`, `slots`: int32 [T]; a token's key and value go into cache slot
     block * block_size + offset. `starts`: int32 [S + 1], the first token of each sequence, then T.
-    `block_tables`: int32 [S, B], the blocks of each sequence in order, padded with 0.
+    `block_tables`: int32 [S, B], the blocks of each sequence in order, padded with 0. `has_next`: each has that of the
+    position behind its last token, too.
     """
 
     token_ids: NDArray[np.int32]
@@ -52,6 +55,7 @@ class Batch:
     slots: NDArray[np.int32]
     starts: NDArray[np.int32]
     block_tables: NDArray[np.int32]
+    has_next: bool = False
 
 
 class Output(Protocol):
