@@ -10,6 +10,7 @@ Where models come from and are kept is told by the variables that Hugging Face's
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams, Unavailable
 
-DEVICES = ("auto", "cpu", "mlx", "reference", "onnx", "coreml")
+DEVICES = ("auto", "cpu", "cuda", "mlx", "reference", "onnx", "coreml")
 GRAPH_DEVICES = ("onnx", "coreml")  # each for files of its own
 CACHE_DTYPES = ("bfloat16", "float32", "int8")  # of our own caches
 TERNARY_FORMATS = ("auto", "u2", "t5")
@@ -31,9 +32,9 @@ MAX_THREADS = 1024
 class EngineConfig:
     """Where and how a model runs.
 
-    `device`: "cpu" (native kernels), "mlx" (Apple's GPUs, or MLX on a processor), "reference" (NumPy, slow, the
-    specification), "onnx" (ONNX Runtime, for ONNX files and for nothing else), "coreml" (Core ML on macOS, for its
-    packages alike), or "auto": "cpu", or what runs the file.
+    `device`: "cpu" (native kernels), "cuda" (an NVIDIA GPU; "cuda:1" is the second), "mlx" (Apple's GPUs, or MLX on a
+    processor), "reference" (NumPy, slow, the specification), "onnx" (ONNX Runtime, for ONNX files and for nothing
+    else), "coreml" (Core ML on macOS, for its packages alike), or "auto": "cpu", or what runs the file.
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
@@ -45,7 +46,7 @@ class EngineConfig:
     they are multiplied with to int8, token by token.
     `head`: "exact"; "unscreened" is the same without the screen, which lets large heads find their best tokens from a
     fraction of their bytes and takes half their memory; "int8" and "int6" round a dense head, and change the logits.
-    `max_batch_tokens`: at most so many tokens are computed in one step.
+    `max_batch_tokens`: at most so many tokens are computed in one step; None for 512, on a GPU 1,024.
     """
 
     device: str = "auto"
@@ -55,10 +56,11 @@ class EngineConfig:
     ternary_format: str = "auto"
     quantize: str = "none"
     head: str = "exact"
-    max_batch_tokens: int = 512
+    max_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("device", self.device, DEVICES)
+        if not self.on_gpu:
+            _one_of("device", self.device, DEVICES)
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, ("auto", *CACHE_DTYPES, "float16"))
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
@@ -66,6 +68,16 @@ class EngineConfig:
         _one_of("head", self.head, HEADS)
         _count("threads", self.threads, MAX_THREADS)
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether `device` is "cuda", or one of several: "cuda:0", "cuda:1", ..."""
+        return re.fullmatch(r"cuda(:\d{1,3})?", str(self.device), re.ASCII) is not None
+
+    @property
+    def batch_tokens(self) -> int:
+        """`max_batch_tokens`, or what it is where nobody says."""
+        return self.max_batch_tokens or (1024 if self.on_gpu else 512)
 
     @classmethod
     def from_env(cls, **options: Any) -> EngineConfig:
@@ -92,7 +104,9 @@ class EngineConfig:
         if self.cache_dtype == "float16" and device not in GRAPH_DEVICES:
             raise InvalidParams('cache_dtype is "float16", which only ONNX and Core ML have: choose "bfloat16"')
         cache_dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
-        faster = "t5" if isa == "avx512amx" else "u2"
+        if self.on_gpu and self.ternary_format != "auto":
+            raise InvalidParams(f'ternary_format is "{self.ternary_format}", which the CPU has: leave it out')
+        faster = "auto" if self.on_gpu else "t5" if isa == "avx512amx" else "u2"
         ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
         threads = self.threads or num_cores()
         chosen = replace(self, device=device, isa=isa, threads=threads)

@@ -43,14 +43,27 @@ def load_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress 
             why = f"the package mlx cannot be used ({error})"
             raise Unavailable("mlx", why, 'pip install "bitnet-inference[mlx]"') from error
         return MlxModel(checkpoint, config, report)
-    from bitnet_inference.backends.cpu import CpuModel
-
     try:
-        return CpuModel(checkpoint, config, report)
+        return (_cuda_model if config.on_gpu else _cpu_model)(checkpoint, config, report)
     except MemoryError as error:
         size = f"{checkpoint.num_parameters / 1e6:.0f} million parameters"
         what = f"{checkpoint.path}: memory ran out while loading {size}"
         raise OutOfMemory(f"{what}: free memory, or choose a smaller model") from error
+
+
+def _cpu_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Model:
+    from bitnet_inference.backends.cpu import CpuModel
+
+    return CpuModel(checkpoint, config, progress)
+
+
+def _cuda_model(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Model:
+    try:
+        from bitnet_inference.backends.cuda import CudaModel
+    except ImportError as error:  # of PyTorch or Triton
+        why = f"it needs PyTorch and Triton ({error})"
+        raise Unavailable(config.device, why, 'pip install "bitnet-inference[cuda]"') from error
+    return CudaModel(checkpoint, config, progress)
 
 
 def resolved(checkpoint: Checkpoint, config: EngineConfig) -> EngineConfig:

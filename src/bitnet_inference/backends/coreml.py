@@ -43,7 +43,7 @@ class CoreMLModel:
             block_size=BLOCK_TOKENS,
             block_bytes=self._blocks.block_bytes,
             max_sequences=256,
-            max_tokens=max(1, min(config.max_batch_tokens, MAX_LOGITS_BYTES // (4 * sizes.vocab_size))),
+            max_tokens=max(1, min(config.batch_tokens, MAX_LOGITS_BYTES // (4 * sizes.vocab_size))),
             available_bytes=available_bytes() // 2,
             has_hidden=False,
         )

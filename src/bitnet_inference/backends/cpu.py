@@ -67,7 +67,7 @@ class CpuModel:
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
             max_sequences=256,
-            max_tokens=config.max_batch_tokens,
+            max_tokens=config.batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
             same_bits=True,

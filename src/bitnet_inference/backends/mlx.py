@@ -61,7 +61,7 @@ class MlxModel:
             block_size=BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
             max_sequences=256,
-            max_tokens=config.max_batch_tokens,
+            max_tokens=config.batch_tokens,
             available_bytes=_room() * 3 // 4,
         )
 

@@ -54,7 +54,7 @@ class OnnxModel:
             block_size=BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
             max_sequences=256,
-            max_tokens=max(1, min(config.max_batch_tokens, MAX_LOGITS_BYTES // row_bytes)),
+            max_tokens=max(1, min(config.batch_tokens, MAX_LOGITS_BYTES // row_bytes)),
             available_bytes=available_bytes() // 2,
             has_hidden=self._hidden is not None,
         )

@@ -145,7 +145,7 @@ class ReferenceModel:
         self._stacks: dict[tuple[str, ...], Stack] = {}
         width = self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
         self.capabilities = Capabilities(
-            BLOCK_TOKENS, 2 * 4 * BLOCK_TOKENS * width, 256, config.max_batch_tokens, available_bytes() // 2
+            BLOCK_TOKENS, 2 * 4 * BLOCK_TOKENS * width, 256, config.batch_tokens, available_bytes() // 2
         )
         self.cache = np.zeros(
             (self.config.num_layers, 2, 0, self.config.num_kv_heads, self.config.head_dim), np.float32

@@ -26,9 +26,12 @@ def estimate_bytes(checkpoint: Checkpoint, config: EngineConfig, num_cache_token
 
 
 def _ternary_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """Groups of 32 rows, and steps of 16 columns or blocks of 80, are whole."""
-    a_byte, columns = (5, 80) if config.ternary_format == "t5" else (4, 16)
-    padded = (-(-shape[0] // 32) * 32 * -(-shape[1] // columns) * columns for shape in _ternary_shapes(checkpoint))
+    """Groups of 32 rows, and steps of 16 columns or blocks of 80, are whole; on a GPU tiles of 16 rows, 256 columns."""
+    a_byte, columns = (5, 80) if config.ternary_format == "t5" else (4, 256 if config.on_gpu else 16)
+    num_rows = 16 if config.on_gpu else 32
+    padded = (
+        -(-shape[0] // num_rows) * num_rows * -(-shape[1] // columns) * columns for shape in _ternary_shapes(checkpoint)
+    )
     return sum(padded) // a_byte
 
 
@@ -55,7 +58,10 @@ def _rounded_shapes(checkpoint: Checkpoint) -> Iterator[tuple[int, ...]]:
 
 
 def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """Floats are kept as wide as in the file; a large head has a screen beside it, a rounded one stands for it."""
+    """Floats are kept as wide as in the file; a large head has a screen beside it, a rounded one stands for it.
+
+    On a GPU there is no screen, and a rounded head stands beside a table that embeddings are looked up in.
+    """
     width = 4 if checkpoint.num_bytes > 3 * checkpoint.num_parameters else 2
     dense = width * (checkpoint.num_parameters - sum(map(math.prod, _ternary_shapes(checkpoint))))
     if config.quantize == "int8":
@@ -64,7 +70,10 @@ def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
         return dense
     head = checkpoint.config.vocab_size * checkpoint.config.hidden_size
     if config.head in ROUNDED_HEADS:
-        return dense - width * head + head * ROUNDED_HEADS[config.head] // 8
+        is_kept = config.on_gpu and checkpoint.config.tie_embeddings
+        return dense - (0 if is_kept else width * head) + head * ROUNDED_HEADS[config.head] // 8
+    if config.on_gpu:
+        return dense
     return dense + (head if config.head == "exact" and head >= MIN_SCREENED_WEIGHTS else 0)
 
 
@@ -74,5 +83,6 @@ def _bytes_a_token(sizes: ModelConfig, config: EngineConfig) -> int:
         return heads * 2 * sizes.head_dim * 4
     width = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1}[config.cache_dtype]
     scale = 4 if config.cache_dtype == "int8" else 0
-    value_dim = sizes.head_dim if config.device in (*GRAPH_DEVICES, "mlx") else -(-sizes.head_dim // 16) * 16
+    is_padded = not (config.on_gpu or config.device in (*GRAPH_DEVICES, "mlx"))
+    value_dim = -(-sizes.head_dim // 16) * 16 if is_padded else sizes.head_dim
     return heads * ((sizes.head_dim + value_dim) * width + 2 * scale)

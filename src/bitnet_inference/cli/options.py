@@ -30,7 +30,8 @@ LOADING: Mapping[str, Any] = {
     "device": Annotated[
         str | None,
         typer.Option(
-            help='"cpu", "mlx" (Apple GPUs), "reference" (NumPy, slow), "onnx", "coreml" (for their files), or "auto".'
+            help='"cpu", "cuda" (an NVIDIA GPU; "cuda:1": the second), "mlx" (Apple GPUs), "reference" (NumPy, slow), '
+            '"onnx", "coreml" (for their files), or "auto".'
         ),
     ],
     "cache_dtype": Annotated[

@@ -1,0 +1,96 @@
+"""The GPU that the name of a device stands for, its stream, and what is said when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import triton
+from triton.errors import TritonError
+
+from bitnet_inference.config import available_bytes
+from bitnet_inference.errors import KernelError, OutOfMemory, Unavailable
+
+MIN_CAPABILITY = (8, 0)
+_MAX_SHOWN = 200
+
+
+class Gpu:
+    """A GPU and a stream of its own, on which all of a model's work runs in order.
+
+    Under Triton's interpreter (TRITON_INTERPRET=1) it is the processor: then `is_real` is False, and nothing runs
+    beside Python.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name`: "cuda" or "cuda:N". Raises Unavailable."""
+        self.is_real = not triton.knobs.runtime.interpret
+        self.device = _find(name) if self.is_real else torch.device("cpu")
+        self.stream = torch.cuda.Stream(self.device) if self.is_real else None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Within it, work is queued on the stream; what PyTorch and Triton raise becomes OutOfMemory or KernelError."""
+        try:
+            if self.stream is None:
+                yield
+                return
+            with torch.cuda.stream(self.stream):
+                yield
+        except torch.OutOfMemoryError as error:
+            cure = "free memory on it, lower max_cache_tokens, or choose a smaller model"
+            raise OutOfMemory(f"the memory of {self.device} ran out: {cure}") from error
+        except (RuntimeError, TritonError) as error:
+            cure = 'start the process again, or choose device="cpu"'
+            raise KernelError(f"{self.device} failed: {_shown(error)}: {cure}") from error
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that nobody uses."""
+        if not self.is_real:
+            return available_bytes()
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that is copied from and to the GPU without waiting."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self.is_real)
+
+    def event(self) -> torch.cuda.Event | None:
+        """What can be recorded on the stream and waited for; None where nothing runs beside Python."""
+        return torch.cuda.Event() if self.is_real else None
+
+    def wait(self) -> None:
+        """Until all that was queued is done."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def free(self) -> None:
+        """Give memory that nobody uses any more back to the system."""
+        if self.is_real:
+            self.wait()
+            torch.cuda.empty_cache()
+
+
+def _find(name: str) -> torch.device:
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # no driver, one too old, or a PyTorch without CUDA
+        built = "has no CUDA" if torch.version.cuda is None else f"has CUDA {torch.version.cuda}"
+        cure = 'see nvidia-smi, and install a PyTorch for its CUDA version, or choose device="cpu"'
+        raise Unavailable(name, f"{_shown(error)} (this PyTorch {built})", cure) from error
+    index, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise Unavailable(name, f"there are {count} GPUs, counted from 0", "choose one of these")
+    capability = torch.cuda.get_device_capability(index)
+    if capability < MIN_CAPABILITY:
+        found = f"{torch.cuda.get_device_name(index)} has compute capability {capability[0]}.{capability[1]}"
+        raise Unavailable(name, f"{found}, {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} is needed", 'choose device="cpu"')
+    return torch.device("cuda", index)
+
+
+def _shown(error: Exception) -> str:
+    """The first line of what a library says."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:_MAX_SHOWN].rstrip(". ")
