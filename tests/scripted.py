@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.engine import Engine
-from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, Scheduled, Stepped, Token
+from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, Replaced, Scheduled, Stepped, Token
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Finish, Request, Usage
@@ -227,7 +227,7 @@ def check_events(heard: Sequence[Event], requests: Sequence[Request]) -> None:
     """Each request was told of as its life allows, from its queue to one end; all of them, and no others."""
     states: dict[int, str] = {}
     num_tokens: Counter[int] = Counter()
-    for event in (event for event in heard if not isinstance(event, Stepped)):
+    for event in (event for event in heard if not isinstance(event, Stepped | Replaced)):
         before, states[event.request] = states.get(event.request), type(event).__name__
         assert before in _MAY_FOLLOW[type(event)], f"{event} after {before}"
         if isinstance(event, Token):

@@ -2,6 +2,7 @@
 
 BITNET_ISA      one of generic, avx2, avxvnni, avx512, avx512amx, neon: forces the instruction set of the CPU backend
 BITNET_THREADS  a number: the default for `threads`
+TRITON_INTERPRET  1: Triton's own; the kernels of the CUDA backend run in Python then, without a GPU, to be checked
 
 Where models come from and are kept is told by the variables that Hugging Face's own tools read: HF_ENDPOINT, HF_TOKEN
 (or the file HF_TOKEN_PATH), HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME.
@@ -10,7 +11,6 @@ Where models come from and are kept is told by the variables that Hugging Face's
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,11 +18,12 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams, Unavailable
 
-DEVICES = ("auto", "cpu", "cuda", "mlx", "reference", "onnx", "coreml")
+DEVICES = ("auto", "cuda", "mlx", "cpu", "coreml", "onnx", "reference")
 GRAPH_DEVICES = ("onnx", "coreml")  # each for files of its own
 CACHE_DTYPES = ("bfloat16", "float32", "int8")  # of our own caches
 TERNARY_FORMATS = ("auto", "u2", "t5")
 QUANTIZATIONS = ("none", "ternary", "int8")
+FALLBACKS = ("none", "cpu")
 HEADS = ("exact", "unscreened", "int8", "int6")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
@@ -32,9 +33,11 @@ MAX_THREADS = 1024
 class EngineConfig:
     """Where and how a model runs.
 
-    `device`: "cpu" (native kernels), "cuda" (an NVIDIA GPU; "cuda:1" is the second), "mlx" (Apple's GPUs, or MLX on a
-    processor), "reference" (NumPy, slow, the specification), "onnx" (ONNX Runtime, for ONNX files and for nothing
-    else), "coreml" (Core ML on macOS, for its packages alike), or "auto": "cpu", or what runs the file.
+    `device`: "cuda" (an NVIDIA GPU; "cuda:1" is the second), "mlx" (Apple's GPUs, or MLX on a processor), "cpu" (native
+    kernels), "reference" (NumPy, slow, the specification), "onnx" (ONNX Runtime, for ONNX files and for nothing else),
+    "coreml" (Core ML on macOS, for its packages alike), or "auto": the best that works here and holds the model.
+    `gpu_layers`: so many layers, with the head, are on the GPU and those before them on the CPU, for GPUs that are too
+    small; "auto" for as many as fit; None for all or none.
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
@@ -46,33 +49,36 @@ class EngineConfig:
     they are multiplied with to int8, token by token.
     `head`: "exact"; "unscreened" is the same without the screen, which lets large heads find their best tokens from a
     fraction of their bytes and takes half their memory; "int8" and "int6" round a dense head, and change the logits.
+    `fallback`: "cpu" lets the CPU go on where the device fails while it computes; "none" ends its requests.
     `max_batch_tokens`: at most so many tokens are computed in one step; None for 512, on a GPU 1,024.
     """
 
     device: str = "auto"
+    gpu_layers: int | str | None = None
     threads: int | None = None
     isa: str = "auto"
     cache_dtype: str = "auto"
     ternary_format: str = "auto"
     quantize: str = "none"
     head: str = "exact"
+    fallback: str = "none"
     max_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.on_gpu:
-            _one_of("device", self.device, DEVICES)
+        _check_device(self.device)
+        _check_gpu_layers(self.gpu_layers, self.backend)
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, ("auto", *CACHE_DTYPES, "float16"))
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("head", self.head, HEADS)
+        _one_of("fallback", self.fallback, FALLBACKS)
+        if self.fallback != "none" and self.device in ("cpu", "reference", *GRAPH_DEVICES):
+            raise InvalidParams(
+                f'fallback is "{self.fallback}", but nothing stands in for "{self.device}": leave it out'
+            )
         _count("threads", self.threads, MAX_THREADS)
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether `device` is "cuda", or one of several: "cuda:0", "cuda:1", ..."""
-        return re.fullmatch(r"cuda(:\d{1,3})?", str(self.device), re.ASCII) is not None
 
     @property
     def batch_tokens(self) -> int:
@@ -89,10 +95,29 @@ class EngineConfig:
             given.setdefault("threads", _whole_number("BITNET_THREADS", threads))
         return cls(**given)
 
+    @property
+    def backend(self) -> str:
+        """The device without its number."""
+        return self.device.partition(":")[0]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is an NVIDIA GPU."""
+        return self.backend == "cuda"
+
+    @property
+    def device_index(self) -> int:
+        """Which of several devices; the first is 0."""
+        return int(self.device.partition(":")[2] or 0)
+
+    def on_cpu(self) -> EngineConfig:
+        """The same on the CPU, without what only other devices have."""
+        return replace(self, device="cpu", gpu_layers=None, fallback="none")
+
     def resolve(self) -> EngineConfig:
         """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do.
 
-        For an ONNX file and a Core ML package, see backends.resolved.
+        A device that is left open is "cpu" here; what a model would run on, backends.resolved says.
         """
         from bitnet_inference import native
 
@@ -100,8 +125,8 @@ class EngineConfig:
         isa = found[0] if self.isa == "auto" else self.isa
         if isa not in found:
             raise Unavailable(isa, f"this machine has {', '.join(found)}", "unset BITNET_ISA or choose one of these")
-        device = "cpu" if self.device == "auto" else self.device
-        if self.cache_dtype == "float16" and device not in GRAPH_DEVICES:
+        placed = self.on_cpu() if self.device == "auto" else self
+        if self.cache_dtype == "float16" and placed.device not in GRAPH_DEVICES:
             raise InvalidParams('cache_dtype is "float16", which only ONNX and Core ML have: choose "bfloat16"')
         cache_dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
         if self.on_gpu and self.ternary_format != "auto":
@@ -109,7 +134,7 @@ class EngineConfig:
         faster = "auto" if self.on_gpu else "t5" if isa == "avx512amx" else "u2"
         ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
         threads = self.threads or num_cores()
-        chosen = replace(self, device=device, isa=isa, threads=threads)
+        chosen = replace(placed, isa=isa, threads=threads)
         return replace(chosen, cache_dtype=cache_dtype, ternary_format=ternary_format)
 
 
@@ -163,6 +188,22 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise InvalidParams(f"{name} is {value!r}: choose one of {', '.join(allowed)}")
 
 
+def _check_device(device: object) -> None:
+    name, colon, index = str(device).partition(":")
+    _one_of("device", name if isinstance(device, str) else device, DEVICES)
+    if colon and not (name == "cuda" and index.isascii() and index.isdigit() and len(index) < 4):
+        raise InvalidParams(f'device is {device!r}: give a number to GPUs alone, as in "cuda:1"')
+
+
+def _check_gpu_layers(gpu_layers: object, backend: str) -> None:
+    if isinstance(gpu_layers, str) and gpu_layers != "auto":
+        raise InvalidParams(f'gpu_layers is {gpu_layers!r}: give a whole number, or "auto"')
+    if gpu_layers != "auto":
+        _count("gpu_layers", gpu_layers, 1 << 16)
+    if gpu_layers is not None and backend not in ("auto", "cuda"):
+        raise InvalidParams(f'gpu_layers are for NVIDIA GPUs, but device is "{backend}": leave one of them out')
+
+
 def _count(name: str, value: object, most: int) -> None:
     if value is None:
         return
@@ -175,6 +216,11 @@ def _whole_number(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise InvalidParams(f"{name} is {text!r}: give a whole number") from None
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels in Python, on the processor."""
+    return _is_true("TRITON_INTERPRET")
 
 
 def num_cores() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bitnet_inference import native
 from bitnet_inference.backends import load_model
+from bitnet_inference.backends.table import overview
 from bitnet_inference.config import ISAS, EngineConfig, available_bytes, num_cores
 from bitnet_inference.doctor_checks import CHECKS
 from bitnet_inference.errors import BitNetError
@@ -59,6 +60,7 @@ def diagnose(config: EngineConfig | None = None, folder: Path | None = None) -> 
         "instruction sets": [(isa, _about(isa, wanted, config.isa)) for isa in sorted(ISAS, key=_order)],
         "results": [*((name, _verdict(name, kernels)) for name in CHECKS), ("golden logits", golden)],
         "machine": _machine(config),
+        "backends": overview(),
     }
     return Diagnosis(groups, [*problems, *wrong_logits])
 

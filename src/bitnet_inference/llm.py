@@ -11,19 +11,20 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from bitnet_inference.backends import load_model
+from bitnet_inference.backends import decided, load_fallback, load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.engine import Engine
-from bitnet_inference.engine.events import EngineListener, PlanTimes
+from bitnet_inference.engine.events import EngineListener
 from bitnet_inference.engine.params import Processor, SamplingParams, Strategy
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.held import Held, Holder
 from bitnet_inference.in_flight import read_all
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
@@ -60,14 +61,12 @@ if TYPE_CHECKING:
     from bitnet_inference.grammar.matcher import Matchers
 
 
-class LLM(PromptNumbers, RankedTexts):
+class LLM(PromptNumbers, RankedTexts, Holder):
     """A loaded model. All methods may be called from several threads at once; requests share the engine's steps.
 
-    `tokenizer` encodes and decodes; `config` is the model's configuration; `max_context` is how many tokens, prompt
-    and answer together, fit; `default_params` are what the model's generation_config.json recommends.
-    `notes` are what loading found that its user should know, a line each.
-    `num_bytes` is the memory of its weights and of its KV cache. Close it, or use it in a `with` block, to give memory
-    and threads back.
+    `tokenizer` encodes and decodes; `config` is the model's configuration; `default_params` are what the model's
+    generation_config.json recommends.
+    Close it, or use it in a `with` block, to give memory and threads back.
     """
 
     def __init__(
@@ -80,25 +79,27 @@ class LLM(PromptNumbers, RankedTexts):
         filters: Sequence[Filter] = (),
         listener: EngineListener | None = None,
         profile: bool = False,
+        fallback: Callable[[], Model] | None = None,
     ) -> None:
         """For models that are loaded already; see `load`. One for `drafts` is closed with it.
 
-        Raises OutOfMemory, and InvalidParams for what is no filter and for a profile that cannot be made.
+        `fallback` gives the model that goes on where this one raises a BackendError; it may take its time. Raises
+        OutOfMemory, and InvalidParams for what is no filter and for a profile that cannot be made.
         """
         _check_profile(profile, listener)
-        self._filters = Filters(filters)
+        self._filters, self._held = Filters(filters), Held(model, drafts, fallback)
         block_size = model.capabilities.block_size
         engine = Engine(
             model,
             max_num_blocks=None if max_cache_tokens is None else max(1, math.ceil(max_cache_tokens / block_size)),
             drafter=make_drafter(model, drafts, max_cache_tokens),
             listener=listener,
-            plan_times=_plan_times(model) if profile else None,
+            plan_times=self._held.plan_times() if profile else None,
+            fallback=self._held.fallback,
         )
         self.tokenizer = tokenizer
         self.config = model.config
-        self.notes: tuple[str, ...] = getattr(model, "notes", ())  # no part of the contract
-        self.max_context = engine.max_context
+        self._engine = engine
         self.default_params = defaults_of(tokenizer)
         self._bos_ids = frozenset(each for each in (model.config.bos_id, tokenizer.bos_id) if each is not None)
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
@@ -107,9 +108,7 @@ class LLM(PromptNumbers, RankedTexts):
         self._worker, self._wakeups = Worker(engine), engine.wakeups
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
         self._noting = threading.Lock()
-        models = [model] if isinstance(drafts, str) else [model, drafts]
-        self.num_bytes = sum(each.num_bytes for each in models)
-        self._close = weakref.finalize(self, _close, self._worker, models)
+        self._close = weakref.finalize(self, self._held.close, self._worker)
 
     @classmethod
     def load(
@@ -117,10 +116,12 @@ class LLM(PromptNumbers, RankedTexts):
         model: str | Path = "default",
         *,
         device: str = "auto",
+        gpu_layers: int | str | None = None,
         threads: int | None = None,
         cache_dtype: str = "auto",
         quantize: str = "none",
         head: str = "exact",
+        fallback: str = "none",
         max_cache_tokens: int | None = None,
         drafts: str | Path = "auto",
         filters: Sequence[Filter] = (),
@@ -131,35 +132,35 @@ class LLM(PromptNumbers, RankedTexts):
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, a path, or the name of one that was pulled.
 
-        `device`, `threads`, `cache_dtype`, `quantize`, `head`: see EngineConfig. `max_cache_tokens`: the KV cache holds
-        at most so many tokens, of all requests together; None takes what is free. `drafts`: who guesses tokens ahead,
-        which are checked several at a time where that saves time: "lookup" (what followed the same tokens earlier in
-        the text), the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where a check
-        changes no bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done, total)` is
-        called while weights are read. `listener(event)` is called in the engine's thread with all that happens
-        (engine.events): see Counts and Trace. With `profile` it hears the time of each step of the plan too, on device
-        "cpu". `arm_i2_s`: a GGUF file has I2_S weights in the order that bitnet.cpp wrote on ARM machines, which no
-        file says. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        `device`, `gpu_layers`, `threads`, `cache_dtype`, `quantize`, `head`, `fallback`: see EngineConfig.
+        `max_cache_tokens`: the KV cache holds at most so many tokens, of all requests together; None takes what is
+        free. `drafts`: who guesses tokens ahead, which are checked several at a time where that saves time: "lookup"
+        (what followed the same tokens earlier in the text), the path of a smaller model with the same vocabulary, or
+        "none"; "auto" is "lookup" where a check changes no bit, as on the CPU. `filters` look at all prompts and
+        answers, see Filter. `progress(done, total)` is called while weights are read. `listener(event)` is called in
+        the engine's thread with all that happens (engine.events): see Counts and Trace. With `profile` it hears the
+        time of each step of the plan too, on device "cpu". `arm_i2_s`: a GGUF file has I2_S weights in the order that
+        bitnet.cpp wrote on ARM machines, which no file says. Raises NotFound, FormatError, Unsupported, Unavailable,
+        OutOfMemory and InvalidParams.
         """
         _check_count("max_cache_tokens", max_cache_tokens)
         _check_profile(profile, listener)
         Filters(filters)  # wrong ones are refused before anything is read
         config = EngineConfig.from_env(
-            device=device, threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head
-        )
+            device=device, gpu_layers=gpu_layers, threads=threads, cache_dtype=cache_dtype, quantize=quantize,
+            head=head, fallback=fallback,
+        )  # fmt: skip
         path = find_model(model)
         checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
-        tokenizer = load_tokenizer(checkpoint)
+        tokenizer, choice = load_tokenizer(checkpoint), decided(checkpoint, config, max_cache_tokens)
         drafting = load_drafts(drafts, tokenizer, config)
-        return cls(
-            load_model(checkpoint, config, progress),
-            tokenizer,
-            max_cache_tokens=max_cache_tokens,
-            drafts=drafting,
-            filters=filters,
-            listener=listener,
-            profile=profile,
-        )
+        loaded, other = load_model(checkpoint, choice.config, progress), load_fallback(checkpoint, choice.config)
+        llm = cls(
+            loaded, tokenizer, max_cache_tokens=max_cache_tokens, drafts=drafting, filters=filters, listener=listener,
+            profile=profile, fallback=other,
+        )  # fmt: skip
+        llm._held.tell(choice)
+        return llm
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings
@@ -249,6 +250,11 @@ class LLM(PromptNumbers, RankedTexts):
     def register_strategy(self, name: str, strategy: Strategy) -> None:
         """Let SamplingParams(strategy=name) mean this one. Raises InvalidParams for a name that is taken."""
         self._named.add_strategy(name, strategy)
+
+    @property
+    def max_context(self) -> int:
+        """How many tokens, prompt and answer together, fit."""
+        return self._engine.max_context
 
     @property
     def is_busy(self) -> bool:
@@ -368,19 +374,6 @@ class LLM(PromptNumbers, RankedTexts):
     def _cancel(self, request: Request) -> None:
         # Streams hold this method, and so the LLM: it is not closed while one of them is read.
         self._worker.cancel(request)
-
-
-def _plan_times(model: Model) -> PlanTimes:
-    start: Callable[[], PlanTimes] | None = getattr(model, "time_steps", None)  # no part of the contract
-    if start is None:
-        raise InvalidParams('profile: this device cannot time the steps of its plan: choose "cpu", or leave it out')
-    return start()
-
-
-def _close(worker: Worker, models: Sequence[Model]) -> None:
-    worker.stop(drain=False)
-    for model in [] if worker.is_forked else models:  # the threads that closing would join are the parent's
-        model.close()
 
 
 def _check_count(name: str, value: object) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bitnet_inference.backends import resolved
+from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.engine.events import EngineListener
@@ -27,7 +27,8 @@ class ModelState:
 
     `num_users` are inside of `use`; `idle_s` is how many seconds ago the last one left, 0.0 while there are users.
     `load_s` is how long the load took, 0.0 until it is over.
-    `max_context`, and whether it has a chat template, are None until it is loaded.
+    `max_context`, and whether it has a chat template, are None until it is loaded. `device`, `why_there` and `failure`:
+    see LLM.
     """
 
     path: Path
@@ -38,6 +39,9 @@ class ModelState:
     load_s: float
     max_context: int | None
     can_chat: bool | None
+    device: str = ""
+    why_there: str = ""
+    failure: str = ""
 
 
 @dataclass
@@ -64,6 +68,7 @@ class _Entry:
             self.load_s,
             None if llm is None else llm.max_context,
             None if llm is None else bool(llm.tokenizer.templates),
+            *(("", "", "") if llm is None else (llm.device, llm.why_there, llm.failure)),
         )
 
 
@@ -84,10 +89,12 @@ class Models:
         *,
         max_cache_tokens: int = 8192,
         device: str = "auto",
+        gpu_layers: int | str | None = None,
         threads: int | None = None,
         cache_dtype: str = "auto",
         quantize: str = "none",
         head: str = "exact",
+        fallback: str = "none",
         drafts: str = "auto",
         progress: Callable[[int, int], None] | None = None,
         listener: Callable[[Path], EngineListener] | None = None,
@@ -97,12 +104,14 @@ class Models:
         _check_count("max_bytes", self.max_bytes)
         _check_count("max_cache_tokens", max_cache_tokens)
         self._config = EngineConfig.from_env(
-            device=device, threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head
-        )
+            device=device, gpu_layers=gpu_layers, threads=threads, cache_dtype=cache_dtype, quantize=quantize,
+            head=head, fallback=fallback,
+        )  # fmt: skip
         self._max_cache_tokens = max_cache_tokens
         self._load_llm = partial(
-            LLM.load, max_cache_tokens=max_cache_tokens, device=device, threads=threads, cache_dtype=cache_dtype,
-            quantize=quantize, head=head, drafts=drafts, progress=progress,
+            LLM.load, max_cache_tokens=max_cache_tokens, device=device, gpu_layers=gpu_layers, threads=threads,
+            cache_dtype=cache_dtype, quantize=quantize, head=head, fallback=fallback, drafts=drafts,
+            progress=progress,
         )  # fmt: skip
         self._listener = listener
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
@@ -110,11 +119,11 @@ class Models:
         self._loading = threading.Lock()  # one at a time makes room and takes it
         self._is_open = True
 
-    @property
-    def numbers(self) -> str:
-        """How models compute, as far as the bits of their answers depend on it."""
+    def numbers(self, path: Path) -> str:
+        """How the model computes that is loaded from this path, as far as the bits of its answers depend on it."""
         config = self._config.resolve()
-        return f"device={config.device} cache_dtype={config.cache_dtype} head={config.head}"
+        device = next((state.device for state in self.loaded() if state.path == path), "")
+        return f"device={device} cache_dtype={config.cache_dtype} head={config.head}"
 
     @contextmanager
     def use(self, model: str | Path = "default") -> Iterator[LLM]:
@@ -192,7 +201,8 @@ class Models:
 
     def _loaded(self, entry: _Entry) -> LLM:
         checkpoint = open_checkpoint(entry.path)
-        needed = estimate_bytes(checkpoint, resolved(checkpoint, self._config), self._max_cache_tokens)
+        config = decided(checkpoint, self._config, self._max_cache_tokens).config
+        needed = estimate_bytes(checkpoint, config, self._max_cache_tokens)
         self._make_room(entry, needed)
         start = time.monotonic()
         llm = self._load_llm(entry.path, listener=self._listener and self._listener(entry.path))

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet_inference.backends import decided
+from bitnet_inference.config import EngineConfig
 from bitnet_inference.coreml_summary import describe_coreml
 from bitnet_inference.errors import BitNetError, Unsupported
 from bitnet_inference.formats import open_checkpoint
@@ -33,8 +35,8 @@ def summarize(path: str | Path) -> Summary:
     """Look at a model folder. Raises what opening its checkpoint raises; all further mistakes are problems."""
     path = Path(path)
     checkpoint = open_checkpoint(path)
-    groups = {"model": _model(checkpoint), "memory": _memory(checkpoint)}
     problems = checkpoint.check()
+    groups = {"model": _model(checkpoint), "memory": [*_memory(checkpoint), ("runs on", _runs_on(checkpoint))]}
     try:
         tokenizer = load_tokenizer(checkpoint)
         groups["words"] = [*_words(tokenizer), *(("note", note) for note in notes(checkpoint.metadata))]
@@ -136,6 +138,14 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         ("loaded", f"{_size(ternary // 4)} of ternary weights at 2 bits, {_size(2 * dense)} of others at 16 bits"),
         ("cache", f"{' or '.join(caches)} for 1000 tokens"),
     ]
+
+
+def _runs_on(checkpoint: Checkpoint) -> str:
+    try:
+        choice = decided(checkpoint, EngineConfig.from_env())
+    except BitNetError as error:
+        return f"nothing here: {error}"
+    return f"{choice.device}: {choice.why}"
 
 
 def _num_ternary(checkpoint: Checkpoint) -> list[int]:

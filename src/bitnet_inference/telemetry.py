@@ -8,14 +8,14 @@ from collections import Counter
 from itertools import accumulate
 from typing import Any
 
-from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, Scheduled, Stepped, Token
+from bitnet_inference.engine.events import Event, Finished, Preempted, Queued, Replaced, Scheduled, Stepped, Token
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 REQUEST_TOKENS = tuple(4**power for power in range(11))
 TOTALS = (
     "requests", "prompt_tokens", "cached_tokens", "output_tokens", "new_tokens", "computed_tokens", "preemptions",
-    "steps", "draft_tokens", "right_draft_tokens",
+    "steps", "draft_tokens", "right_draft_tokens", "device_failures",
 )  # fmt: skip
 
 
@@ -80,6 +80,8 @@ class Counts:
                     self._totals["preemptions"] += 1
                 case Finished():
                     self._hear_end(event)
+                case Replaced():
+                    self._totals["device_failures"] += 1
 
     def as_json(self) -> dict[str, Any]:
         """Plain numbers.
@@ -87,7 +89,8 @@ class Counts:
         `finished`: requests by the reason of their Finish.
         `total`: "requests" that were queued, "prompt_tokens", "cached_tokens" (of these) and "output_tokens" of those
         that ended, "new_tokens" of all, as they come, "computed_tokens", of prompts too, "preemptions", "steps",
-        "draft_tokens" that were tried, and "right_draft_tokens" among these.
+        "draft_tokens" that were tried, and "right_draft_tokens" among these, "device_failures" after which another
+        model took the place of the first.
         `now`, as the last step left it: "waiting" and "running" requests, "blocks" of the cache, "blocks_used".
         Histograms: "queue_s" (from submission to the first step), "first_token_s" (from submission to the first token),
         "token_gap_s" (between tokens of a request), "step_s", and "step_tokens", computed in a step. Of requests that

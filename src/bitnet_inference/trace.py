@@ -11,7 +11,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from bitnet_inference.engine.events import PHASES, Event, Finished, Phase, Preempted, Queued, Scheduled, Stepped, Token
+from bitnet_inference.engine.events import (
+    PHASES,
+    Event,
+    Finished,
+    Phase,
+    Preempted,
+    Queued,
+    Replaced,
+    Scheduled,
+    Stepped,
+    Token,
+)
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model.plan import StepTime
 from bitnet_inference.output_files import refuse_unwritable, write_whole
@@ -81,6 +92,8 @@ class Trace:
                     self._enter(event.request, "preempted", event.time)
                 case Finished():
                     self._hear_end(event)
+                case Replaced():
+                    pass  # its requests were preempted, which has been told
 
     def write(self) -> None:
         """Write what has been heard until now; requests under way end there. Raises InvalidParams."""

@@ -235,6 +235,19 @@ def test_who_closes_is_not_ready_first_and_lets_streams_end() -> None:
         server.thread.join()
 
 
+def test_health_names_the_models_whose_device_failed() -> None:
+    with own() as server:
+        with server.served.models.use() as llm:
+            assert health(server) == {"status": "ok"}
+            llm._held.failure = "cuda failed, so the CPU goes on: the device is lost"
+        assert health(server) == {"status": "degraded", "on_the_cpu": ["story"]}
+
+
+def health(server: Running) -> dict[str, object]:
+    with urllib.request.urlopen(f"{server.url}/health") as answer:
+        return json.load(answer)
+
+
 def test_what_does_not_end_in_time_is_told_so() -> None:
     with own(drain_timeout_s=0.0) as server, post(f"{server.url}/v1/completions", LONG) as stream:
         stream.readline()

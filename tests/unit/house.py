@@ -41,6 +41,7 @@ PARTS = {
     "prompt_numbers": "llm",
     "choices": "evaluate",
     "harness": "evaluate",
+    "held": "llm",
     "in_flight": "llm",
     "bench_engine": "bench",
     "bare_batch": "bench",

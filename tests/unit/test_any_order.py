@@ -25,7 +25,7 @@ from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.speculative import Drafter
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.window import MIN_CONTEXT, NUM_SINKS
-from bitnet_inference.errors import InvalidParams, OutOfMemory
+from bitnet_inference.errors import InvalidParams, KernelError, OutOfMemory
 from bitnet_inference.model.contract import Batch
 
 VOCAB, LONGEST = 6, 32  # few tokens and short texts, so that beginnings are often equal
@@ -158,6 +158,40 @@ class AnyOrder(RuleBasedStateMachine):
         self.model.before_forward = fall_over
         self._step()
         self.model.before_forward = self._work
+
+    @rule(
+        num_logits=st.none() | st.integers(0, 8),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_sequences=st.integers(1, 5),
+        max_tokens=st.sampled_from([1, 3, 8, 40]),
+    )
+    def be_replaced(self, num_logits: int | None, block_size: int, max_sequences: int, max_tokens: int) -> None:
+        """The device fails in the next step, at once or after so many rows of logits, and another model goes on."""
+        num_tokens = self.limits["num_blocks"] * self.limits["block_size"]
+        if num_tokens % block_size:
+            block_size = self.limits["block_size"]
+        failing, limits = self.model, {"max_sequences": max_sequences, "max_tokens": max_tokens}
+        limits |= {**self.limits, "block_size": block_size, "num_blocks": num_tokens // block_size}
+
+        def fail(*_: object) -> None:
+            nonlocal num_logits
+            num_logits = (num_logits or 0) - 1
+            if num_logits < 0:
+                raise KernelError("the device is lost")
+
+        def replace(error: Exception) -> ScriptedModel:
+            self.model = ScriptedModel(**limits)
+            self.model.before_forward = self._work
+            TALLY["devices lost"] += 1
+            return self.model
+
+        self.engine._fallback = replace
+        if num_logits is None:
+            failing.before_forward = fail
+        else:
+            failing.change_logits = fail
+        self.engine.step()
+        failing.before_forward, failing.change_logits, self.engine._fallback = self._work, keep, None
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
@@ -314,6 +348,10 @@ class AnyOrder(RuleBasedStateMachine):
 def params(seed: int | None, length: int | None, **options: Any) -> SamplingParams:
     usual = {"temperature": 0.0 if seed is None else 1.0, "seed": seed or 0, "stop_token_ids": [VOCAB - 1]}
     return SamplingParams(max_tokens=length, **{**usual, **options})
+
+
+def keep(history: list[int], logits: object) -> None:
+    """Logits stay what they are."""
 
 
 def fall_over(batch: object) -> None:

@@ -88,6 +88,7 @@ def test_counts_of_a_life():
     assert told["total"] == {
         "requests": 1, "prompt_tokens": 3, "cached_tokens": 1, "output_tokens": 2, "new_tokens": 2,
         "computed_tokens": 11, "preemptions": 1, "steps": 2, "draft_tokens": 4, "right_draft_tokens": 3,
+        "device_failures": 0,
     }  # fmt: skip
     assert told["now"] == {"waiting": 0, "running": 0, "blocks": 10, "blocks_used": 0}
     sums = {

@@ -33,34 +33,40 @@ ROUNDED_HEADS = {"int8": 8, "int6": 6}  # bits
 
 
 class CpuModel:
-    """A `Model` on the CPU; see EngineConfig for threads, instruction set and cache dtype."""
+    """A `Model` on the CPU; see EngineConfig for threads, instruction set and cache dtype.
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+    With `layers`, a stage of it (see backends/split.py): these layers, what comes before the first, or behind the last.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress, layers: range | None = None
+    ) -> None:
         """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
         self.config = checkpoint.config
         self._check_head(checkpoint, config.head)
         self._check_widths(config.quantize)
-        plans = fused(record(self.config), checkpoint, config.quantize == "int8")
+        plans = fused(record(self.config, layers), checkpoint, config.quantize == "int8")
         self._executor: Any = _start(config)
         weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), self._executor, progress)
         self._cache: Any = native.Cache(
-            config.cache_dtype, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
+            config.cache_dtype, len(plans.body.layers), self.config.num_kv_heads, self.config.head_dim
         )
-        head_names = plans.head.steps[-1].weights
-        head = weights[head_names]
+        head_names = plans.head.steps[-1].weights if plans.head.steps else ()
+        head = weights.get(head_names)
         self._screen, self._rounded = self._make_screen(checkpoint, head, config.head), self._round(head, config.head)
         if self._rounded is not None:
             checkpoint.release(head_names[0])
         self._screen_s = 0.0  # what the screen or the rounded head took; they are no steps of a plan
         self._body, self._head, self._norm = (
-            None if plan is None else compile_plan(plan, self.config, weights, checkpoint.vector, self._cache)
+            compile_plan(plan, self.config, weights, checkpoint.vector, self._cache) if plan and plan.steps else None
             for plan in (plans.body, None if self._rounded else plans.head, plans.norm)
         )
         products = (step.weights for step in plans.body.steps if step.parts[0] in PRODUCTS)
         self._weight_bytes: int = sum(weights[names].num_bytes for names in products)
-        self._weight_bytes += (self._screen or self._rounded or head).num_bytes
+        if read := self._screen or self._rounded or head:
+            self._weight_bytes += read.num_bytes
         kept = [each for each in (*weights.values(), self._screen, self._rounded) if each is not None]
-        self._kept_bytes: int = sum(each.num_bytes for each in kept) - (head.num_bytes if self._rounded else 0)
+        self._kept_bytes: int = sum(each.num_bytes for each in kept) - (head.num_bytes if head and self._rounded else 0)
         self._cache_bytes = 0
         self.notes = findings_of(checkpoint)  # what its user should know
         self.capabilities = Capabilities(
@@ -105,7 +111,7 @@ class CpuModel:
 
     def _round(self, weight: Any, head: str) -> Any:
         bits = ROUNDED_HEADS.get(head)
-        return bits and native.QuantisedHead(weight, bits, self._executor)
+        return bits and weight and native.QuantisedHead(weight, bits, self._executor)
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; what was cached before is gone."""
@@ -125,16 +131,20 @@ class CpuModel:
         """Memory of the weights and of the reserved cache."""
         return self._kept_bytes + self._cache_bytes
 
-    def forward(self, batch: Batch) -> CpuOutput:
-        """Advance every sequence of the batch by its tokens."""
-        hidden = np.empty((len(batch.token_ids), self.config.hidden_size), np.float32)
+    def forward(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> CpuOutput:
+        """Advance every sequence of the batch by its tokens; a later stage, from `hidden` of the one before."""
+        return CpuOutput(self, self.advance(batch, hidden))
+
+    def advance(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """The same, but gives what the next stage is to be fed with: hidden states of all tokens, [T, hidden]."""
+        output = np.empty((len(batch.token_ids), self.config.hidden_size), np.float32)
         arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
         try:
-            self._run(self._body, arrays, None, hidden)
+            self._run(self._body, arrays, hidden, output)
         except MemoryError as error:
             cure = "free memory, or lower max_batch_tokens"
             raise OutOfMemory(f"a step of {len(batch.token_ids)} tokens finds no memory: {cure}") from error
-        return CpuOutput(self, hidden)
+        return output
 
     def bytes_read(self, contexts: Sequence[int]) -> int:
         """Bytes of weights and cache that a greedy step of one token a sequence reads, behind so many tokens each.

@@ -67,7 +67,7 @@ class _Compiler:
         cache: Any,
     ) -> None:
         self.plan, self.config, self.weights, self.vector, self.cache = plan, config, weights, vector, cache
-        self.layout = plan_buffers(plan)
+        self.layout, self.first_layer = plan_buffers(plan), plan.layers.start
         self.program: Any = native.Program(self.layout.num_floats)
 
     def emit(self, step: Step) -> None:
@@ -131,11 +131,12 @@ class _Compiler:
 
     def _rope_write(self, step: Step) -> None:
         q, k, v, angles = map(self._rows, step.inputs)
-        self.program.rope_write(self.cache, step.attributes["layer"], q, k, v, angles)
+        self.program.rope_write(self.cache, step.attributes["layer"] - self.first_layer, q, k, v, angles)
 
     def _attend(self, step: Step) -> None:
         layer, q, output = step.attributes["layer"], self._rows(step.inputs[0]), self._rows(step.output)
-        self.program.attend(self.cache, layer, q, output, self.config.score_scale, self.config.window_of(layer))
+        scale, window = self.config.score_scale, self.config.window_of(layer)
+        self.program.attend(self.cache, layer - self.first_layer, q, output, scale, window)
 
     def _add(self, step: Step) -> None:
         x, y = step.inputs

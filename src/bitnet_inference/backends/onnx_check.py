@@ -70,7 +70,7 @@ def relative_rms(found: Floats, expected: Floats) -> float:
 
 def _own_logits(checkpoint: Checkpoint, token_ids: Sequence[int]) -> Floats:
     """Those of all tokens, [tokens, vocab], with a cache that rounds nothing, for nothing is rounded there either."""
-    model = load_model(checkpoint, EngineConfig(cache_dtype="float32", head="unscreened"))
+    model = load_model(checkpoint, EngineConfig(device="cpu", cache_dtype="float32", head="unscreened"))
     try:
         count, size = len(token_ids), model.capabilities.block_size
         model.reserve(-(-count // size))

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from bitnet_inference.llm import LLM
 
 EXIT_MISTAKE = 2
+
+
+def _layers(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else text
+
+
 MODEL_HELP = "A folder or a file, the name of a model that was pulled, or 'default' for the one in the package."
 # Options that several commands have: name, type and how it is shown. All default to None, "not given".
 LOADING: Mapping[str, Any] = {
@@ -29,9 +35,12 @@ LOADING: Mapping[str, Any] = {
     ],
     "device": Annotated[
         str | None,
+        typer.Option(help='"cuda", "mlx", "cpu", "coreml", "onnx" (for ONNX files), "reference" (slow), or "auto".'),
+    ],
+    "gpu_layers": Annotated[
+        Any,
         typer.Option(
-            help='"cpu", "cuda" (an NVIDIA GPU; "cuda:1": the second), "mlx" (Apple GPUs), "reference" (NumPy, slow), '
-            '"onnx", "coreml" (for their files), or "auto".'
+            metavar="N", parser=_layers, help='So many layers on the GPU, others on the CPU; "auto" for what fits.'
         ),
     ],
     "cache_dtype": Annotated[
@@ -44,6 +53,10 @@ LOADING: Mapping[str, Any] = {
     "head": Annotated[
         str | None,
         typer.Option(help='"exact", "unscreened" (exact, in less memory, slower), or rounded to "int8" or "int6".'),
+    ],
+    "fallback": Annotated[
+        str | None,
+        typer.Option(help='"cpu" goes on there where the device fails; "none" (the default) ends what it was doing.'),
     ],
 }
 DRAFTS: Mapping[str, Any] = {

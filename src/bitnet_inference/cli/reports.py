@@ -158,7 +158,7 @@ def doctor() -> None:
     """Check this machine.
 
     Which instruction set is used and why, every kernel against the plain one, the default model's numbers to the bit,
-    memory, and threads. A wrong result is a line on stderr, and exit code 1.
+    memory, threads, and which backends can be used or why not. A wrong result is a line on stderr, and exit code 1.
     """
     from bitnet_inference.doctor import diagnose
 

@@ -106,6 +106,8 @@ def serve(
             held.preload(next(iter(paths.values())))
         front = make_front(ServedModels(held, paths), options, journal, watch, tracing)
         server = make_server(front, listening, options, held.close)
+        (first,) = held.loaded()
+        typer.echo(f"{next(iter(paths))} runs on {first.device}: {first.why_there}", err=True)
         typer.echo(f"serving {', '.join(paths)} at {listening.url}/v1, a page at {listening.url}", err=True)
         if not keys and not listening.is_private:
             typer.echo("warning: whoever reaches this address may use it: give --api-key to change that", err=True)

@@ -19,7 +19,7 @@ from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.speculative import Drafter, Speculation
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.window import check_window, slide
-from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
+from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.model.contract import Capabilities, Model, Output
 
 
@@ -39,24 +39,22 @@ class Engine:
         clock: Callable[[], float] = monotonic,
         listener: EngineListener | None = None,
         plan_times: PlanTimes | None = None,
+        fallback: Callable[[BackendError], Model] | None = None,
     ) -> None:
         """Reserves the model's cache: as much as it allows, at most `max_num_blocks`; raises OutOfMemory.
 
         `max_waiting`: so many requests may wait for their turn or their readers, one more raises QueueFull. `drafter`
         guesses tokens, which are checked where that is likely to pay. `clock` tells seconds. `listener` hears of
-        events, see there; `plan_times` tells it how long the steps of plans took.
+        events, see there; `plan_times` tells it how long the steps of plans took. `fallback` gives a model of the same
+        configuration that goes on where this one raises a BackendError; it is called once, and closes the other.
         """
-        self._model, self._clock = model, clock
-        self._limits = model.capabilities
-        num_blocks = _num_blocks(self._limits, model.config.max_positions, max_num_blocks)
-        model.reserve(num_blocks)
-        self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
-        self._masks, self._batches = Masks(), Batches(self._limits.block_size)
+        self._clock, self._fallback = clock, fallback
+        self._masks = Masks()
         self.wakeups = Wakeups()  # of those who wait for what the engine's thread does
-        self._sampler = Sampler(model.config.vocab_size, model.capabilities.quick_top, model.capabilities.threads)
         self._events = Events(listener, plan_times)
+        pool = self._take(model, max_num_blocks)
         self._scheduler = Scheduler(
-            BlockPool(num_blocks),
+            pool,
             self._events,
             block_size=self._limits.block_size,
             max_sequences=self._limits.max_sequences,
@@ -64,9 +62,7 @@ class Engine:
             max_waiting=max_waiting,
             looks_ahead=self._limits.looks_ahead,
         )
-        self._speculation = drafter and Speculation(
-            drafter, self._scheduler, max_tokens=self._limits.max_tokens, max_context=self.max_context
-        )
+        self._speculation = drafter and Speculation(drafter, self._scheduler, max_context=self.max_context)
 
     @property
     def has_work(self) -> bool:
@@ -116,9 +112,8 @@ class Engine:
             try:
                 self._compute(shares)
             except Exception as error:
-                for request, _, _ in shares:
-                    if request.finish is None:  # the end of a beam is that of others
-                        self._end(request, Finish("error", error=error))
+                if not self._fall_back(error):
+                    self._fail([share.request for share in shares], error)
         self._events.end_step(self._scheduler)
 
     def end_all(self, finish: Finish) -> None:
@@ -129,6 +124,53 @@ class Engine:
         for request in self._scheduler.all_requests():
             self._scheduler.drop(request)
         self.wakeups.make()
+
+    def _take(self, model: Model, max_num_blocks: int | None) -> BlockPool:
+        """Compute with this model from now on; its cache, in which nothing is. Nothing changes if there is no room."""
+        num_blocks = _num_blocks(model.capabilities, model.config.max_positions, max_num_blocks)
+        model.reserve(num_blocks)
+        self._model, self._limits = model, model.capabilities
+        self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
+        self._batches = Batches(self._limits.block_size)
+        self._sampler = Sampler(model.config.vocab_size, self._limits.quick_top, self._limits.threads)
+        return BlockPool(num_blocks)
+
+    def _fall_back(self, error: Exception) -> bool:
+        """Go on with another model after this error, if that can be: requests keep their tokens; whether it can."""
+        fallback = self._fallback
+        if fallback is None or not isinstance(error, BackendError):
+            return False
+        log, self._fallback = logging.getLogger(__name__), None
+        log.error("the model failed, another one takes its place: %s", error)
+        num_tokens, max_context = self._scheduler.pool.num_blocks * self._limits.block_size, self.max_context
+        try:
+            model = fallback(error)
+            pool = self._take(model, -(-num_tokens // model.capabilities.block_size))
+        except Exception:
+            log.exception("there is no other model")
+            return False
+        limits = self._limits
+        self._scheduler.move(
+            pool, block_size=limits.block_size, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens
+        )
+        self._events.replaced(error)
+        self._adapt(error, has_shrunk=self.max_context < max_context)
+        return True
+
+    def _adapt(self, error: BackendError, has_shrunk: bool) -> None:
+        """Prepare the requests that there are for another model, or end them with this error where they don't fit."""
+        for request in self._scheduler.all_requests():
+            request.max_context = self.max_context
+            self._sampler.prepare(request)
+            room = 0 if request.params.max_tokens == 0 else 1
+            was_planned = request.beams is not None or request.params.overflow == "sliding"  # for the larger one
+            if has_shrunk and (was_planned or request.tokens.length + room > self.max_context):
+                self._fail([request], error)
+
+    def _fail(self, requests: Sequence[Request], error: Exception) -> None:
+        for request in requests:
+            if request.finish is None:  # the end of a beam is that of others
+                self._end(request, Finish("error", error=error))
 
     def _check(self, request: Request) -> None:
         if request.reads == "hidden" and not self._limits.has_hidden:

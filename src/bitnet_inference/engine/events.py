@@ -63,6 +63,14 @@ class Finished:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The model failed with `error`, and another one goes on in its place. Who was running has been preempted."""
+
+    time: float
+    error: Exception
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
     """A step is over; or, with no sequence in it, the last requests were dropped before it.
@@ -96,7 +104,7 @@ class Stepped:
         return self.num_decoding + self.num_prompt_tokens + self.num_draft_tokens
 
 
-Event = Queued | Scheduled | Token | Preempted | Finished | Stepped
+Event = Queued | Scheduled | Token | Preempted | Finished | Replaced | Stepped
 # Called in the engine's thread, and must return soon. Times are seconds of time.monotonic(); requests are told by
 # Request.number. If it raises, that is logged, and it hears no more.
 EngineListener = Callable[[Event], None]
@@ -140,6 +148,11 @@ class Events:
         """See Finished."""
         if self._listener is not None and request.is_counted:
             self._tell(Finished(request.number, monotonic(), finish, usage))
+
+    def replaced(self, error: Exception) -> None:
+        """See Replaced; the steps of the other model's plans are not measured."""
+        self._plan_times = None
+        self._tell(Replaced(monotonic(), error))
 
     def begin_step(self) -> None:
         """A step begins, with the phase "schedule"."""

@@ -25,7 +25,7 @@ class PromptRow(NamedTuple):
 
 def prompt_rows(request: Request, end: int) -> list[PromptRow]:
     """What a request's reader gets of an output, of which row end - 1 is that of the last token known and computed."""
-    return [PromptRow(request, at, end - request.num_computed + at) for at in request.take_unread()]
+    return [PromptRow(request, at, end - request.num_computed + at) for at in request.readable]
 
 
 def show_prompts(output: Output, rows: Sequence[PromptRow], vocab_size: int) -> Iterator[tuple[Request, Exception]]:

@@ -242,16 +242,15 @@ class Request:
         most = self.params.max_tokens
         return most is not None and self.past.num_output + self.tokens.length - self.num_prompt >= most
 
-    def take_unread(self) -> range:
-        """The positions of the prompt that are computed now, and that its reader has not got yet: it gets them now."""
-        ready = range(self.unread.start, min(self.num_computed, self.unread.stop))
-        if ready:
-            self.unread = range(ready.stop, self.unread.stop)
-        return ready
+    @property
+    def readable(self) -> range:
+        """The positions of the prompt that are computed, and that its reader has not got yet."""
+        return range(self.unread.start, min(self.num_computed, self.unread.stop))
 
     def read_rows(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Let its reader read."""
-        assert self._reader is not None, "rows for nobody"
+        """Let its reader read the next ones."""
+        assert self._reader is not None and first == self.unread.start, "rows for nobody"
+        self.unread = range(first + len(rows), self.unread.stop)
         self._reader.read(first, rows)
 
     def follow(self, leader: Request, num_shared: int, token_id: int) -> None:

@@ -106,10 +106,10 @@ class Speculation:
     Steps with tokens of prompts get none, because those use the time better; nor do steps of very small models.
     """
 
-    def __init__(self, drafter: Drafter, scheduler: Scheduler, *, max_tokens: int, max_context: int) -> None:
-        """A step has at most `max_tokens` tokens, a request `max_context`."""
+    def __init__(self, drafter: Drafter, scheduler: Scheduler, *, max_context: int) -> None:
+        """A request has at most `max_context` tokens."""
         self._drafter, self._scheduler = drafter, scheduler
-        self._max_tokens, self._max_context = max_tokens, max_context
+        self._max_context = max_context
         self._records: dict[Request, _Record] = {}
         self._usual: dict[int, Rate] = {}
         self._draft_token_s = 0.0
@@ -183,7 +183,7 @@ class Speculation:
         best, best_speed = 0, MIN_GAIN * num_shares / plain_s
         for length in LENGTHS if any(rate.value >= MIN_RATE for rate, _ in parts) else ():
             num_tokens = num_shares + sum(min(length, most) for _, most in parts)
-            if num_tokens > self._max_tokens:
+            if num_tokens > self._scheduler.max_tokens:
                 break
             num_likely = num_shares + sum(rate.expected(min(length, most)) - 1 for rate, most in parts)
             speed = num_likely / (max(plain_s, pace.step_s(num_tokens)) + length * self._draft_token_s)

@@ -6,10 +6,14 @@ from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.model.contract import Ops, Tensor
 
 
-def decoder(ops: Ops[Tensor], config: ModelConfig) -> Tensor:
-    """From token ids to the hidden states before the final norm: [T, hidden]."""
-    x = ops.embed(ops.weight(("embed",)), config.embed_scale)
-    for layer in range(config.num_layers):
+def decoder(ops: Ops[Tensor], config: ModelConfig, layers: range | None = None, hidden: Tensor | None = None) -> Tensor:
+    """From token ids to the hidden states before the final norm: [T, hidden].
+
+    Through all layers, or through these alone: then `hidden` is what those before them have made of the token ids, None
+    where there are none before.
+    """
+    x = ops.embed(ops.weight(("embed",)), config.embed_scale) if hidden is None else hidden
+    for layer in range(config.num_layers) if layers is None else layers:
         x = ops.add(x, _attention(ops, config, layer, x))
         x = ops.add(x, _mlp(ops, config, layer, x))
     return x

@@ -11,7 +11,7 @@ from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
 from bitnet_inference.model import decoder
 from bitnet_inference.model.fusion import PRODUCTS, fuse
-from bitnet_inference.model.plan import Plan, Recorder
+from bitnet_inference.model.plan import Plan, Recorder, Value
 
 Progress = Callable[[int, int], None]  # weights read so far, weights in all
 Shapes = dict[str, tuple[int, ...]]
@@ -19,7 +19,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Plans:
-    """The computations of a model: `body` from token ids to hidden states, `head` and `norm` from hidden states on."""
+    """The computations of a model: `body` from token ids to hidden states, `head` and `norm` from hidden states on.
+
+    Those of a stage, which has some of the layers: its body begins with hidden states where layers come before it, and
+    its head and norm have no steps where layers come after it.
+    """
 
     body: Plan
     head: Plan
@@ -40,19 +44,44 @@ def sound_matrix(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
     return matrix
 
 
-def record(config: ModelConfig) -> Plans:
-    """The plans as the decoder states them, before any pass."""
+def record(config: ModelConfig, layers: range | None = None) -> Plans:
+    """The plans as the decoder states them, before any pass; with `layers`, those of the stage with these layers."""
     shapes = dict(expected_shapes(config))
-    ops = Recorder(shapes)
-    body = ops.plan(decoder.decoder(ops, config))
-    return Plans(body, _from_hidden(shapes, config, decoder.head), _from_hidden(shapes, config, decoder.final_norm))
+    if layers is None or layers.start == 0:
+        ops = Recorder(shapes)
+        body = ops.plan(decoder.decoder(ops, config, layers))
+    else:
+        body = _from_hidden(shapes, config, lambda ops, config, x: decoder.decoder(ops, config, layers, x))
+    is_last = layers is None or layers.stop == config.num_layers
+    parts = (decoder.head, decoder.final_norm) if is_last else (_nothing, _nothing)
+    return Plans(body, *(_from_hidden(shapes, config, part) for part in parts))
 
 
-def _from_hidden(shapes: Shapes, config: ModelConfig, part: Callable[..., object]) -> Plan:
+def _from_hidden(shapes: Shapes, config: ModelConfig, part: Callable[[Recorder, ModelConfig, Value], Value]) -> Plan:
     ops = Recorder(shapes)
     x = ops.value(config.hidden_size)
-    output = part(ops, config, x)
-    return ops.plan(output, x)  # type: ignore[arg-type]
+    return ops.plan(part(ops, config, x), x)
+
+
+def _nothing(ops: Recorder, config: ModelConfig, x: Value) -> Value:
+    return x
+
+
+def stage_shapes(config: ModelConfig, layers: range | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """As expected_shapes, of the stage with these layers: what its plans name."""
+    if layers is None:
+        yield from expected_shapes(config)
+        return
+    is_last = layers.stop == config.num_layers
+    for name, shape in expected_shapes(config):
+        if name.startswith("layers."):
+            is_here = int(name.split(".")[1]) in layers
+        elif name == "embed":
+            is_here = layers.start == 0 or (is_last and config.tie_embeddings)
+        else:
+            is_here = is_last
+        if is_here:
+            yield name, shape
 
 
 def fused(plans: Plans, checkpoint: Checkpoint, rounded: bool = False) -> Plans:

@@ -75,7 +75,13 @@ class Plan:
 
     def next_id(self) -> int:
         """An id that no value of the plan has."""
-        return 1 + max(value.id for step in self.steps for value in _values(step))
+        return 1 + max((value.id for step in self.steps for value in _values(step)), default=self.output.id)
+
+    @property
+    def layers(self) -> range:
+        """The layers whose keys and values it caches."""
+        layers = [step.attributes["layer"] for step in self.steps if step.parts[0] == "attend"]
+        return range(layers[0], layers[-1] + 1) if layers else range(0)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))

@@ -71,9 +71,13 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
         served.path(name)
         return json_response(_model(served, name, started))
 
-    @app.get("/health", **describe(None, "Whether the server runs."))
+    @app.get(
+        "/health",
+        **describe(None, "Whether the server runs, and which models run on the CPU since their device failed."),
+    )
     async def health() -> Response:
-        return json_response({"status": "ok"})
+        failed = [name for name in served.names if (state := served.state(name)) and state.failure]
+        return json_response({"status": "degraded", "on_the_cpu": failed} if failed else {"status": "ok"})
 
     @app.get("/ready", **describe(None, "Whether the server takes requests."))  # the gate says no before it closes
     async def ready() -> Response:

@@ -16,7 +16,17 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_inference.config import installed_version
-from bitnet_inference.engine.events import EngineListener, Event, Finished, Preempted, Queued, Scheduled, Stepped, Token
+from bitnet_inference.engine.events import (
+    EngineListener,
+    Event,
+    Finished,
+    Preempted,
+    Queued,
+    Replaced,
+    Scheduled,
+    Stepped,
+    Token,
+)
 from bitnet_inference.errors import InvalidParams, Unavailable
 from bitnet_inference.server.failures import CLIENT_GONE
 from bitnet_inference.server.journal import NOTES
@@ -204,6 +214,8 @@ class _Ear:
                 self._tracing.finish(event, self._step)
             case Token(index=index) if index:
                 pass
+            case Replaced():
+                pass  # its requests were preempted, which has been told
             case _:
                 self._tracing.change(event, self._step)
 

@@ -1,0 +1,86 @@
+"""Which NVIDIA GPU there is, and why none can be used."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import warnings
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from bitnet_inference.config import available_bytes, is_interpreted
+from bitnet_inference.errors import Unavailable
+
+LEAST_CAPABILITY = (8, 0)  # Ampere: bfloat16 and the integer products that the kernels are written for
+INSTALL = 'pip install "bitnet-inference[cuda]"'
+
+
+class CudaDevice(NamedTuple):
+    """A GPU that can be used. `free_bytes` of its memory nobody has taken."""
+
+    name: str
+    capability: tuple[int, int]
+    free_bytes: int
+    total_bytes: int
+
+
+def find_device(index: int = 0) -> CudaDevice:
+    """The GPU of this number. Raises Unavailable; PyTorch is imported only where NVIDIA's driver is.
+
+    Where kernels are interpreted, the processor stands for it.
+    """
+    if is_interpreted():
+        import_torch()
+        return CudaDevice("Triton's interpreter", LEAST_CAPABILITY, available_bytes(), available_bytes())
+    if not has_driver():
+        raise Unavailable("cuda", "no NVIDIA driver was found")
+    torch = import_torch()
+    count, why = _count(torch)
+    if index >= count:
+        raise Unavailable("cuda", why or f"there are {count} GPUs, numbered from 0, and none is {index}")
+    try:
+        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        raise Unavailable("cuda", f"GPU {index} does not answer: {_line(error)}") from error
+    if capability < LEAST_CAPABILITY:
+        least, found = ("{}.{}".format(*each) for each in (LEAST_CAPABILITY, capability))
+        raise Unavailable("cuda", f"{name} has compute capability {found}, at least {least} is needed")
+    return CudaDevice(name, capability, free_bytes, total_bytes)
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed: asked of the system, because importing PyTorch takes seconds."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def import_torch() -> Any:
+    """PyTorch, where Triton is too. Raises Unavailable."""
+    for library in ("torch", "triton"):
+        if find_spec(library) is None:
+            raise Unavailable("cuda", f"{library} is not installed", INSTALL)
+    try:
+        import torch
+        import triton  # noqa: F401  # whether it can be, is the question
+    except (ImportError, OSError) as error:  # a library of the system that they need
+        raise Unavailable("cuda", f"torch or triton cannot be imported: {_line(error)}", INSTALL) from error
+    return torch
+
+
+def _count(torch: Any) -> tuple[int, str]:
+    """How many GPUs PyTorch sees, and why none."""
+    if torch.version.cuda is None:
+        raise Unavailable("cuda", "this PyTorch is built without CUDA", "pip install --force-reinstall torch")
+    with warnings.catch_warnings(record=True) as said:  # that the driver is too old, is a warning
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    why = _line(said[0].message) if said else "PyTorch finds no NVIDIA GPU"
+    return count, "" if count else why
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:200]

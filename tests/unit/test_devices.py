@@ -1,0 +1,234 @@
+"""Which device a model runs on, and why not another: on this machine, and on machines that are made up."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from bitnet_inference.backends import Choice, decided, load_model
+from bitnet_inference.backends.automatic import SCRATCH_BYTES
+from bitnet_inference.backends.sizes import estimate_bytes
+from bitnet_inference.backends.table import BACKENDS, overview
+from bitnet_inference.config import DEVICES, EngineConfig
+from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.model_folder import find_model
+
+CHECKPOINT = open_checkpoint(find_model("default"))
+LAYERS = CHECKPOINT.config.num_layers
+GPU = "Some GPU"
+TOKENS = 512
+INSTALL = 'pip install "bitnet-inference[cuda]"'
+Machine = Callable[..., None]
+
+
+def torch_of(count: int, capability: tuple[int, int], free: int, cuda: str | None, warning: str) -> ModuleType:
+    """As much of PyTorch as tells of GPUs."""
+
+    def is_available() -> bool:
+        if warning:
+            warnings.warn(warning, stacklevel=1)
+        return count > 0
+
+    torch = ModuleType("torch")
+    torch.__spec__ = ModuleSpec("torch", None)
+    torch.version = SimpleNamespace(cuda=cuda)  # type: ignore[attr-defined]
+    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        is_available=is_available,
+        device_count=lambda: count,
+        get_device_name=lambda index: GPU,
+        get_device_capability=lambda index: capability,
+        mem_get_info=lambda index: (free, 1 << 40),
+    )
+    return torch
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Makes this a machine with NVIDIA's driver, and what else is said."""
+
+    def make(
+        *,
+        driver: bool = True,
+        missing: str = "",
+        count: int = 1,
+        capability: tuple[int, int] = (9, 0),
+        free: int = 1 << 36,
+        cuda: str | None = "12.8",
+        warning: str = "",
+        system: str = "Linux",
+    ) -> None:
+        def library(name: str) -> None:
+            if not driver:
+                raise OSError(f"{name}: cannot open shared object file")
+
+        real = importlib.util.find_spec
+        found = lambda name: None if name == missing else ModuleSpec(name, None) if name in OURS else real(name)  # noqa: E731
+        for room in ("cuda_check", "table"):
+            monkeypatch.setattr(f"bitnet_inference.backends.{room}.find_spec", found)
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        for library_name, module in (
+            ("torch", torch_of(count, capability, free, cuda, warning)),
+            ("triton", ModuleType("triton")),
+        ):
+            monkeypatch.setitem(sys.modules, library_name, module)
+        monkeypatch.setattr(platform, "system", lambda: system)
+        monkeypatch.setattr(platform, "machine", lambda: "arm64" if system == "Darwin" else "x86_64")
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    return make
+
+
+OURS = ("torch", "triton", "mlx", "coremltools", "onnxruntime")
+
+
+def choose(**options: object) -> Choice:
+    return decided(CHECKPOINT, EngineConfig(**options), TOKENS)  # type: ignore[arg-type]
+
+
+def size_on_gpu(num_layers: int = LAYERS) -> int:
+    config = EngineConfig(device="cuda").resolve()
+    return estimate_bytes(
+        CHECKPOINT, config, TOKENS, range(LAYERS - num_layers, LAYERS) if num_layers < LAYERS else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "why", "install"),
+    [
+        ({"driver": False}, "no NVIDIA driver was found", ""),
+        ({"missing": "torch"}, "torch is not installed", INSTALL),
+        ({"missing": "triton"}, "triton is not installed", INSTALL),
+        ({"cuda": None}, "this PyTorch is built without CUDA", "pip install --force-reinstall torch"),
+        ({"count": 0}, "PyTorch finds no NVIDIA GPU", ""),
+        ({"count": 0, "warning": "the driver\nis too old"}, "the driver is too old", ""),
+        ({"capability": (7, 5)}, f"{GPU} has compute capability 7.5, at least 8.0 is needed", ""),
+    ],
+)
+def test_why_no_nvidia_gpu_is_used(machine: Machine, options: dict[str, object], why: str, install: str) -> None:
+    machine(**options)
+    choice = choose()
+    assert choice.config.device == "cpu"
+    assert choice.why == (f"{why}: {install}" if install else why)
+    assert choice.note == (f"the GPU is not used: {why}: {install}" if install else "")
+    assert dict(overview())["cuda"].endswith(f"not usable: {choice.why}")
+    with pytest.raises(Unavailable) as caught:
+        choose(device="cuda")
+    assert (caught.value.why, caught.value.install) == (why, install or 'choose device="cpu"')
+    with pytest.raises(Unavailable):
+        choose(gpu_layers=1)  # a number was asked for
+
+
+def test_a_gpu_that_holds_the_model_is_taken(machine: Machine) -> None:
+    machine(free=size_on_gpu() + SCRATCH_BYTES)
+    choice = choose()
+    assert choice.config.device == "cuda" and choice.config.cache_dtype == "bfloat16" and not choice.note
+    assert choice.why.startswith(f"{GPU} has 0.5 GB free, the model takes 0.0 GB")
+
+
+def test_one_that_does_not_is_told_of(machine: Machine) -> None:
+    machine(free=size_on_gpu() + SCRATCH_BYTES - 1)
+    choice = choose()
+    assert choice.config.device == "cpu"
+    assert choice.note.endswith('with a cache of 512 tokens: gpu_layers="auto" puts a part of it on the GPU')
+
+
+@pytest.mark.parametrize("options", [{"head": "int6"}, {"isa": "generic"}, {"ternary_format": "u2"}])
+def test_options_of_the_cpu_alone_choose_it(machine: Machine, options: dict[str, str]) -> None:
+    machine()
+    choice = choose(**options)
+    assert choice.config.device == "cpu" and "which the CPU alone has" in choice.why
+
+
+def test_interpreted_kernels_are_for_those_who_ask(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(driver=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose().config.device == "cpu"
+    assert choose(device="cuda").config.device == "cuda"
+
+
+def test_a_gpu_by_its_number(machine: Machine) -> None:
+    machine(count=2)
+    assert choose(device="cuda:1").config.device == "cuda:1"
+    with pytest.raises(Unavailable, match="'cuda:2' is not available: there are 2 GPUs, numbered from 0"):
+        choose(device="cuda:2")
+    for device in ("cuda:", "cuda:x", "cpu:0", "cuda:-1", "gpu"):
+        with pytest.raises(InvalidParams, match="device is"):
+            EngineConfig(device=device)
+
+
+def test_as_many_layers_as_fit(machine: Machine) -> None:
+    for count in range(1, LAYERS + 1):
+        machine(free=size_on_gpu(count) + SCRATCH_BYTES)
+        config = choose(gpu_layers="auto").config
+        assert config.device == "cuda" and config.gpu_layers == (count if count < LAYERS else None)
+    machine(free=size_on_gpu(1) + SCRATCH_BYTES - 1)
+    choice = choose(gpu_layers="auto")
+    assert choice.config.device == "cpu" and choice.config.gpu_layers is None
+    assert "a layer and the head take" in choice.note
+    with pytest.raises(OutOfMemory, match='choose device="cpu"'):
+        choose(gpu_layers="auto", device="cuda")
+
+
+def test_a_number_of_layers_is_taken_at_its_word(machine: Machine) -> None:
+    machine(free=SCRATCH_BYTES)
+    assert choose(gpu_layers=2).config.gpu_layers == 2
+    assert choose(gpu_layers=LAYERS + 9).config.gpu_layers is None, "all of them"
+    for wrong in (0, -1, True, "all", 1.5):
+        with pytest.raises(InvalidParams, match="gpu_layers is"):
+            EngineConfig(gpu_layers=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidParams, match="gpu_layers are for NVIDIA GPUs"):
+        EngineConfig(gpu_layers=1, device="cpu")
+
+
+def test_macs(machine: Machine) -> None:
+    machine(driver=False, system="Darwin")
+    assert choose().config.device == "mlx"
+    assert choose(head="int8").config.device == "cpu"
+    machine(driver=False, system="Darwin", missing="mlx")
+    choice = choose()
+    assert choice.config.device == "cpu"
+    assert choice.note == 'the GPU is not used: mlx is not installed: pip install "bitnet-inference[mlx]"'
+
+
+@pytest.mark.parametrize(("name", "library"), [("mlx", "mlx"), ("onnx", "onnxruntime"), ("coreml", "coremltools")])
+def test_each_extra_is_named_where_it_lacks(machine: Machine, name: str, library: str) -> None:
+    machine(system="Darwin")
+    assert "usable, " in dict(overview())[name] and "not usable" not in dict(overview())[name]
+    machine(system="Darwin", missing=library)
+    assert dict(overview())[name].endswith(f'{library} is not installed: pip install "bitnet-inference[{name}]"')
+    machine(missing="coremltools")
+    assert dict(overview())["coreml"].endswith("not usable: this is not a Mac")
+
+
+def test_every_device_is_in_the_table() -> None:
+    assert ("auto", *BACKENDS) == DEVICES
+    assert [name for name, _ in overview()] == list(BACKENDS)
+    assert "usable, " in dict(overview())["cpu"]
+
+
+def test_a_model_runs_where_it_was_decided() -> None:
+    model = load_model(CHECKPOINT, EngineConfig(device="auto", threads=1, isa="generic"))
+    assert type(model).__name__ == "CpuModel"
+    model.close()
+
+
+def test_what_the_package_and_the_help_import_is_light(tmp_path: Path) -> None:
+    heavy = ("torch", "triton", "mlx", "coremltools", "onnxruntime", "numpy")
+    shown = "import sys; print([name for name in sys.argv[1:] if name in sys.modules])"
+    code = f"import bitnet_inference, bitnet_inference.cli; {shown}"
+    result = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+    code = f"import bitnet_inference; bitnet_inference.LLM.load('default', threads=1).close(); {shown}"
+    result = subprocess.run([sys.executable, "-c", code, *heavy[:5]], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,216 @@
+"""A device that fails while it computes: requests end with its error, or another model goes on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from scripted import Listener, ScriptedModel, check_events, generate, greedy_text, run
+
+from bitnet_inference import LLM, Counts, SamplingParams
+from bitnet_inference.backends import load_fallback, load_model
+from bitnet_inference.backends.cpu import CpuModel
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.events import Event, Replaced
+from bitnet_inference.engine.prompt_reader import PromptReader
+from bitnet_inference.engine.request import Request
+from bitnet_inference.errors import BackendError, InvalidParams, KernelError, OutOfMemory
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.model.contract import Batch, Model
+from bitnet_inference.model_folder import find_model, load_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
+SEEDED = SamplingParams(temperature=1.0, seed=4, max_tokens=10, logprobs=2)
+LOST = KernelError("the device is lost")
+
+
+def lose(model: ScriptedModel, num_forwards: int) -> ScriptedModel:
+    """The model, whose device fails after so many steps, for good."""
+
+    def fail(batch: Batch) -> None:
+        if model.num_forwards >= num_forwards:
+            raise LOST
+
+    model.before_forward = fail
+    return model
+
+
+def run_all(engine: Engine, wanted: Sequence[tuple[list[int], SamplingParams]]) -> tuple[list[Request], list[Listener]]:
+    listeners = [Listener() for _ in wanted]
+    requests = [Request(*each, listener) for each, listener in zip(wanted, listeners, strict=True)]
+    for request in requests:
+        engine.submit(request)
+    run(engine)
+    assert engine.num_free_blocks == engine._scheduler.pool.num_blocks
+    return requests, listeners
+
+
+def test_without_another_model_every_request_ends_once_with_the_error() -> None:
+    model = lose(ScriptedModel(max_sequences=2), 3)
+    _, listeners = run_all(Engine(model), [([1], GREEDY), ([2], SEEDED), ([3], GREEDY)])
+    assert [listener.reason for listener in listeners] == ["error"] * 3
+    assert all(listener.finishes[0].error is LOST for listener in listeners)
+    assert [len(listener.token_ids) for listener in listeners] == [3, 3, 0]
+
+
+@pytest.mark.parametrize("num_forwards", [0, 1, 4])
+@pytest.mark.parametrize("block_size", [3, 8])
+def test_another_model_goes_on_with_the_same_text(num_forwards: int, block_size: int) -> None:
+    wanted = [([1, 2, 3, 4, 5, 6], GREEDY), ([2], SEEDED), ([3], SEEDED), ([1, 2, 3, 4, 5, 6], SEEDED)]
+    alone = [generate(ScriptedModel(), *each) for each in wanted]
+    heard: list[Event] = []
+    counts, other, errors = Counts(), ScriptedModel(block_size=block_size, max_sequences=2, max_tokens=5), []
+
+    def listen(event: Event) -> None:
+        heard.append(event)
+        counts(event)
+
+    def replace(error: BackendError) -> Model:
+        errors.append(error)
+        return other
+
+    engine = Engine(lose(ScriptedModel(max_sequences=3), num_forwards), fallback=replace, listener=listen)
+    requests, listeners = run_all(engine, wanted)
+    for listener, expected in zip(listeners, alone, strict=True):
+        assert (listener.token_ids, listener.reason) == (expected.token_ids, "length")
+        assert listener.logprobs == expected.logprobs
+    assert errors == [LOST]
+    assert [event.error for event in heard if isinstance(event, Replaced)] == [LOST]
+    check_events(heard, requests)
+    assert counts.as_json()["total"]["device_failures"] == 1
+    assert counts.as_json()["finished"] == {"length": 4}
+
+
+def test_it_happens_once() -> None:
+    engine = Engine(lose(ScriptedModel(), 1), fallback=lambda error: lose(ScriptedModel(), 2))
+    _, (listener,) = run_all(engine, [([1], GREEDY)])
+    assert listener.reason == "error" and listener.finishes[0].error is LOST
+    assert listener.token_ids == greedy_text(ScriptedModel(), [1], 3)
+
+
+def test_other_errors_are_no_reason() -> None:
+    model = ScriptedModel()
+
+    def fail(batch: Batch) -> None:
+        raise OutOfMemory("a step finds no memory")
+
+    model.before_forward = fail
+    _, (listener,) = run_all(Engine(model, fallback=lambda error: ScriptedModel()), [([1], GREEDY)])
+    assert isinstance(listener.finishes[0].error, OutOfMemory)
+
+
+def test_where_there_is_no_other_after_all_the_first_error_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def replace(error: BackendError) -> Model:
+        raise OutOfMemory("no memory for it")
+
+    _, listeners = run_all(Engine(lose(ScriptedModel(), 1), fallback=replace), [([1], GREEDY), ([2], GREEDY)])
+    assert [listener.finishes[0].error for listener in listeners] == [LOST, LOST]
+    assert "no memory for it" in caplog.text
+
+
+def test_an_other_without_room_for_a_cache_is_not_taken() -> None:
+    engine = Engine(lose(ScriptedModel(), 1), fallback=lambda error: ScriptedModel(num_blocks=0, block_size=2))
+    _, (listener,) = run_all(engine, [([1], GREEDY)])
+    assert listener.finishes[0].error is LOST
+    assert engine.max_context == 64 and engine._scheduler.block_size == engine._limits.block_size == 4
+
+
+def test_readers_of_a_prompt_get_each_row_once() -> None:
+    """The head fails in the middle of a prompt, behind the body, so that the rows of that step are lost."""
+    prompt = list(range(1, 20))
+    for num_rows in (0, 3, 6, 7, 12):
+        got: list[int] = []
+
+        def read(first: int, rows: Sequence[object], got: list[int] = got) -> None:
+            got.extend(range(first, first + len(rows)))
+
+        model, left = ScriptedModel(max_tokens=6), [num_rows]
+
+        def fail(*_: object, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise LOST
+
+        model.change_logits = fail
+        engine = Engine(model, fallback=lambda error: ScriptedModel(max_tokens=4, block_size=2))
+        listener = Listener()
+        engine.submit(Request(prompt, GREEDY, listener, reader=PromptReader(read, range(2, len(prompt)))))
+        run(engine)
+        assert got == list(range(2, len(prompt)))
+        assert listener.token_ids == greedy_text(ScriptedModel(), prompt, 10)
+
+
+def test_what_does_not_fit_into_a_smaller_cache_ends_with_the_error() -> None:
+    model = lose(ScriptedModel(), 2)
+    engine = Engine(model, fallback=lambda error: ScriptedModel(num_blocks=4))
+    assert engine.max_context == 64
+    slides = SamplingParams(temperature=0.0, max_tokens=90, overflow="sliding")
+    requests, listeners = run_all(engine, [([1] * 14, GREEDY), ([2] * 12, GREEDY), ([3], SEEDED), ([4], slides)])
+    assert engine.max_context == 16
+    assert [listener.reason for listener in listeners] == ["error", "length", "length", "error"]
+    assert listeners[0].finishes[0].error is LOST
+    assert len(listeners[1].token_ids) == 4 and len(listeners[2].token_ids) == 10
+    assert {request.usage().max_context for request in requests} == {16}
+
+
+PATH = find_model("default")
+STORY = SamplingParams(temperature=0.9, seed=2, max_tokens=24, logprobs=1)
+
+
+class Failing:
+    """A model of a device that is lost after some steps."""
+
+    def __init__(self, model: Model, num_steps: int) -> None:
+        self._model, self._left = model, num_steps
+        self.config, self.capabilities, self.is_closed = model.config, model.capabilities, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def forward(self, batch: Batch) -> object:
+        self._left -= 1
+        if self._left < 0:
+            raise LOST
+        return self._model.forward(batch)
+
+    def close(self) -> None:
+        self.is_closed = True
+        raise RuntimeError("nothing can be done with a lost device")
+
+
+def test_an_llm_goes_on_and_says_so() -> None:
+    checkpoint = open_checkpoint(PATH)
+    config = EngineConfig(device="cpu", threads=1)
+    with LLM.load(PATH, device="cpu", threads=1, max_cache_tokens=4096) as llm:
+        expected = [llm.generate(prompt, STORY) for prompt in ("The fox", "The owl")]
+        assert (llm.device, llm.failure) == ("cpu", "") and llm.why_there.startswith("asked for")
+    failing = Failing(load_model(checkpoint, config), 7)
+    tokenizer = load_tokenizer(checkpoint)
+    fallback = lambda: load_model(checkpoint, config)  # noqa: E731
+    with LLM(failing, tokenizer, max_cache_tokens=4096, fallback=fallback) as llm:  # type: ignore[arg-type]
+        num_bytes = llm.num_bytes
+        for _ in range(2):  # it fails in the first round
+            found = llm.generate(["The fox", "The owl"], STORY)
+            assert [(each.token_ids, each.logprobs) for each in found] == [(e.token_ids, e.logprobs) for e in expected]
+        assert llm.failure == "the device failed, so the CPU goes on: the device is lost"
+        assert llm.notes == (llm.failure,) and llm.device == "cpu" and failing.is_closed
+        assert llm.num_bytes == num_bytes
+
+
+def test_who_shall_fall_back_on_what() -> None:
+    checkpoint = open_checkpoint(PATH)
+    assert load_fallback(checkpoint, EngineConfig(fallback="cpu", isa="generic").resolve()) is None, "it is the CPU"
+    assert load_fallback(checkpoint, EngineConfig(device="mlx")) is None
+    load = load_fallback(checkpoint, EngineConfig(device="cuda", gpu_layers=2, fallback="cpu", threads=1))
+    assert load is not None
+    other = load()
+    assert isinstance(other, CpuModel)
+    other.close()
+    for device in ("cpu", "reference", "onnx", "coreml"):
+        with pytest.raises(InvalidParams, match=f'nothing stands in for "{device}"'):
+            EngineConfig(device=device, fallback="cpu")
+    with pytest.raises(InvalidParams, match="fallback is 'gpu'"):
+        EngineConfig(fallback="gpu")
+    with LLM.load(PATH, fallback="cpu", threads=1, max_cache_tokens=256) as llm:
+        assert not llm.failure
