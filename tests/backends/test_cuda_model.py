@@ -222,7 +222,7 @@ def test_a_step_that_fails_ends_its_requests():
 def test_without_a_gpu_the_backend_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(Unavailable, match=r"backend 'cuda:1' is not available: .*PyTorch has.*nvidia-smi"):
-        load("bitnet-packed", "cuda:1")
+        Gpu("cuda:1")
 
 
 def test_without_pytorch_the_backend_says_what_to_install(monkeypatch):

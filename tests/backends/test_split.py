@@ -169,3 +169,43 @@ def test_the_plans_of_stages_name_what_they_need() -> None:
     first, last = stages
     assert first.body.input is None and last.body.input is not None and not first.head.steps
     assert (first.body.layers, last.body.layers) == (range(1), range(1, config.num_layers))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are interpreted, so that the processor stands for a GPU."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.mark.parametrize("name", ["bitnet-packed", "gemma3-bf16"])
+def test_the_last_layers_on_a_gpu(on_gpu: None, name: str) -> None:
+    """Within what the golden models are allowed, prompts and single tokens."""
+    checkpoint = open_checkpoint(GOLDEN / name)
+    golden = np.load(GOLDEN / name / "golden.npz")
+    seen: list[tuple[int, int]] = []
+    config = EngineConfig(device="cuda", gpu_layers=1, threads=1, cache_dtype="float32")
+    model = load_model(checkpoint, config, lambda *done: seen.append(done))
+    assert isinstance(model, SplitModel) and seen[-1] == (checkpoint.num_parameters, checkpoint.num_parameters)
+    assert sorted(seen) == seen
+    ids, expected = golden["token_ids"][:12].astype(np.int32), golden["logits"][:12]
+    found = logits(model, ids, (10, 11))
+    assert np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()) < 1e-3
+    model.close()
+
+
+PROMPT = [5, 6, 7, 8]
+
+
+def test_an_llm_on_both_and_on_the_cpu_when_the_gpu_fails(on_gpu: None) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    options = {"threads": 1, "max_cache_tokens": 256, "drafts": "none"}
+    with LLM.load(GOLDEN / "bitnet-packed", device="cpu", **options) as llm:
+        expected = llm.generate(PROMPT, params).token_ids
+    with LLM.load(GOLDEN / "bitnet-packed", device="cuda", gpu_layers=1, fallback="cpu", **options) as llm:
+        assert llm.device == "cuda (the last 1) and cpu"
+        assert llm.generate(PROMPT, params).token_ids == expected
+        last = llm._engine._model._last  # type: ignore[attr-defined]
+        last._hidden = last._hidden[:1]  # PyTorch finds no room for a second row
+        assert llm.generate(PROMPT, params).token_ids == expected
+        assert llm.failure.startswith("cuda (the last 1) and cpu failed, so the CPU goes on: ") and llm.device == "cpu"

@@ -101,6 +101,28 @@ def _mlx(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Mo
     return MlxModel(checkpoint, config, progress)
 
 
+def _cuda(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Model:
+    from bitnet_inference.backends.cpu import CpuModel
+    from bitnet_inference.backends.cuda import CudaModel
+    from bitnet_inference.backends.split import load_stages
+
+    if config.gpu_layers is None:
+        return CudaModel(checkpoint, config, progress)
+    total = checkpoint.config.num_layers
+    cut = total - int(config.gpu_layers)
+    first, last = (
+        _part_of(progress, checkpoint.num_parameters, *each) for each in ((0, cut / total), (cut / total, 1))
+    )
+    return load_stages(
+        lambda: CpuModel(checkpoint, config.on_cpu().resolve(), first, range(cut)),
+        lambda: CudaModel(checkpoint, config, last, range(cut, total)),
+    )
+
+
+def _part_of(progress: Progress, whole: int, begin: float, end: float) -> Progress:
+    return lambda done, total: progress(int(whole * (begin + (end - begin) * done / total)), whole)
+
+
 def _cpu(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Model:
     from bitnet_inference.backends.cpu import CpuModel
 
@@ -113,6 +135,7 @@ def _cpu(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Mo
 
 
 _LOADERS: Mapping[str, Loader] = {
+    "cuda": _cuda,
     "mlx": _mlx,
     "cpu": _cpu,
     "coreml": _coreml,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -35,17 +36,20 @@ Answer = TypeVar("Answer")
 class CudaModel:
     """A `Model` on an NVIDIA GPU; see EngineConfig for device, cache dtype, head and quantize.
 
+    With `layers`, the last stage of it (see backends/split.py): these layers, and the head.
     Weights lie there once. `forward` returns when the work is queued; who asks its Output for numbers waits for them.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress, layers: range | None = None
+    ) -> None:
         """Moves the weights; raises Unavailable, FormatError where one cannot be used, OutOfMemory, InvalidParams."""
         self.config, self._max_tokens = checkpoint.config, config.batch_tokens
         _check_head(checkpoint, config.head)
         self._gpu = Gpu(config.device)
         self._executor: Any = native.Executor(config.isa, config.threads)  # samples from what the GPU brings
         with self._gpu.working():
-            self._load(checkpoint, config, progress)
+            self._load(checkpoint, config, progress, layers)
             free_bytes = self._gpu.free_bytes
         self.notes = findings_of(checkpoint)  # what its user should know
         self.capabilities = Capabilities(
@@ -59,16 +63,18 @@ class CudaModel:
             threads=_threads_of(self),
         )
 
-    def _load(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> None:
+    def _load(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress, layers: range | None) -> None:
         sizes, device = self.config, self._gpu.device
-        plans = cuda_plans(checkpoint, round_layers=config.quantize == "int8", round_head=config.head == "int8")
+        rounded = {"round_layers": config.quantize == "int8", "round_head": config.head == "int8"}
+        plans = cuda_plans(checkpoint, layers, **rounded)
         weights = load_weights(checkpoint, plans, device, progress)
         self._weight_bytes: int = sum(weight.num_bytes for weight in weights.values())
         cache_dtype = cast(CacheDtype, config.cache_dtype)
-        self._cache: Any = Cache(cache_dtype, sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, device)
+        self._cache: Any = Cache(cache_dtype, len(plans.body.layers), sizes.num_kv_heads, sizes.head_dim, device)
         parts = Parts(sizes, weights, load_vectors(checkpoint, plans, device), self._cache, device)
         self._body: Any = Program(plans.body, parts, self._max_tokens)
         self._hidden: Any = torch.zeros(self._max_tokens, sizes.hidden_size, device=device)
+        self._given: Any = None if plans.body.input is None else torch.zeros_like(self._hidden)
         self._head: Any = Head(plans, parts, self._gpu, self._hidden, self._body.arena)
         self._steps: Any = Steps(self._gpu, self._launch, self._max_tokens)
 
@@ -90,9 +96,12 @@ class CudaModel:
             if self._gpu.is_real:
                 self._steps.prepare(usual_shapes(self._max_tokens, MAX_SEQUENCES))
 
-    def forward(self, batch: Batch) -> CudaOutput:
-        """Queue a step that advances every sequence of the batch by its tokens."""
+    def forward(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> CudaOutput:
+        """Queue a step that advances every sequence by its tokens; the last stage, from `hidden` of the one before."""
         with self._gpu.working():
+            if hidden is not None:
+                self._opened(self._given)[: len(hidden)].copy_(torch.from_numpy(hidden))
+                batch = replace(batch, has_next=False)  # the stage before computes the next step first
             self._opened(self._steps).forward(batch)
         num_tokens = len(batch.token_ids)
         self._head.num_known = num_tokens if self._steps.has_best and num_tokens <= HEAD_ROWS else 0
@@ -107,7 +116,7 @@ class CudaModel:
     def close(self) -> None:
         """Give all memory back."""
         steps, self._steps = self._steps, None
-        self._cache = self._body = self._head = self._hidden = self._executor = None
+        self._cache = self._body = self._head = self._hidden = self._given = self._executor = None
         with suppress(RuntimeError):  # of a GPU that has failed: the system takes its memory back
             if steps is not None:
                 steps.clear()
@@ -130,7 +139,7 @@ class CudaModel:
     def _launch(self, inputs: Inputs) -> Best | None:
         """Queue the body and, where each sequence has one token, the head: the next tokens are wanted at once."""
         count = inputs.shape.num_tokens
-        self._body.run(count, self._hidden, batch=inputs.batch)
+        self._body.run(count, self._hidden, batch=inputs.batch, input=self._given)
         return self._head.queue_best(count) if inputs.shape.decodes else None
 
     def _opened(self, part: Part | None) -> Part:

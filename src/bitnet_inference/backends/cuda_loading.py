@@ -16,9 +16,9 @@ from bitnet_inference.model.fusion import PRODUCTS, fuse
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix
 
 
-def cuda_plans(checkpoint: Checkpoint, *, round_layers: bool, round_head: bool) -> Plans:
-    """The fused plans of a model, dense matrices rounded to int8 where that is wanted."""
-    plans, config = record(checkpoint.config), checkpoint.config
+def cuda_plans(checkpoint: Checkpoint, layers: range | None = None, *, round_layers: bool, round_head: bool) -> Plans:
+    """The fused plans of a model or a stage of it, dense matrices rounded to int8 where that is wanted."""
+    plans, config = record(checkpoint.config, layers), checkpoint.config
     chosen = fused(plans, checkpoint, round_layers)
     if not round_head:
         return chosen

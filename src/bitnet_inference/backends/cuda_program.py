@@ -140,13 +140,14 @@ class Program:
 
     def _rope_write(self, step: Step) -> _Launch:
         q, k, v, angles = map(self._rows, step.inputs)
-        cache, layer = self._parts.cache, step.attributes["layer"]
+        cache, layer = self._parts.cache, step.attributes["layer"] - self._plan.layers.start
         return lambda run: rope_write(cache, layer, q(run), k(run), v(run), angles(run), _batch(run))
 
     def _attend(self, step: Step) -> _Launch:
         q, out, layer = self._rows(step.inputs[0]), self._rows(step.output), step.attributes["layer"]
         cache, scale, window = self._parts.cache, self._parts.config.score_scale, self._parts.config.window_of(layer)
-        return lambda run: attend(cache, layer, q(run), out(run), _batch(run), scale, window)
+        cached = layer - self._plan.layers.start
+        return lambda run: attend(cache, cached, q(run), out(run), _batch(run), scale, window)
 
     def _add(self, step: Step) -> _Launch:
         x, y, out = *map(self._rows, step.inputs), self._rows(step.output)

@@ -151,7 +151,11 @@ class Engine:
             return False
         limits = self._limits
         self._scheduler.move(
-            pool, block_size=limits.block_size, max_sequences=limits.max_sequences, max_tokens=limits.max_tokens
+            pool,
+            block_size=limits.block_size,
+            max_sequences=limits.max_sequences,
+            max_tokens=limits.max_tokens,
+            looks_ahead=limits.looks_ahead,
         )
         self._events.replaced(error)
         self._adapt(error, has_shrunk=self.max_context < max_context)

@@ -161,11 +161,11 @@ class Scheduler:
             insort(self.waiting, request, key=_RANK)
             self._events.preempted(request)
 
-    def move(self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int) -> None:
+    def move(self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int, looks_ahead: bool) -> None:
         """Go on with another cache, in which nothing is, and other limits: all who run wait, and compute anew."""
         for request in self.running[::-1]:
             self.send_back(request)
-        self.pool, self.block_size = pool, block_size
+        self.pool, self.block_size, self._looks_ahead = pool, block_size, looks_ahead
         self.pace, self.prefixes = Pace(), Prefixes(pool, block_size)
         self.max_sequences, self.max_tokens = max_sequences, max_tokens
 
