@@ -138,7 +138,7 @@ def rounding(config: EngineConfig) -> str:
 
 def conditions(model: str, config: EngineConfig, samples: str) -> dict[str, Any]:
     """What was measured, on what, and how, for the JSON of any measurement."""
-    names = ("device", "isa", "threads", "cache_dtype", "quantize", "head")
+    names = ("device", "gpus", "isa", "threads", "cache_dtype", "quantize", "head")
     return {"model": model, **{name: getattr(config, name) for name in names}, "samples": samples}
 
 

@@ -27,6 +27,7 @@ FALLBACKS = ("none", "cpu")
 HEADS = ("exact", "unscreened", "int8", "int6")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
+MAX_GPUS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class EngineConfig:
     "coreml" (Core ML on macOS, for its packages alike), or "auto": the best that works here and holds the model.
     `gpu_layers`: so many layers, with the head, are on the GPU and those before them on the CPU, for GPUs that are too
     small; "auto" for as many as fit; None for all or none.
+    `gpus`: so many NVIDIA GPUs of this machine have a part of every layer each, from the first on, for device "cuda".
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
@@ -55,6 +57,7 @@ class EngineConfig:
 
     device: str = "auto"
     gpu_layers: int | str | None = None
+    gpus: int = 1
     threads: int | None = None
     isa: str = "auto"
     cache_dtype: str = "auto"
@@ -77,6 +80,11 @@ class EngineConfig:
             raise InvalidParams(
                 f'fallback is "{self.fallback}", but nothing stands in for "{self.device}": leave it out'
             )
+        _count("gpus", self.gpus, MAX_GPUS)
+        if self.gpus > 1 and self.device != "cuda":
+            raise InvalidParams(f'gpus is {self.gpus}, but device is "{self.device}": choose device="cuda", or one GPU')
+        if self.gpus > 1 and self.gpu_layers is not None:
+            raise InvalidParams("gpus and gpu_layers don't go together: several GPUs have all layers; leave one out")
         _count("threads", self.threads, MAX_THREADS)
         _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
 
@@ -112,7 +120,7 @@ class EngineConfig:
 
     def on_cpu(self) -> EngineConfig:
         """The same on the CPU, without what only other devices have."""
-        return replace(self, device="cpu", gpu_layers=None, fallback="none")
+        return replace(self, device="cpu", gpu_layers=None, gpus=1, fallback="none")
 
     def resolve(self) -> EngineConfig:
         """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do.

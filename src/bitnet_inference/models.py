@@ -90,6 +90,7 @@ class Models:
         max_cache_tokens: int = 8192,
         device: str = "auto",
         gpu_layers: int | str | None = None,
+        gpus: int = 1,
         threads: int | None = None,
         cache_dtype: str = "auto",
         quantize: str = "none",
@@ -104,13 +105,13 @@ class Models:
         _check_count("max_bytes", self.max_bytes)
         _check_count("max_cache_tokens", max_cache_tokens)
         self._config = EngineConfig.from_env(
-            device=device, gpu_layers=gpu_layers, threads=threads, cache_dtype=cache_dtype, quantize=quantize,
-            head=head, fallback=fallback,
+            device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
+            quantize=quantize, head=head, fallback=fallback,
         )  # fmt: skip
         self._max_cache_tokens = max_cache_tokens
         self._load_llm = partial(
-            LLM.load, max_cache_tokens=max_cache_tokens, device=device, gpu_layers=gpu_layers, threads=threads,
-            cache_dtype=cache_dtype, quantize=quantize, head=head, fallback=fallback, drafts=drafts,
+            LLM.load, max_cache_tokens=max_cache_tokens, device=device, gpu_layers=gpu_layers, gpus=gpus,
+            threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head, fallback=fallback, drafts=drafts,
             progress=progress,
         )  # fmt: skip
         self._listener = listener

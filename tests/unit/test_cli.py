@@ -297,6 +297,7 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--device", "reference", "--profile", os.devnull], 'choose "cpu"'),
         (["run", "x", "--threads", "0"], "threads is 0"),
         (["run", "x", "--cache-dtype", "int3"], "cache_dtype is 'int3'"),
+        (["run", "x", "--device", "cpu", "--gpus", "2"], 'gpus is 2, but device is "cpu"'),
         (["run", "x", "--beams", "1"], "num_beams is 1"),
         (["run", "x", "--beams", "2", "--top-k", "0"], "--top-k has no meaning with --beams"),
         (["run", "x", "--beams", "2", "--choice", "a"], "--choice has no meaning with --beams"),

@@ -12,7 +12,7 @@ from bitnet_inference.formats.checkpoint import LocalLayers, ModelConfig, expect
 from bitnet_inference.model.buffers import num_floats, plan_buffers
 from bitnet_inference.model.fusion import fuse
 from bitnet_inference.model.loader import record
-from bitnet_inference.model.plan import Plan, Value
+from bitnet_inference.model.plan import Plan, Step, Value
 
 CONFIG = ModelConfig(
     family="bitnet",
@@ -141,6 +141,15 @@ def test_values_that_live_together_lie_apart(config: ModelConfig, dense: set[str
             if together and not handed_over:
                 assert at_a + size_a <= at_b or at_b + size_b <= at_a, (a, b)
     assert plan.output.id not in layout.offsets
+
+
+def test_a_sum_does_not_overwrite_a_residual_that_is_columns_of_wider_rows() -> None:
+    x = Value(0, 64)
+    codes, part, whole = Value(1, 64, "int8"), Value(2, 32, parent=x, column=32), Value(4, 32)
+    add = Step("ternary+add", (codes, part), Value(3, 32), ("o",))
+    steps = (Step("embed", (), x), Step("quantize", (x,), codes), add, Step("norm", (Value(3, 32),), whole, ("norm",)))
+    layout = plan_buffers(Plan(steps, whole))
+    assert layout.offsets[3] >= layout.offsets[0] + 64
 
 
 def test_buffers_are_used_again() -> None:

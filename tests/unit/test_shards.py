@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plan_ranks import one_rank, ranks, run
 
 from bitnet_inference import ternary
+from bitnet_inference.backends.cuda_shards import best_of
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, ModelConfig, Ternary, expected_shapes
@@ -138,6 +139,17 @@ def test_a_layer_of_bitnet_gathers_four_times_and_adds_nothing_up() -> None:
         "norm+quantize", "ternary", "rope+write", "attend", "gather", "norm+quantize", "ternary+add", "gather",
         "norm+quantize", "ternary", "gate", "gather", "norm+quantize", "ternary+add", "gather",
     ]  # fmt: skip
+
+
+def test_the_best_of_all_parts_of_the_vocabulary_are_found_as_in_one_piece() -> None:
+    whole = np.array([[1, 7, -1, 7, 0, 7, 2, 3], [4, np.nan, 5, np.inf, -np.inf, np.nan, 0, -0.0]], np.float32)
+    parts = []
+    for first, last in ((0, 3), (3, 4), (4, 8)):
+        order = np.lexsort((-whole[:, first:last], ~np.isnan(whole[:, first:last])), axis=1)[:, :4].astype(np.int32)
+        parts.append((order, np.take_along_axis(whole[:, first:last], order, axis=1)))
+    ids, logits = best_of(parts, (0, 3, 4), 4)
+    assert ids.tolist() == [[1, 3, 5, 7], [1, 5, 3, 2]]
+    assert np.array_equal(logits, np.take_along_axis(whole, ids, axis=1), equal_nan=True)
 
 
 def test_more_ranks_than_heads_are_refused() -> None:

@@ -102,6 +102,10 @@ def _mlx(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Mo
 
 
 def _cuda(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> Model:
+    if config.gpus > 1:
+        from bitnet_inference.backends.cuda_shards import ShardedModel
+
+        return ShardedModel(checkpoint, config, progress)
     from bitnet_inference.backends.cpu import CpuModel
     from bitnet_inference.backends.cuda import CudaModel
     from bitnet_inference.backends.split import load_stages

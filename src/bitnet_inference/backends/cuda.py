@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -27,6 +27,12 @@ from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Progress
+from bitnet_inference.model.shard_plans import shard
+from bitnet_inference.model.shard_weights import ShardCheckpoint
+from bitnet_inference.model.shards import rank_config
+
+if TYPE_CHECKING:
+    from bitnet_inference.backends.cuda_group import Group
 
 _CACHE_SHARE = 0.9  # of the memory that is left: kernels and graphs take some too
 Part = TypeVar("Part")
@@ -41,15 +47,25 @@ class CudaModel:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress, layers: range | None = None
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        progress: Progress,
+        layers: range | None = None,
+        group: Group | None = None,
     ) -> None:
-        """Moves the weights; raises Unavailable, FormatError where one cannot be used, OutOfMemory, InvalidParams."""
+        """Moves the weights; raises Unavailable, FormatError where one cannot be used, OutOfMemory, InvalidParams.
+
+        With `layers` it is a stage. As a rank of a `group` it has a part of all weights, and does all that it is asked
+        together with the others; its tokens are those of its part of the vocabulary, counted from 0.
+        """
+        assert layers is None or group is None, "a stage has no ranks"
         self.config, self._max_tokens = checkpoint.config, config.batch_tokens
         _check_head(checkpoint, config.head)
         self._gpu = Gpu(config.device)
         self._executor: Any = native.Executor(config.isa, config.threads)  # samples from what the GPU brings
         with self._gpu.working():
-            self._load(checkpoint, config, progress, layers)
+            self._load(checkpoint, config, progress, layers, group)
             free_bytes = self._gpu.free_bytes
         self.notes = findings_of(checkpoint)  # what its user should know
         self.capabilities = Capabilities(
@@ -63,20 +79,31 @@ class CudaModel:
             threads=_threads_of(self),
         )
 
-    def _load(self, checkpoint: Checkpoint, config: EngineConfig, progress: Progress, layers: range | None) -> None:
+    def _load(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        progress: Progress,
+        layers: range | None,
+        group: Group | None,
+    ) -> None:
         sizes, device = self.config, self._gpu.device
         rounded = {"round_layers": config.quantize == "int8", "round_head": config.head == "int8"}
         plans = cuda_plans(checkpoint, layers, **rounded)
+        if group is not None:
+            group.join(device)
+            plans, sizes = shard(plans, sizes, group.rank, group.size), rank_config(sizes, group.rank, group.size)
+            checkpoint = ShardCheckpoint(checkpoint, group.rank, group.size)
         weights = load_weights(checkpoint, plans, device, progress)
         self._weight_bytes: int = sum(weight.num_bytes for weight in weights.values())
         cache_dtype = cast(CacheDtype, config.cache_dtype)
         self._cache: Any = Cache(cache_dtype, len(plans.body.layers), sizes.num_kv_heads, sizes.head_dim, device)
-        parts = Parts(sizes, weights, load_vectors(checkpoint, plans, device), self._cache, device)
+        parts = Parts(sizes, weights, load_vectors(checkpoint, plans, device), self._cache, device, group)
         self._body: Any = Program(plans.body, parts, self._max_tokens)
         self._hidden: Any = torch.zeros(self._max_tokens, sizes.hidden_size, device=device)
         self._given: Any = None if plans.body.input is None else torch.zeros_like(self._hidden)
         self._head: Any = Head(plans, parts, self._gpu, self._hidden, self._body.arena)
-        self._steps: Any = Steps(self._gpu, self._launch, self._max_tokens)
+        self._steps: Any = Steps(self._gpu, self._launch, self._max_tokens, captures=group is None)
 
     @property
     def num_bytes(self) -> int:

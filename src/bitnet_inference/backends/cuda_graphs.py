@@ -25,10 +25,13 @@ class Graphs(Generic[Result]):
     captured. Graphs take their scratch memory from one pool, for no two run at a time.
     """
 
-    def __init__(self, gpu: Gpu, launch: Callable[[Inputs], Result]) -> None:
-        """`launch` queues the work of a step whose inputs are on the device; what it returns stays where it is."""
+    def __init__(self, gpu: Gpu, launch: Callable[[Inputs], Result], captures: bool) -> None:
+        """`launch` queues the work of a step whose inputs are on the device; what it returns stays where it is.
+
+        Without `captures`, every step is launched kernel by kernel.
+        """
         self._gpu, self._launch = gpu, launch
-        self._pool = torch.cuda.graph_pool_handle() if gpu.is_real else None
+        self._pool = torch.cuda.graph_pool_handle() if gpu.is_real and captures else None
         self._steps: dict[Shape, GraphStep[Result]] = {}
 
     def step(self, shape: Shape) -> GraphStep[Result]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +17,25 @@ from bitnet_inference.model.buffers import num_floats, padded_codes, plan_buffer
 from bitnet_inference.model.plan import Plan, Step, Value
 from bitnet_inference.model.rope import inverse_frequencies
 
+if TYPE_CHECKING:
+    from bitnet_inference.backends.cuda_group import Group
+
 Weight = TernaryWeight | DenseWeight | Int8Weight
 WeightKey = tuple[str, tuple[str, ...]]  # "ternary", "int8" or "dense", and canonical names
 
 
 class Parts(NamedTuple):
-    """What plans compute with, on one device; `vectors` are the weights of norms."""
+    """What plans compute with, on one device; `vectors` are the weights of norms.
+
+    Plans of a rank of several need its `group`.
+    """
 
     config: ModelConfig
     weights: Mapping[WeightKey, Weight]
     vectors: Mapping[str, Tensor]
     cache: Cache
     device: torch.device
+    group: Group | None = None
 
 
 class _Run(NamedTuple):
@@ -84,6 +91,8 @@ class Program:
             "rope": self._rope_write,
             "attend": self._attend,
             "add": self._add,
+            "gather": self._gather,
+            "sum": self._sum,
         }[step.parts[0]](step)
 
     def _rows(self, value: Value | None) -> _Rows:
@@ -120,6 +129,8 @@ class Program:
         weight, out = self._parts.weights[weight_key(step)], self._rows(step.output)
         assert isinstance(weight, DenseWeight), "embeddings are dense"
         scale = step.attributes.get("scale", 1.0)
+        if "first" in step.attributes:
+            return lambda run: _embed_part(step, weight, _batch(run).token_ids, out(run), scale)
         return lambda run: embed(weight, _batch(run).token_ids, out(run), scale)
 
     def _product(self, step: Step) -> _Launch:
@@ -152,6 +163,26 @@ class Program:
     def _add(self, step: Step) -> _Launch:
         x, y, out = *map(self._rows, step.inputs), self._rows(step.output)
         return lambda run: add(x(run), y(run), out(run))
+
+    def _gather(self, step: Step) -> _Launch:
+        x, out, group = self._rows(step.inputs[0]), self._rows(step.output), self._group()
+        return lambda run: group.gather(x(run), step.attributes["widths"], out(run))
+
+    def _sum(self, step: Step) -> _Launch:
+        x, group = self._rows(step.inputs[0]), self._group()
+        return lambda run: group.sum(x(run))
+
+    def _group(self) -> Group:
+        assert self._parts.group is not None, "this plan is a rank's"
+        return self._parts.group
+
+
+def _embed_part(step: Step, weight: DenseWeight, token_ids: Tensor, out: Tensor, scale: float) -> None:
+    """The rows of tokens that the rank has, and 0 for all others."""
+    ids = token_ids - step.attributes["first"]
+    others = (ids < 0) | (ids >= step.attributes["count"])
+    embed(weight, ids.masked_fill_(others, 0), out, scale)
+    out.masked_fill_(others[:, None], 0.0)
 
 
 def _given(run: _Run) -> Tensor:

@@ -45,9 +45,11 @@ class _Queued(NamedTuple):
 class Steps:
     """The steps of a model, one after the other."""
 
-    def __init__(self, gpu: Gpu, launch: Callable[[Inputs], Best | None], max_tokens: int) -> None:
-        """`launch`: see Graphs; it returns the best of each token where each sequence has one."""
-        self._gpu, self._graphs, self._max_tokens = gpu, Graphs(gpu, launch), max_tokens
+    def __init__(
+        self, gpu: Gpu, launch: Callable[[Inputs], Best | None], max_tokens: int, captures: bool = True
+    ) -> None:
+        """`launch`, `captures`: see Graphs; `launch` returns the best of each token where each sequence has one."""
+        self._gpu, self._graphs, self._max_tokens = gpu, Graphs(gpu, launch, captures), max_tokens
         self._on_host = [HostBest(gpu, MAX_SEQUENCES) for _ in range(2)]  # of the engine's step, and of the one ahead
         self._now: _Queued | None = None
         self._ahead: _Queued | None = None

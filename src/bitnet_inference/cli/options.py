@@ -43,6 +43,9 @@ LOADING: Mapping[str, Any] = {
             metavar="N", parser=_layers, help='So many layers on the GPU, others on the CPU; "auto" for what fits.'
         ),
     ],
+    "gpus": Annotated[
+        int | None, typer.Option(metavar="N", help="NVIDIA GPUs that have a part of the model each. Default: 1.")
+    ],
     "cache_dtype": Annotated[
         str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
     ],

@@ -40,6 +40,7 @@ class GgufCheckpoint:
     """A GGUF file. Opening reads its header only; tensors are mapped when asked for.
 
     `metadata` is what the file says besides its tensors, the tokenizer's vocabulary too; `records` the same as bytes.
+    `is_arm`: I2_S weights are read in the order of ARM machines.
     """
 
     def __init__(self, path: Path, *, arm: bool = False) -> None:
@@ -48,7 +49,7 @@ class GgufCheckpoint:
         Raises FormatError for broken files and impossible configurations, Unsupported for what is not done, and
         InvalidParams for `arm` where nothing is I2_S.
         """
-        self.path, self._arm = path, arm
+        self.path, self.is_arm = path, arm
         file = read_whole(path)
         self.metadata, self.records, self.num_bytes = file.metadata, file.records, file.num_bytes
         self._version, self._tensors = file.version, file.tensors
@@ -134,11 +135,11 @@ class GgufCheckpoint:
 
     def _from_i2_s(self, name: str, tensor: GgufTensor) -> Ternary:
         raw, columns = tensor.raw(), tensor.shape[1]
-        if columns % ggml.BLOCKS[ggml.I2_S].num_values == 0 and not self._arm:
+        if columns % ggml.BLOCKS[ggml.I2_S].num_values == 0 and not self.is_arm:
             rows = raw[: math.prod(tensor.shape) // 4].reshape(tensor.shape[0], -1)
             if (quarters := _quarters(tensor, self._in_halves(name, rows))) is not None:
                 return self._ternary(name, quarters, ggml.i2_s_scale(raw))
-        codes, scale = ggml.i2_s(raw, tensor.shape, self._arm)
+        codes, scale = ggml.i2_s(raw, tensor.shape, self.is_arm)
         return self._ternary(name, self._in_halves(name, codes), scale)
 
     def _from_blocks(self, name: str, tensor: GgufTensor) -> Ternary:
@@ -238,7 +239,7 @@ class GgufCheckpoint:
         if any(tensor is not None and tensor.type_id not in _TERNARY_TYPES for tensor in used):
             yield "projections in types for any weights are used as ternary ones: codes and scale as their values show"
         if any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
-            yield "I2_S in blocks of " + ("64 (ARM)" if self._arm else "128")
+            yield "I2_S in blocks of " + ("64 (ARM)" if self.is_arm else "128")
 
 
 def _quarters(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8] | None:

@@ -71,6 +71,11 @@ class TernarizedCheckpoint:
         self._errors: dict[str, float] = {}
 
     @property
+    def original(self) -> Checkpoint:
+        """The other."""
+        return self._checkpoint
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         """That of the other."""
         return self._checkpoint.metadata

@@ -54,7 +54,8 @@ def _outputs(step: Step) -> tuple[Value, ...]:
 def _residual(step: Step, index: int, last_use: Mapping[int, int], offsets: Mapping[int, int]) -> int | None:
     if not step.verb.endswith("+add") or last_use[step.inputs[1].root.id] != index:
         return None
-    return offsets.get(step.inputs[1].root.id)
+    is_wider = step.inputs[1].parent is not None  # rows of the sum would lie elsewhere
+    return None if is_wider else offsets.get(step.inputs[1].id)
 
 
 def _first_fit(live: Mapping[int, int], size: int) -> int:

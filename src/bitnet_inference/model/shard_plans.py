@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
+from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Plans
 from bitnet_inference.model.plan import Plan, Step, Value
-from bitnet_inference.model.shards import heads, require_shards, rows
+from bitnet_inference.model.shards import Rows, heads, require_shards, rows
 
 HEAD_NORMS = ("q_norm", "k_norm")  # of each head alone
 
@@ -39,21 +39,23 @@ class _Group:
 
     def matrix(self, name: str) -> _Part:
         """The split of what a matrix yields."""
-        parts = rows(self.config, name, self.size)
-        return _Part(dict(expected_shapes(self.config))[name][0], parts)
+        return _Part(rows(self.config, name, self.size))
 
     def attention(self) -> _Part:
         """The split of what all heads yield."""
         width = self.config.head_dim
-        parts = tuple((begin * width, end * width) for (begin, end), _ in heads(self.config, self.size))
-        return _Part(self.config.num_heads * width, parts)
+        return _Part(tuple((begin * width, end * width) for (begin, end), _ in heads(self.config, self.size)))
 
 
 class _Part(NamedTuple):
-    """Columns of a value that are split over the ranks: how many there are, and from where to where each rank has."""
+    """Columns of a value that are split: from where to where each rank has them; the last one has the last."""
 
-    width: int
-    ranks: tuple[tuple[int, int], ...]
+    ranks: tuple[Rows, ...]
+
+    @property
+    def width(self) -> int:
+        """How many there are."""
+        return self.ranks[-1][1]
 
     def of(self, rank: int) -> int:
         begin, end = self.ranks[rank]

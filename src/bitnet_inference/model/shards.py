@@ -27,14 +27,9 @@ class Heads(NamedTuple):
 
 def require_shards(config: ModelConfig, num_ranks: int) -> None:
     """Raises InvalidParams where there is not a head for every rank."""
-    most = most_ranks(config)
+    most = min(config.num_heads, config.hidden_size, config.intermediate_size, config.vocab_size)
     if num_ranks > most:
         raise InvalidParams(f"gpus is {num_ranks}, but a model of {config.num_heads} heads runs on {most} at most")
-
-
-def most_ranks(config: ModelConfig) -> int:
-    """So many ranks have a head each, and rows of every matrix."""
-    return min(config.num_heads, config.hidden_size, config.intermediate_size, config.vocab_size)
 
 
 def heads(config: ModelConfig, num_ranks: int) -> tuple[Heads, ...]:
@@ -75,6 +70,11 @@ def even(total: int, parts: int) -> tuple[Rows, ...]:
 
 
 def rank_config(config: ModelConfig, rank: int, num_ranks: int) -> ModelConfig:
-    """The model as attention and cache of a rank see it: with the rank's heads only; the rest is the whole model's."""
+    """The model as a rank sees it, with its heads and its part of the vocabulary; all else is the whole model's."""
     queries, keys = heads(config, num_ranks)[rank]
-    return replace(config, num_heads=queries[1] - queries[0], num_kv_heads=keys[1] - keys[0])
+    vocabulary = rows(config, "head", num_ranks)[rank]
+    return replace(config, num_heads=_count(queries), num_kv_heads=_count(keys), vocab_size=_count(vocabulary))
+
+
+def _count(part: Rows) -> int:
+    return part[1] - part[0]
