@@ -107,9 +107,13 @@ def _cuda(checkpoint: Checkpoint, config: EngineConfig, progress: Progress) -> M
 
         return ShardedModel(checkpoint, config, progress)
     from bitnet_inference.backends.cpu import CpuModel
-    from bitnet_inference.backends.cuda import CudaModel
     from bitnet_inference.backends.split import load_stages
 
+    try:
+        from bitnet_inference.backends.cuda import CudaModel
+    except ImportError as error:  # of PyTorch or Triton, or of what they are made of
+        why = f"it needs PyTorch and Triton ({error})"
+        raise Unavailable(config.device, why, 'pip install "bitnet-inference[cuda]"') from error
     if config.gpu_layers is None:
         return CudaModel(checkpoint, config, progress)
     total = checkpoint.config.num_layers
