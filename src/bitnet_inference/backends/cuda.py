@@ -18,7 +18,7 @@ from bitnet_inference.backends.cuda_device import Gpu
 from bitnet_inference.backends.cuda_head import HEAD_ROWS, Best, Head
 from bitnet_inference.backends.cuda_inputs import Inputs, usual_shapes
 from bitnet_inference.backends.cuda_loading import cuda_plans, load_vectors, load_weights
-from bitnet_inference.backends.cuda_program import Parts, Program
+from bitnet_inference.backends.cuda_program import Parts, Program, weight_key
 from bitnet_inference.backends.cuda_steps import MAX_SEQUENCES, Steps
 from bitnet_inference.backends.cuda_top import QUICK_TOP
 from bitnet_inference.config import EngineConfig
@@ -26,6 +26,7 @@ from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.model.shard_plans import shard
 from bitnet_inference.model.shard_weights import ShardCheckpoint
@@ -96,6 +97,8 @@ class CudaModel:
             checkpoint = ShardCheckpoint(checkpoint, group.rank, group.size)
         weights = load_weights(checkpoint, plans, device, progress)
         self._weight_bytes: int = sum(weight.num_bytes for weight in weights.values())
+        products = (step for step in (*plans.body.steps, *plans.head.steps) if step.parts[0] in PRODUCTS)
+        self._read_bytes: int = sum(weights[key].num_bytes for key in {weight_key(step) for step in products})
         cache_dtype = cast(CacheDtype, config.cache_dtype)
         self._cache: Any = Cache(cache_dtype, len(plans.body.layers), sizes.num_kv_heads, sizes.head_dim, device)
         parts = Parts(sizes, weights, load_vectors(checkpoint, plans, device), self._cache, device, group)
@@ -133,6 +136,11 @@ class CudaModel:
         num_tokens = len(batch.token_ids)
         self._head.num_known = num_tokens if self._steps.has_best and num_tokens <= HEAD_ROWS else 0
         return CudaOutput(self)
+
+    def bytes_read(self, contexts: Sequence[int]) -> int:
+        """Bytes of weights and cache that a step of one token a sequence reads, behind so many tokens each."""
+        size, block_bytes = self.capabilities.block_size, self.capabilities.block_bytes
+        return self._read_bytes + sum((context + 1) * block_bytes // size for context in contexts)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, (from, to), in order."""
