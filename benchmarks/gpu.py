@@ -83,11 +83,11 @@ def _checks() -> Iterator[tuple[str, Rows]]:
     on_card = {"TRITON_INTERPRET": "0"} | os.environ
     status = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=on_card, check=False)
     yield "checks", {"tests of the CUDA backend": {"exit status": status.returncode}}
-    yield "default model", gpu_model.agreement(str(find_model("default")), "cuda")
+    yield "default model", gpu_model.agreement(find_model("default"), "cuda")
 
 
 def _is_wrong(rows: Rows) -> bool:
-    return any(row.get("exit status") or row.get("of them clear ones") for row in rows.values())
+    return any(row.get("exit status") or row.get("other clear tokens") for row in rows.values())
 
 
 def _kernels(card: Card) -> Iterator[tuple[str, Rows]]:

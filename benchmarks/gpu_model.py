@@ -9,55 +9,27 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
+from agreement import difference, logits_of
 from engine_streams import Numbers, Rows
 from gpu_card import Card
 from gpu_peer import BfloatCopy
-from numpy.typing import NDArray
 
 from bitnet_inference.backends import load_model, resolved
 from bitnet_inference.backends.cuda import CudaModel
 from bitnet_inference.bench import Runner, Workload
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.model.contract import Batch
 
 PROMPTS, CONTEXTS, BATCHES = (512, 2048, 4000), (0, 2048), (1, 8, 64)
 NUM_SAMPLES = 5
-Floats = NDArray[np.float32]
 
 
-def agreement(path: str, device: str) -> Rows:
-    """How far the logits of a few tokens are from the reference's: by their RMS; and other best tokens."""
-    truth, ours = _logits(path, "reference"), {name: _logits(path, name) for name in ("cpu", device)}
-    return {name: _difference(logits, truth) for name, logits in ours.items()}
-
-
-def _logits(path: str, device: str) -> Floats:
-    checkpoint = open_checkpoint(path)
-    model = load_model(checkpoint, EngineConfig(device=device))
-    try:
-        count = min(40, model.config.max_positions)
-        model.reserve(-(-count // model.capabilities.block_size))
-        at = np.arange(count, dtype=np.int32)
-        table = np.arange(-(-count // model.capabilities.block_size), dtype=np.int32)[None]
-        ids = (17 + 7919 * at) % model.config.vocab_size
-        return model.forward(Batch(ids, at, at, np.array([0, count], np.int32), table)).full(range(count))
-    finally:
-        model.close()
-
-
-def _difference(logits: Floats, truth: Floats) -> Numbers:
-    error = logits - truth
-    best, second = np.sort(truth, axis=1)[:, ::-1][:, :2].T
-    is_other = logits.argmax(1) != truth.argmax(1)
-    is_clear = best - second > 2 * np.abs(error).max(1)
-    return {
-        "% RMS": 100 * float(np.sqrt(np.square(error).mean() / np.square(truth).mean())),
-        "other best tokens": float(is_other.sum()),
-        "of them clear ones": float((is_other & is_clear).sum()),
-    }
+def agreement(path: Path, device: str) -> Rows:
+    """How far the logits of a few tokens are from the reference's."""
+    truth, found = logits_of(path, "reference"), {name: logits_of(path, name) for name in ("cpu", device)}
+    errors = {name: difference(logits, truth) for name, logits in found.items()}
+    return {name: {"% RMS": 100 * error, "other clear tokens": others} for name, (error, others) in errors.items()}
 
 
 def speeds(card: Card, path: Path, head: str, device: str) -> Rows:
