@@ -72,8 +72,7 @@ class CoreMLModel:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, (from, to), in order."""
-        for source, target in pairs:
-            self._blocks.copy(source, target)
+        self._blocks.copy(pairs)
         self._states.forget({target for _, target in pairs})
 
     def close(self) -> None:

@@ -9,51 +9,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.config import available_bytes
-from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.backends.host_blocks import HostBlocks
 
 BLOCK_TOKENS = 32
 Rows = NDArray[np.float16]
 
 
-class Blocks:
+class Blocks(HostBlocks):
     """Blocks of float16 [2, layers, heads, BLOCK_TOKENS, head_dim]: keys, then values."""
 
     def __init__(self, num_layers: int, num_heads: int, head_dim: int) -> None:
-        self._shape = (2, num_layers, num_heads, BLOCK_TOKENS, head_dim)
-        self._blocks: Rows = np.empty((0, *self._shape), np.float16)
-        self.block_bytes = 2 * int(np.prod(self._shape))
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the reserved blocks."""
-        return self._blocks.nbytes
-
-    def reserve(self, num_blocks: int) -> None:
-        """Make room for this many blocks; what was kept before is gone. Raises OutOfMemory."""
-        wanted = num_blocks * self.block_bytes
-        too_much = f"a cache of {num_blocks} blocks takes {wanted >> 20} MB: lower the context or the load"
-        if wanted > available_bytes():
-            raise OutOfMemory(too_much)
-        try:
-            self._blocks = np.zeros((num_blocks, *self._shape), np.float16)
-        except MemoryError as error:
-            raise OutOfMemory(too_much) from error
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy a whole block."""
-        self._blocks[target] = self._blocks[source]
+        super().__init__((2, num_layers, num_heads, BLOCK_TOKENS, head_dim), "float16")
 
     def put(self, table: NDArray[np.int32], first: int, rows: Rows) -> None:
         """Keep rows [2, layers, heads, tokens, head_dim] of the tokens from `first` on of a sequence."""
         for begin, end, block, inside in _pieces(table, first, first + rows.shape[3]):
-            self._blocks[block, :, :, :, inside] = rows[:, :, :, begin - first : end - first]
+            self.blocks[block, :, :, :, inside] = rows[:, :, :, begin - first : end - first]
 
     def get(self, table: NDArray[np.int32], num_tokens: int, context: int) -> Rows:
         """The rows of the first tokens of a sequence, with zeros up to `context` tokens."""
-        found = np.zeros((*self._shape[:3], context, self._shape[4]), np.float16)
+        found = np.zeros((*self.blocks.shape[1:4], context, self.blocks.shape[5]), np.float16)
         for begin, end, block, inside in _pieces(table, 0, num_tokens):
-            found[:, :, :, begin:end] = self._blocks[block, :, :, :, inside]
+            found[:, :, :, begin:end] = self.blocks[block, :, :, :, inside]
         return found
 
 

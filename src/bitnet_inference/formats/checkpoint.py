@@ -187,6 +187,58 @@ class Checkpoint(Protocol):
         ...
 
 
+class ChangedCheckpoint:
+    """A checkpoint that is the same as `original`, but for what a subclass reads otherwise."""
+
+    def __init__(self, original: Checkpoint) -> None:
+        self.original = original
+        self.path: Path = original.path
+        self.config: ModelConfig = original.config
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """See Checkpoint."""
+        return self.original.metadata
+
+    @property
+    def num_parameters(self) -> int:
+        """See Checkpoint."""
+        return self.original.num_parameters
+
+    @property
+    def num_bytes(self) -> int:
+        """See Checkpoint."""
+        return self.original.num_bytes
+
+    def notes(self) -> list[str]:
+        """See Checkpoint."""
+        return self.original.notes()
+
+    def check(self) -> list[str]:
+        """See Checkpoint."""
+        return self.original.check()
+
+    def is_ternary(self, name: str) -> bool:
+        """See Checkpoint."""
+        return self.original.is_ternary(name)
+
+    def group_size(self, name: str) -> int:
+        """See Checkpoint."""
+        return self.original.group_size(name)
+
+    def matrix(self, name: str) -> Dense | Ternary:
+        """See Checkpoint."""
+        return self.original.matrix(name)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """See Checkpoint."""
+        return self.original.vector(name)
+
+    def release(self, name: str) -> None:
+        """See Checkpoint."""
+        self.original.release(name)
+
+
 def is_projection(name: str) -> bool:
     """Whether a canonical name is that of a matrix of a layer."""
     return name.rpartition(".")[2] in PROJECTIONS

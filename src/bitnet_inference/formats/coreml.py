@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.formats.closed import ClosedCheckpoint
 from bitnet_inference.formats.coreml_package import open_package
 from bitnet_inference.formats.coreml_program import FLOAT16, FLOAT32, INT32, Function, Port, read_program
 from bitnet_inference.formats.json_files import Fields, read_json
@@ -27,12 +28,14 @@ KEYS, VALUES = "keys", "values"  # the states
 _CURE = "convert the model again"
 
 
-class CoreMLCheckpoint:
+class CoreMLCheckpoint(ClosedCheckpoint):
     """A package. Opening reads its structure, no weights; Core ML computes it, and only that.
 
     `folder` holds the words and config.json. `chunk_tokens` are computed at a time by the function SEVERAL.
     Of `config`, `max_positions` is the length of the states, and activation, norms and rotations are the program's own.
     """
+
+    _closed = "a Core ML program"
 
     def __init__(self, path: Path) -> None:
         """Raises FormatError for broken files and contradictions, Unsupported for packages of others."""
@@ -59,29 +62,6 @@ class CoreMLCheckpoint:
     def notes(self) -> list[str]:
         """How the files are meant: a line each, for `bitnet inspect`."""
         return ["Core ML package: runs on macOS 15 or newer"]
-
-    def check(self) -> list[str]:
-        """Empty: what can be wrong was refused when it was opened."""
-        return []
-
-    def is_ternary(self, name: str) -> bool:
-        """False: a program computes with its weights as it wants."""
-        return False
-
-    def group_size(self, name: str) -> int:
-        """0, as there are no ternary matrices."""
-        return 0
-
-    def matrix(self, name: str) -> NoReturn:
-        """Raises Unsupported: the weights of a program stay in it."""
-        raise Unsupported(f"{self.path}: the weights of a Core ML program cannot be taken out: use what it is made of")
-
-    def vector(self, name: str) -> NoReturn:
-        """As `matrix`."""
-        self.matrix(name)
-
-    def release(self, name: str) -> None:
-        """Nothing is mapped."""
 
     def _read_config(self, fields: Fields) -> ModelConfig:
         keys = self._port("states", ONE, KEYS).shape

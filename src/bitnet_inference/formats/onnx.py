@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats.closed import ClosedCheckpoint
 from bitnet_inference.formats.json_files import Fields
 from bitnet_inference.formats.onnx_config import GENAI, heads_said, read_files, read_onnx_config, read_section
 from bitnet_inference.formats.onnx_decoder import Decoder, names_of, read_decoder
@@ -19,13 +20,15 @@ SUBFOLDER = "onnx"
 _ADVICE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
 
 
-class OnnxCheckpoint:
+class OnnxCheckpoint(ClosedCheckpoint):
     """A file with a decoder. Opening reads its structure, no weights; ONNX Runtime computes it, and only that.
 
     `decoder` says how it is fed. `folder` holds the words and configurations. `generation` is what genai_config.json
     recommends, by the names of generation_config.json. Of `config`, what neither the graph nor a configuration says is
     0 or a default without meaning: activation, norms and rotations are the graph's own.
     """
+
+    _closed = "an ONNX graph"
 
     def __init__(self, path: Path) -> None:
         """Raises FormatError for broken files and contradictions, Unsupported for graphs that are no such decoder."""
@@ -55,29 +58,6 @@ class OnnxCheckpoint:
     def notes(self) -> list[str]:
         """How the files are meant, and what was ignored in them: a line each, for `bitnet inspect`."""
         return list(self._notes())
-
-    def check(self) -> list[str]:
-        """Empty: what can be wrong was refused when it was opened."""
-        return []
-
-    def is_ternary(self, name: str) -> bool:
-        """False: a graph computes with its weights as it wants."""
-        return False
-
-    def group_size(self, name: str) -> int:
-        """0, as there are no ternary matrices."""
-        return 0
-
-    def matrix(self, name: str) -> NoReturn:
-        """Raises Unsupported: which tensor of a graph is which matrix nobody says."""
-        raise Unsupported(f"{self.path}: the weights of an ONNX graph cannot be taken out: use the model it is made of")
-
-    def vector(self, name: str) -> NoReturn:
-        """As `matrix`."""
-        self.matrix(name)
-
-    def release(self, name: str) -> None:
-        """Nothing is mapped."""
 
     def _notes(self) -> Iterator[str]:
         yield f"ONNX file{f' by {plain(self.graph.producer)}' if self.graph.producer else ''}"

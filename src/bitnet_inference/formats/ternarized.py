@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bitnet_inference import native
 from bitnet_inference.errors import FormatError, InvalidParams
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import (
+    ChangedCheckpoint,
+    Checkpoint,
+    Dense,
+    Ternary,
+    expected_shapes,
+    is_projection,
+)
 from bitnet_inference.formats.floats import rounded, to_float32
 
 _CHUNK_WEIGHTS = 1 << 22
@@ -60,69 +64,32 @@ def exact_ternary(matrix: Dense) -> Ternary | None:
     return Ternary(codes.astype(np.int8), "codes", (rows, columns), float(scale))
 
 
-class TernarizedCheckpoint:
-    """Another checkpoint, of which some dense matrices are ternarised when they are read; else the same."""
+class TernarizedCheckpoint(ChangedCheckpoint):
+    """Another checkpoint, of which some dense matrices are ternarised when they are read."""
 
-    def __init__(self, checkpoint: Checkpoint, names: frozenset[str]) -> None:
+    def __init__(self, original: Checkpoint, names: frozenset[str]) -> None:
         """`names`: canonical names of dense matrices."""
-        self.path: Path = checkpoint.path
-        self.config: ModelConfig = checkpoint.config
-        self._checkpoint, self._names = checkpoint, names
+        super().__init__(original)
+        self._names = names
         self._errors: dict[str, float] = {}
-
-    @property
-    def original(self) -> Checkpoint:
-        """The other."""
-        return self._checkpoint
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """That of the other."""
-        return self._checkpoint.metadata
-
-    @property
-    def num_parameters(self) -> int:
-        """As many as the other has."""
-        return self._checkpoint.num_parameters
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the other's files."""
-        return self._checkpoint.num_bytes
-
-    def notes(self) -> list[str]:
-        """Those of the other."""
-        return self._checkpoint.notes()
-
-    def check(self) -> list[str]:
-        """Everything wrong with the other."""
-        return self._checkpoint.check()
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
-        return name in self._names or self._checkpoint.is_ternary(name)
+        return name in self._names or self.original.is_ternary(name)
 
     def group_size(self, name: str) -> int:
         """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read."""
-        return 0 if name in self._names else self._checkpoint.group_size(name)
+        return 0 if name in self._names else self.original.group_size(name)
 
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name; raises FormatError where a weight that is to be rounded is not finite."""
-        matrix = self._checkpoint.matrix(name)
+        matrix = self.original.matrix(name)
         if name not in self._names or not isinstance(matrix, Dense):
             return matrix
         matrix = Dense(np.require(matrix.data, requirements=["C", "A"]), matrix.dtype)
         found = exact_ternary(matrix) or ternarized(self.path, name, matrix)
         self._errors[name] = relative_error(matrix, found)
         return found
-
-    def release(self, name: str) -> None:
-        """As the other."""
-        self._checkpoint.release(name)
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        """The vector under a canonical name, in float32."""
-        return self._checkpoint.vector(name)
 
     def errors(self) -> dict[str, float]:
         """|W - Q(W)| / |W| of each matrix that is rounded, by canonical name; those that nobody has read are read."""

@@ -2,79 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary
+from bitnet_inference.formats.checkpoint import ChangedCheckpoint, Checkpoint, Dense, Ternary
 from bitnet_inference.model.loader import sound_matrix
 from bitnet_inference.model.shards import Rows, rows
 
 
-class ShardCheckpoint:
-    """Another checkpoint, cut for one rank; `config` is the whole model's."""
+class ShardCheckpoint(ChangedCheckpoint):
+    """Another checkpoint, cut for one rank; `config` is the whole model's, and vectors are whole: every rank norms."""
 
-    def __init__(self, checkpoint: Checkpoint, rank: int, num_ranks: int) -> None:
-        self.path: Path = checkpoint.path
-        self.config: ModelConfig = checkpoint.config
-        self._checkpoint, self._rank, self._num_ranks = checkpoint, rank, num_ranks
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """That of the other."""
-        return self._checkpoint.metadata
-
-    @property
-    def num_parameters(self) -> int:
-        """As many as the other has."""
-        return self._checkpoint.num_parameters
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the other's files."""
-        return self._checkpoint.num_bytes
-
-    def notes(self) -> list[str]:
-        """Those of the other."""
-        return self._checkpoint.notes()
-
-    def check(self) -> list[str]:
-        """Everything wrong with the other."""
-        return self._checkpoint.check()
-
-    def is_ternary(self, name: str) -> bool:
-        """As the other."""
-        return self._checkpoint.is_ternary(name)
-
-    def group_size(self, name: str) -> int:
-        """As the other."""
-        return self._checkpoint.group_size(name)
+    def __init__(self, original: Checkpoint, rank: int, num_ranks: int) -> None:
+        super().__init__(original)
+        self._rank, self._num_ranks = rank, num_ranks
 
     def matrix(self, name: str) -> Dense | Ternary:
         """The rank's rows of the matrix under a canonical name; where the layout allows it, nothing else is read.
 
         Raises FormatError where a scale or a code is not sound.
         """
-        matrix, part = sound_matrix(self._checkpoint, name), rows(self.config, name, self._num_ranks)[self._rank]
+        matrix, part = sound_matrix(self.original, name), rows(self.config, name, self._num_ranks)[self._rank]
         if isinstance(matrix, Dense):
             return Dense(matrix.data[slice(*part)], matrix.dtype)
         try:
             return cut(matrix, part)
         except ValueError as error:
             raise FormatError(self.path, name, f"{error}: download the model again") from error
-
-    def release(self, name: str) -> None:
-        """As the other."""
-        self._checkpoint.release(name)
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        """The whole vector under a canonical name: norms are done by every rank, on whole rows or on whole heads."""
-        return self._checkpoint.vector(name)
 
 
 def cut(matrix: Ternary, part: Rows) -> Ternary:
