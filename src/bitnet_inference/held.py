@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
-from bitnet_inference.backends import Choice
+from bitnet_inference.backends import Choice, load_fallback, load_model
 from bitnet_inference.drafts import Drafts
 from bitnet_inference.engine.events import PlanTimes
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import BackendError, InvalidParams
+from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.model.contract import Model
+from bitnet_inference.model.loader import Progress
+
+Made = TypeVar("Made")
+Maker = Callable[..., Made]  # of a model, and of `fallback`, which loads another one
 
 
 class Held:
@@ -94,3 +100,23 @@ class Holder:
     def num_bytes(self) -> int:
         """Memory of its weights and of its KV cache."""
         return self._held.num_bytes
+
+
+def made_on(
+    choice: Choice, checkpoint: Checkpoint, progress: Progress | None, make: Maker[Made]
+) -> tuple[Made, Choice]:
+    """What `make` makes of the model on the device of this choice, or on the CPU if that device fails at it; and which.
+
+    Raises what loading raises; a BackendError only where the device was asked for.
+    """
+    try:
+        model = load_model(checkpoint, choice.config, progress)
+        try:
+            return make(model, fallback=load_fallback(checkpoint, choice.config)), choice
+        except BackendError:
+            model.close()
+            raise
+    except BackendError as error:
+        if (instead := choice.instead(error)) is None:
+            raise
+        return made_on(instead, checkpoint, progress, make)

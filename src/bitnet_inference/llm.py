@@ -11,7 +11,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from bitnet_inference.backends import decided, load_fallback, load_model
+from bitnet_inference.backends import decided
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.beam import BeamParams
@@ -24,7 +24,7 @@ from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.held import Held, Holder
+from bitnet_inference.held import Held, Holder, made_on
 from bitnet_inference.in_flight import read_all
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
@@ -155,11 +155,12 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
         tokenizer, choice = load_tokenizer(checkpoint), decided(checkpoint, config, max_cache_tokens)
         drafting = load_drafts(drafts, tokenizer, config)
-        loaded, other = load_model(checkpoint, choice.config, progress), load_fallback(checkpoint, choice.config)
-        llm = cls(
-            loaded, tokenizer, max_cache_tokens=max_cache_tokens, drafts=drafting, filters=filters, listener=listener,
-            profile=profile, fallback=other,
+
+        make = partial(
+            cls, tokenizer=tokenizer, max_cache_tokens=max_cache_tokens, drafts=drafting, filters=filters,
+            listener=listener, profile=profile,
         )  # fmt: skip
+        llm, choice = made_on(choice, checkpoint, progress, make)
         llm._held.tell(choice)
         return llm
 

@@ -15,12 +15,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from bitnet_inference import LLM, SamplingParams
 from bitnet_inference.backends import Choice, decided, load_model
 from bitnet_inference.backends.automatic import SCRATCH_BYTES
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.backends.table import BACKENDS, overview
 from bitnet_inference.config import DEVICES, EngineConfig
-from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable
+from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory, Unavailable
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model_folder import find_model
 
@@ -134,6 +135,15 @@ def test_a_gpu_that_holds_the_model_is_taken(machine: Machine) -> None:
     choice = choose()
     assert choice.config.device == "cuda" and choice.config.cache_dtype == "bfloat16" and not choice.note
     assert choice.why.startswith(f"{GPU} has 0.5 GB free, the model takes 0.0 GB")
+
+
+def test_one_that_fails_at_once_gives_way_to_the_cpu_where_nobody_asked_for_it(machine: Machine) -> None:
+    machine()  # its PyTorch can tell of GPUs, and no more
+    with LLM.load("default", max_cache_tokens=TOKENS) as llm:
+        assert llm.device == "cpu" and llm.generate("Once", SamplingParams(max_tokens=2)).usage.num_output_tokens == 2
+        assert any(note.startswith("on the CPU: cuda failed while the model was loaded") for note in llm.notes)
+    with pytest.raises(BackendError):
+        LLM.load("default", device="cuda")
 
 
 def test_one_that_does_not_is_told_of(machine: Machine) -> None:

@@ -9,7 +9,7 @@ from bitnet_inference.backends.cuda_check import CudaDevice, find_device
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.backends.table import BACKENDS, is_apple_silicon
 from bitnet_inference.config import EngineConfig, is_interpreted
-from bitnet_inference.errors import OutOfMemory, Unavailable
+from bitnet_inference.errors import BackendError, OutOfMemory, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
 
 SCRATCH_BYTES = 512 << 20  # of a GPU, for the values of a step, captured graphs and libraries
@@ -17,17 +17,28 @@ USUAL_CACHE_TOKENS = 4096  # must fit beside the model where nobody says how man
 
 
 class Choice(NamedTuple):
-    """Where a model runs: `config` has no "auto" left. `why` in a few words; `note` is what its user should know."""
+    """Where a model runs: `config` has no "auto" left. `why` in a few words; `note` is what its user should know.
+
+    `is_open`: nobody has asked for this device.
+    """
 
     config: EngineConfig
     why: str
     note: str = ""
+    is_open: bool = False
 
     @property
     def device(self) -> str:
         """Where it computes, and how many layers on the first of two devices."""
         count = self.config.gpu_layers
         return self.config.device if count is None else f"{self.config.device} (the last {count}) and cpu"
+
+    def instead(self, error: BackendError) -> Choice | None:
+        """The CPU, where the device raises this before it has computed anything; None where it was asked for."""
+        if not self.is_open or self.config.device == "cpu":
+            return None
+        why = f"{self.config.device} failed while the model was loaded: {error}"
+        return _cpu(self.config, why, f"on the CPU: {why}")
 
 
 def choose(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int | None = None) -> Choice:
@@ -38,7 +49,7 @@ def choose(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int |
     """
     num_cache_tokens = num_cache_tokens or min(checkpoint.config.max_positions, USUAL_CACHE_TOKENS)
     if config.device == "auto":
-        return _automatic(checkpoint, config, num_cache_tokens)
+        return _automatic(checkpoint, config, num_cache_tokens)._replace(is_open=not isinstance(config.gpu_layers, int))
     try:
         if config.gpu_layers is not None:
             return _shared(checkpoint, config, find_device(config.device_index), num_cache_tokens)
