@@ -11,9 +11,9 @@ import triton
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
-from bitnet_inference.backends import cuda_dense, reference
+from bitnet_inference.backends import cuda_dense, cuda_self_check, reference
 from bitnet_inference.backends import cuda_products as products
-from bitnet_inference.errors import Unsupported
+from bitnet_inference.errors import KernelError, Unsupported
 from bitnet_inference.formats.checkpoint import Dense, Ternary
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
@@ -232,3 +232,16 @@ def test_weights_know_their_size() -> None:
     assert (table.rows, table.columns, table.num_bytes) == (5, 9, 5 * 16 * 2)
     rounded = products.Int8Weight([dense_of(numbers(1, 5, 9), "bfloat16")], DEVICE)
     assert (rounded.rows, rounded.columns, rounded.num_bytes) == (5, 9, 16 * 256 + 5 * 4)
+
+
+def test_a_device_with_wrong_products_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_self_check.check_products(DEVICE)
+    right = products.ternary
+
+    def wrong(weight, codes, scales, output, residual):
+        right(weight, codes, scales, output, residual)
+        output[-1, -1] *= -1
+
+    monkeypatch.setattr(cuda_self_check, "ternary", wrong)
+    with pytest.raises(KernelError, match="computes wrong products of 1 tokens"):
+        cuda_self_check.check_products(DEVICE)

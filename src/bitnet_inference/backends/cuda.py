@@ -19,6 +19,7 @@ from bitnet_inference.backends.cuda_head import HEAD_ROWS, Best, Head
 from bitnet_inference.backends.cuda_inputs import Inputs, usual_shapes
 from bitnet_inference.backends.cuda_loading import cuda_plans, load_vectors, load_weights
 from bitnet_inference.backends.cuda_program import Parts, Program, weight_key
+from bitnet_inference.backends.cuda_self_check import check_products
 from bitnet_inference.backends.cuda_steps import MAX_SEQUENCES, Steps
 from bitnet_inference.backends.cuda_top import QUICK_TOP
 from bitnet_inference.config import EngineConfig
@@ -66,6 +67,8 @@ class CudaModel:
         self._gpu = Gpu(config.device)
         self._executor: Any = native.Executor(config.isa, config.threads)  # samples from what the GPU brings
         with self._gpu.working():
+            if self._gpu.is_real:
+                check_products(self._gpu.device)
             self._load(checkpoint, config, progress, layers, group)
             free_bytes = self._gpu.free_bytes
         self.notes = findings_of(checkpoint)  # what its user should know
