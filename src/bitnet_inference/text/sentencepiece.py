@@ -45,30 +45,36 @@ def read_sentencepiece_files(path: str | Path) -> TextFiles:
 
 def _metadata(file: Path, data: bytes) -> dict[str, Any]:
     """The tokenizer as a GGUF file would have it."""
-    found = (_message(value) for field, value in _fields(data) if field == 1)
+    found = (_piece(_message(value)) for field, value in _fields(data) if field == 1)
     pieces = list(islice(found, _MAX_PIECES + 1))
     if not 0 < len(pieces) <= _MAX_PIECES:
         raise ValueError(f"there are no pieces, or more than {_MAX_PIECES}")
-    tokens = [str(piece.get(1, b""), "utf-8") for piece in pieces]
+    scores = [score for _, score, _ in pieces]
     model = _message(data)
     trainer, cleaning = _message(model.get(2, b"")), _message(model.get(3, b""))
     if trainer.get(3, 1) != _BPE:
         raise Unsupported(f"{file}: a SentencePiece model of another kind than BPE: {_OTHERWISE}")
     if cleaning.get(2) or cleaning.get(6) or cleaning.get(4, 1) or not cleaning.get(5, 1):
         raise Unsupported(f"{file}: a SentencePiece model that changes texts before it cuts them: {_OTHERWISE}")
-    scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
     if not all(map(math.isfinite, scores)):
         raise ValueError("a score is NaN or infinite")
     roles = (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1))
     metadata = {
         "model": "llama",
-        "tokens": tokens,
+        "tokens": [text for text, _, _ in pieces],
         "scores": np.array(scores),
-        "token_type": np.array([int(piece.get(3, 1)) for piece in pieces]),
+        "token_type": np.array([kind for _, _, kind in pieces]),
         "add_space_prefix": bool(cleaning.get(3, 1)),
         **{f"{role}_token_id": int(trainer.get(field, default)) for role, field, default in roles},
     }
     return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
+def _piece(message: Message) -> tuple[str, float, int]:
+    """Its text, score and type."""
+    if not message.get(1):
+        raise ValueError("a piece has no text")
+    return str(message[1], "utf-8"), struct.unpack("<f", message.get(2, bytes(4)))[0], int(message.get(3, 1))
 
 
 def _message(data: Any) -> Message:
