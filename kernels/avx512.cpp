@@ -102,7 +102,7 @@ int64_t int8_peak(int64_t iterations) {
     __m512i w = _mm512_set1_epi8(1), a = _mm512_set1_epi8(3);
     for (int64_t i = 0; i < iterations; i++)
 #pragma GCC unroll 12
-        for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, w, a);
+        for (__m512i& sum : sums) add_products(sum, w, a);
     for (__m512i& sum : sums) asm volatile("" : : "v"(sum));
     return iterations * 12 * 64;
 }

@@ -275,7 +275,7 @@ BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, 
 
 // R tiles of rows times A tiles of 16 vectors, as `block`.
 template <int R, int A>
-void head_block(const HeadMatrixTask& t) {
+void head_block(const HeadTask& t) {
     alignas(64) uint8_t ring[2][R][kHeadTileBytes] = {};  // what lies beyond the last step meets activations that are 0
     const int tiles = (t.steps + kTileSteps - 1) / kTileSteps;
     const auto expand = [&](int tile) {
@@ -311,7 +311,7 @@ void head_block(const HeadMatrixTask& t) {
     if constexpr (R == 2 && A == 2) _tile_stored(3, t.acc + 3 * tile_sums, 64);
 }
 
-void head_matrix(const HeadMatrixTask& t) {
+void head_matrix(const HeadTask& t) {
     const bool two = t.vectors > kMatrixTile;
     _tile_loadconfig(&shapes.of[kMatrixTile]);
     if (t.tiles == 2)

@@ -6,9 +6,8 @@ namespace bitnet {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 65536;    // as for other products
-constexpr int kTilesAtOnce = 2;           // of rows, in a matrix product
-constexpr int64_t kVectorsInMatrix = 32;  // of HeadMatrixTask
+constexpr int64_t kChunkBytes = 65536;  // as for other products
+constexpr int kTilesAtOnce = 2;         // of rows
 
 struct Int8Step final : Step {
     const QuantisedHead* weight;
@@ -28,29 +27,29 @@ struct Int8Step final : Step {
             for (int64_t tile = first; tile < last; tile += kTilesAtOnce)
                 multiply(c, tile, int(std::min<int64_t>(kTilesAtOnce, last - tile)));
         else
-            for (int64_t tile = first; tile < last; tile++) tiles(c, tile);
+            for (int64_t tile = first; tile < last; tile += kTilesAtOnce)
+                tiles(c, tile, int(std::min<int64_t>(kTilesAtOnce, last - tile)));
     }
     const uint8_t* high(int64_t tile) const { return weight->high() + tile * weight->num_steps() * kHeadBytes6; }
     const uint8_t* low(int64_t tile) const { return weight->low() + tile * weight->num_steps() * kHeadBytes2; }
     void multiply(const Context& c, int64_t tile, int count) const {
-        alignas(64) int32_t acc[kTilesAtOnce * kVectorsInMatrix * kHeadRows];
-        for (int64_t t = 0; t < c.num_tokens; t += kVectorsInMatrix) {
-            const int tokens = int(std::min(kVectorsInMatrix, c.num_tokens - t));
+        alignas(64) int32_t acc[kTilesAtOnce * kHeadTaskVectors * kHeadRows];
+        for (int64_t t = 0; t < c.num_tokens; t += kHeadTaskVectors) {
+            const int tokens = int(std::min<int64_t>(kHeadTaskVectors, c.num_tokens - t));
             c.kernels.head_matrix({high(tile), low(tile), count, int(weight->num_steps()), c.codes(x) + t * x.padded,
                                    x.padded, tokens, acc});
-            for (int i = 0; i < count; i++) store(c, tile + i, acc + i * kVectorsInMatrix * kHeadRows, t, tokens);
+            for (int i = 0; i < count; i++) store(c, tile + i, acc + i * kHeadTaskVectors * kHeadRows, t, tokens);
         }
     }
-    void tiles(const Context& c, int64_t tile) const {
-        alignas(64) int32_t acc[kMaxInt8Tokens * kHeadRows], fine[kMaxInt8Tokens * kHeadRows];
+    void tiles(const Context& c, int64_t tile, int count) const {
+        alignas(64) int32_t acc[kTilesAtOnce * kHeadTaskVectors * kHeadRows];
         const Tiles tokens(c);
         for (int64_t i = 0; i < tokens.count; i++) {
             const int64_t t = tokens.begin(i);
-            const int count = int(tokens.begin(i + 1) - t), steps = int(weight->num_steps());
-            c.kernels.head_sums6(high(tile), c.codes(x) + t * x.padded, steps, count, acc);
-            c.kernels.head_sums2(low(tile), c.codes(x) + t * x.padded, steps, count, fine);
-            for (int j = 0; j < count * kHeadRows; j++) acc[j] = 4 * acc[j] + fine[j];
-            store(c, tile, acc, t, count);
+            const int num_tokens = int(tokens.begin(i + 1) - t);
+            c.kernels.head_sums8({high(tile), low(tile), count, int(weight->num_steps()), c.codes(x) + t * x.padded, 0,
+                                  num_tokens, acc});
+            for (int j = 0; j < count; j++) store(c, tile + j, acc + j * kHeadTaskVectors * kHeadRows, t, num_tokens);
         }
     }
     // The codes of weights are 128 too large, so each sum loses 128 times the sum of its token's codes.

@@ -28,7 +28,7 @@ constexpr int kBlockSteps = 5;
 constexpr int kMaxBlockTokens = 6;  // of block_tile
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
-constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64;
+constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64, kHeadTaskVectors = 32;
 constexpr int kMaxTileTokens = 12;
 // |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
 constexpr int64_t kMaxColumns = 262144;
@@ -142,15 +142,14 @@ struct HeadErrors {  // screen.h: |d| c + |s q| f
     const float *error, *size;
     float error_factor, size_factor;
 };
-// One or two tiles of 16 rows, all 8 bits, and up to 32 vectors of activations, one after the other, padded to steps of
-// 64 columns.
-struct HeadMatrixTask {
+// One or two tiles of 16 rows of a quantised head, and vectors of activations.
+struct HeadTask {
     const uint8_t *weights6, *weights2;
     int tiles, steps;
     const int8_t* codes;
-    int64_t code_stride;
-    int vectors;
-    int32_t* acc;  // [tiles][32][16]: 4 * the sums of 6-bit codes + those of 2-bit codes
+    int64_t code_stride;  // of a matrix: up to 32 vectors, one after the other, padded to steps of 64 columns
+    int vectors;          // else up to 8, interleaved: [steps * 4][vectors][4]
+    int32_t* acc;         // [tiles][32][16]
 };
 
 struct Kernels {
@@ -180,10 +179,9 @@ struct Kernels {
     void (*attend)(const AttendTask& task);
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
-    // acc[vector][16] = sum over columns of 6-bit or 2-bit code * activation, for a tile of a quantised head and up
-    // to 8 vectors of activations, which are interleaved: [steps * 4][vectors][4].
-    void (*head_sums6)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
-    void (*head_sums2)(const uint8_t* weights, const int8_t* codes, int steps, int vectors, int32_t* acc);
+    // acc[tile][vector][row] = sum over columns of 6-bit code * activation; and of the codes with all 8 bits.
+    void (*head_sums6)(const HeadTask& task);
+    void (*head_sums8)(const HeadTask& task);
     void (*head_scores)(const HeadScores& task, float* scores);
     // Both ends of the interval that holds each exact logit; whether one of them may reach `least`.
     bool (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float least, float* upper, float* lower);
@@ -192,7 +190,7 @@ struct Kernels {
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
-    void (*head_matrix)(const HeadMatrixTask& task);  // null where there is no matrix_product
+    void (*head_matrix)(const HeadTask& task);  // all 8 bits, of a matrix; null where there is no matrix_product
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
     // Reads whole kibibytes as fast as this path can, and returns something that depends on all of them.

@@ -122,6 +122,11 @@ BITNET_INLINE Sums add_sums(const Sums& x, const Sums& y) {
 }
 BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm256_srai_epi32(x.a, 2), _mm256_srai_epi32(x.b, 2)}; }
 BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm256_cvtepi32_ps(sums.a), _mm256_cvtepi32_ps(sums.b)}; }
+#ifdef __AVXVNNI__
+constexpr bool kWholeBytes = true;
+#else
+constexpr bool kWholeBytes = false;
+#endif
 BITNET_INLINE __m256i dot_half(__m256i sums, __m256i x, __m256i codes) {
 #ifdef __AVXVNNI__
     return _mm256_dpbusd_avx_epi32(sums, x, codes);

@@ -73,6 +73,7 @@ struct Bytes {
 };
 using Sums = Bytes;
 constexpr int kTileSums = 12;
+constexpr bool kWholeBytes = true;
 
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {

@@ -135,6 +135,7 @@ struct Sums {
 };
 // So many tokens at a time: more sums than that do not stay in registers.
 constexpr int kTileSums = 4;
+constexpr bool kWholeBytes = true;  // whether `dot` takes bytes above 127
 
 template <class F>
 BITNET_INLINE Bytes each_byte(F f) {
@@ -188,7 +189,7 @@ BITNET_INLINE Sums quarter_sums(Sums x) {
 BITNET_INLINE Lanes to_lanes(const Sums& sums) {
     return each([&](int i) { return float(sums.v[i]); });
 }
-// Adds the products of each row's 4 bytes (at most 63) and the 4 codes.
+// Adds the products of each row's 4 bytes (at most 63 without kWholeBytes) and the 4 codes.
 BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
     for (int i = 0; i < 64; i++) sums.v[i / 4] += x.v[i] * codes[i % 4];
     return sums;

@@ -114,6 +114,7 @@ struct Sums {
     int32x4_t v[4];
 };
 constexpr int kTileSums = 4;
+constexpr bool kWholeBytes = false;  // `vdotq_s32` reads them as signed
 
 template <class F>
 BITNET_INLINE Bytes each_byte(F f) {

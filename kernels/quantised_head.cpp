@@ -57,11 +57,12 @@ void pack_low(const uint8_t* codes, uint8_t* out) {
 
 }  // namespace
 
-HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t columns, bool in_matrix)
-    : count_(count), in_matrix_(in_matrix) {
-    const int64_t whole = in_matrix_ ? kMatrixColumns : kStepColumns;
+HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t columns, InputForm form)
+    : count_(count), form_(form) {
+    const bool in_matrix = form == InputForm::matrix;
+    const int64_t whole = in_matrix ? kMatrixColumns : kStepColumns;
     padded_ = (columns + whole - 1) / whole * whole;
-    lines_.resize(size_t((2 * (in_matrix_ ? kInputsInMatrix : count) * padded_ + 63) / 64));
+    lines_.resize(size_t((2 * (in_matrix ? kInputsInMatrix : count) * padded_ + 63) / 64));
     executor.each(count, 16 * columns, 1, [&](int64_t first, int64_t last, int) {
         for (int64_t i = first; i < last; i++) quantise(x + i * columns, int(i), columns);
     });
@@ -78,30 +79,45 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     const float a = input.high = std::max(largest / 127.0f, std::numeric_limits<float>::min());
     const float b = input.low = std::max(a / 254.0f, std::numeric_limits<float>::min());
     input.high_total = input.low_total = 0;
-    input.error_factor = input.size_factor = std::numeric_limits<float>::quiet_NaN();
+    input.error_factor = input.size_factor = input.high_size_factor = std::numeric_limits<float>::quiet_NaN();
     if (!(std::sqrt(squares) <= kMaxNorm)) return;  // bounds that are not numbers: every row is kept
 
     int tile = 0;
     while (first_of(tile + 1) <= index) tile++;
-    const int first = first_of(tile), vector = 2 * (index - first);
-    // Four codes of h, those of l behind them, and from there to the next four.
-    const int64_t to_low = in_matrix_ ? padded_ : 4, apart = in_matrix_ ? 4 : 8 * count_of(tile);
-    int8_t* high = reinterpret_cast<int8_t*>(lines_.data()) + first * 2 * padded_ + vector * to_low;
-    double error = 0, highs = 0, lows = 0;
-    for (int64_t k = 0; k < columns; k += 4, high += apart) {
+    const int of_tile = index - first_of(tile), inputs = count_of(tile);
+    // Where four codes stand, and how far it is to the next four.
+    int8_t* high = const_cast<int8_t*>(codes(tile));
+    int8_t* low = high;
+    int64_t to_high = 4, to_low = 4;
+    switch (form_) {
+        case InputForm::together:
+            high += 8 * of_tile, low = high + 4, to_high = to_low = 8 * inputs;
+            break;
+        case InputForm::apart:
+            high += 4 * of_tile, low = const_cast<int8_t*>(low_codes(index)), to_high = 4 * inputs;
+            break;
+        case InputForm::matrix:
+            high += 2 * of_tile * padded_, low = high + padded_;
+    }
+    double error = 0, high_error = 0, highs = 0, lows = 0;
+    for (int64_t k = 0; k < columns; k += 4, high += to_high, low += to_low) {
         for (int64_t j = k; j < std::min(k + 4, columns); j++) {
             const double h = std::clamp(round_whole(double(x[j]) / a), -127.0, 127.0);
             const double rest = double(x[j]) - a * h, l = std::clamp(round_whole(rest / b), -127.0, 127.0);
             const double e = rest - b * l;
-            error += e * e, highs += h * h, lows += l * l;
-            high[j - k] = int8_t(h), high[to_low + j - k] = int8_t(l);
+            error += e * e, high_error += rest * rest, highs += h * h, lows += l * l;
+            high[j - k] = int8_t(h), low[j - k] = int8_t(l);
             input.high_total += int32_t(h), input.low_total += int32_t(l);
         }
     }
     const double norm = std::sqrt(squares) * (1 + 1e-9), g = (double(columns) / 16 + 6) * kRoundoff * 1.01;
-    const double terms = a * std::sqrt(highs) + b * std::sqrt(lows);
+    const auto size_factor = [&](double rest, double terms) {
+        return round_up(std::sqrt(rest) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
+    };
+    const double terms = a * std::sqrt(highs);
     input.error_factor = round_up((1 + g) * norm);
-    input.size_factor = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
+    input.size_factor = size_factor(error, terms + b * std::sqrt(lows));
+    input.high_size_factor = size_factor(high_error, terms);
 }
 
 QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, int bits)
@@ -198,70 +214,76 @@ void QuantisedHead::quantise_row(const DenseWeight& head, int64_t row, std::vect
     errors8.set(row, root(lost8), half * root(kept8));
 }
 
-HeadInputs QuantisedHead::prepare(Executor& executor, const float* x, int count) const {
-    const bool in_matrix = executor.kernels().head_matrix && weights2_.bytes() && count >= kMatrixInputs;
-    return HeadInputs(executor, x, count, columns_, in_matrix);
+InputForm QuantisedHead::form(const Kernels& kernels, int count) const {
+    const bool in_matrix = kernels.head_matrix && weights2_.bytes() && count >= kMatrixInputs;
+    return in_matrix ? InputForm::matrix : InputForm::together;
 }
 
 namespace {
 
-// `factor` times the sums of a tile of rows, less `offset` times the sums of the inputs' codes. A product may leave
-// int32 before the difference brings it back, so this is done modulo 2^32.
-void centre(const HeadInputs& inputs, int first, int count, uint32_t factor, uint32_t offset, int32_t* sums) {
-    for (int i = 0; i < 2 * count; i++, sums += kHeadRows) {
-        const auto& input = inputs[first + i / 2];
-        const uint32_t minus = offset * uint32_t(i % 2 ? input.low_total : input.high_total);
-        for (int r = 0; r < kHeadRows; r++) sums[r] = int32_t(factor * uint32_t(sums[r]) - minus);
-    }
+// `factor` times the sums of a tile of rows, less `offset` times the sum of the codes. A product may leave int32 before
+// the difference brings it back, so this is done modulo 2^32.
+void centre(int32_t total, uint32_t factor, uint32_t offset, int32_t* sums) {
+    const uint32_t minus = offset * uint32_t(total);
+    for (int r = 0; r < kHeadRows; r++) sums[r] = int32_t(factor * uint32_t(sums[r]) - minus);
+}
+
+void centre(int32_t total, int bits, int32_t* sums) {
+    bits == 6 ? centre(total, 8, 253, sums) : centre(total, 2, 256, sums);
 }
 
 }  // namespace
 
-void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
-                         Sums& sums) const {
-    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
-    kernels.head_sums6(weights6_.data() + tile * steps_ * kHeadBytes6, inputs.codes(input_tile), int(steps_), 2 * count,
-                       sums);
-    centre(inputs, first, count, 8, 253, sums);
+HeadTask QuantisedHead::task(int64_t tile, int count, const int8_t* codes, int vectors, Sums* sums) const {
+    return {.weights6 = weights6_.data() + tile * steps_ * kHeadBytes6,
+            .weights2 = weights2_.data() + tile * steps_ * kHeadBytes2,
+            .tiles = count,
+            .steps = int(steps_),
+            .codes = codes,
+            .code_stride = 0,
+            .vectors = vectors,
+            .acc = sums[0]};
 }
 
-void QuantisedHead::matrix_sums(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, int count,
-                                Sums* sums) const {
-    kernels.head_matrix({weights6_.data() + tile * steps_ * kHeadBytes6, weights2_.data() + tile * steps_ * kHeadBytes2,
-                         count, int(steps_), inputs.codes(0), inputs.padded_columns(), 2 * inputs.count(), sums[0]});
-    for (int i = 0; i < count; i++) centre(inputs, 0, inputs.count(), 2, 256, sums[i]);
+void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count,
+                         int bits, Sums* sums) const {
+    const int each = inputs.form() == InputForm::apart ? 1 : 2;  // vectors of an input: h, and l
+    HeadTask of_tiles = task(tile, count, inputs.codes(input_tile), each * inputs.count_of(input_tile), sums);
+    of_tiles.code_stride = inputs.padded_columns();
+    const bool in_matrix = inputs.form() == InputForm::matrix;
+    (in_matrix ? kernels.head_matrix : bits == 8 ? kernels.head_sums8 : kernels.head_sums6)(of_tiles);
+    for (int i = 0; i < count; i++)
+        for (int v = 0; v < of_tiles.vectors; v++) {
+            const auto& input = inputs[inputs.first_of(input_tile) + v / each];
+            centre(v % each ? input.low_total : input.high_total, bits, sums[i] + v * kHeadRows);
+        }
 }
 
-void QuantisedHead::add_low(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
-                            Sums& sums) const {
-    int32_t added[2 * kInputsInTile * kHeadRows];
-    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
-    kernels.head_sums2(weights2_.data() + tile * steps_ * kHeadBytes2, inputs.codes(input_tile), int(steps_), 2 * count,
-                       added);
-    for (int i = 0; i < 2 * count; i++) {
-        const auto& input = inputs[first + i / 2];
-        const int32_t total = i % 2 ? input.low_total : input.high_total;
-        for (int r = 0; r < kHeadRows; r++) sums[i * kHeadRows + r] += 2 * added[i * kHeadRows + r] - 3 * total;
-    }
+void QuantisedHead::low_sums(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile,
+                             Sums& sums) const {
+    kernels.head_sums8(task(tile, 1, inputs.low_codes(index), 1, &sums));
+    centre(inputs[index].low_total, 8, sums);
 }
 
-HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* sums) const {
+HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* high,
+                                    const int32_t* low) const {
     const auto& input = inputs[index];
-    return {half_scales_.data() + tile * kHeadRows, input.high, input.low, sums, sums + kHeadRows};
+    return {half_scales_.data() + tile * kHeadRows, input.high, input.low, high, low};
 }
 
 void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_inputs, float* out) const {
     for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
         const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
-        const HeadInputs inputs = prepare(executor, x + begin * columns_, count);
+        const HeadInputs inputs(executor, x + begin * columns_, count, columns_, form(executor.kernels(), count));
         executor.each(tiles_, kHeadRows * columns_ * count, 8, [&](int64_t first_tile, int64_t last_tile, int) {
             const Kernels& kernels = executor.kernels();
-            each_tile(kernels, inputs, first_tile, last_tile, [&](int t, int64_t tile, Sums& of_tile) {
-                if (weights2_.bytes() && !inputs.in_matrix()) add_low(kernels, inputs, t, tile, of_tile);
+            const int bits = weights2_.bytes() ? 8 : 6;
+            each_tile(kernels, inputs, first_tile, last_tile, bits, [&](int t, int64_t tile, const Sums& of_tile) {
                 for (int i = 0; i < inputs.count_of(t); i++) {
                     const int index = inputs.first_of(t) + i;
                     float scores[kHeadRows];
-                    kernels.head_scores(scores_of(inputs, index, tile, of_tile + 2 * i * kHeadRows), scores);
+                    const int32_t* high = of_tile + 2 * i * kHeadRows;
+                    kernels.head_scores(scores_of(inputs, index, tile, high, high + kHeadRows), scores);
                     const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
                     std::copy(scores, scores + length, out + (begin + index) * rows_ + row);
                 }

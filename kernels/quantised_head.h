@@ -6,6 +6,7 @@
 // An input is x = a h + b l + e with int8 codes h and l. A score is (s / 2) (a sum_h + b sum_l), the sums being exact
 // integers, so it is the same to the bit on every path.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -14,36 +15,46 @@
 namespace bitnet {
 
 constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
-constexpr int kInputsInTile = 4;            // their sums fit into the registers
+constexpr int kVectorsInTile = 8;           // their sums fit into the registers
 constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
+
+// How the codes of inputs lie: h and l of each side by side; all h side by side, and each l by itself; or as a matrix
+// product takes them.
+enum class InputForm { together, apart, matrix };
 
 // Up to kInputsInMatrix inputs [count, columns] as codes, with the constants that bound their errors (screen.h).
 class HeadInputs {
   public:
-    HeadInputs(Executor& executor, const float* x, int count, int64_t columns, bool in_matrix);
+    HeadInputs(Executor& executor, const float* x, int count, int64_t columns, InputForm form);
 
     struct Input {
         float high, low;  // a, b
         int32_t high_total, low_total;
         float error_factor, size_factor;  // c, f: not numbers where the input is not finite
+        float high_size_factor;           // f without b and l
     };
     int count() const { return count_; }
     const Input& operator[](int i) const { return inputs_[i]; }
-    bool in_matrix() const { return in_matrix_; }
-    int num_tiles() const { return in_matrix_ ? 1 : (count_ + kInputsInTile - 1) / kInputsInTile; }
+    InputForm form() const { return form_; }
+    int num_tiles() const {
+        const int most = form_ == InputForm::together ? kVectorsInTile / 2 : kVectorsInTile;
+        return form_ == InputForm::matrix ? 1 : (count_ + most - 1) / most;
+    }
     int first_of(int tile) const { return count_ * tile / num_tiles(); }
     int count_of(int tile) const { return first_of(tile + 1) - first_of(tile); }
-    // [columns / 4][2 * count_of][4], or for a matrix product [2 * count][padded_columns]: h and l of each input.
-    const int8_t* codes(int tile) const {
-        return reinterpret_cast<const int8_t*>(lines_.data()) + first_of(tile) * 2 * padded_;
-    }
+    // h and l of each input: together [columns / 4][2 * count_of][4], in a matrix [2 * count][padded_columns]. Apart
+    // these are h, [columns / 4][count_of][4].
+    const int8_t* codes(int tile) const { return at(first_of(tile) * (form_ == InputForm::apart ? 1 : 2)); }
+    // Apart: l of an input, [columns].
+    const int8_t* low_codes(int index) const { return at(count_ + index); }
     int64_t padded_columns() const { return padded_; }
 
   private:
     void quantise(const float* x, int index, int64_t columns);
+    const int8_t* at(int vector) const { return reinterpret_cast<const int8_t*>(lines_.data()) + vector * padded_; }
 
     int count_;
-    bool in_matrix_;
+    InputForm form_;
     int64_t padded_;
     Input inputs_[kInputsInMatrix];
     struct alignas(64) Line {  // tiles of a matrix product load several times slower off these boundaries
@@ -82,32 +93,33 @@ class QuantisedHead {
     // out [num_inputs, rows]
     void scores(Executor& executor, const float* x, int64_t num_inputs, float* out) const;
 
-    // Inputs of the right form for `sums`; so many that a matrix product is faster are one tile of it.
-    HeadInputs prepare(Executor& executor, const float* x, int count) const;
+    // The form for whoever needs the sums of h and of l.
+    InputForm form(const Kernels& kernels, int count) const;
     // The sums of a tile of rows for a tile of inputs, in halves of s: [inputs][2][16], those of h before those of l.
-    // Without the low bits; `add_low` puts them in.
-    using Sums = int32_t[2 * kInputsInMatrix * kHeadRows];
-    void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, Sums& sums) const;
-    void add_low(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, Sums& sums) const;
-    // The same with all bits for `count` tiles of rows, one or two, where the inputs are in a matrix.
-    void matrix_sums(const Kernels& kernels, const HeadInputs& inputs, int64_t tile, int count, Sums* sums) const;
-    // Calls work(input_tile, tile, sums) for the tiles of rows from first to last and all inputs, with the low bits
-    // where the inputs are in a matrix.
+    // Apart: of h alone, [inputs][16].
+    using Sums = int32_t[kHeadTaskVectors * kHeadRows];
+    // Of `bits` bits, 6 or 8, and `count` tiles of rows, one or two.
+    void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count, int bits,
+              Sums* sums) const;
+    // Apart: of l of one input, with 8 bits, [16].
+    void low_sums(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile, Sums& sums) const;
+    // Calls work(input_tile, tile, sums) for the tiles of rows from first to last and all inputs.
     template <class Work>
-    void each_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t first, int64_t last,
+    void each_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t first, int64_t last, int bits,
                    const Work& work) const {
         Sums both[2];
         for (int64_t tile = first, count; tile < last; tile += count) {
-            count = inputs.in_matrix() && last - tile > 1 ? 2 : 1;
-            if (inputs.in_matrix()) matrix_sums(kernels, inputs, tile, int(count), both);
-            for (int64_t i = 0; i < count; i++)
-                for (int t = 0; t < inputs.num_tiles(); t++) {
-                    if (!inputs.in_matrix()) sums(kernels, inputs, t, tile, both[0]);
-                    work(t, tile + i, both[i]);
-                }
+            // Few inputs wait for the memory, which gives one stream faster than two.
+            count = inputs.form() == InputForm::together ? 1 : std::min<int64_t>(2, last - tile);
+            for (int t = 0; t < inputs.num_tiles(); t++) {
+                sums(kernels, inputs, t, tile, int(count), bits, both);
+                for (int64_t i = 0; i < count; i++) work(t, tile + i, both[i]);
+            }
         }
     }
-    HeadScores scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* sums) const;
+    // `high`, `low`: the sums of an input of this index.
+    HeadScores scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* high,
+                         const int32_t* low) const;
 
     struct Errors {
         std::vector<float> error, size;  // |d| and |s q| of each row, rounded up
@@ -118,6 +130,7 @@ class QuantisedHead {
   private:
     QuantisedHead(int64_t rows, int64_t columns, int bits);
     void quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
+    HeadTask task(int64_t tile, int count, const int8_t* codes, int vectors, Sums* sums) const;
 
     int64_t rows_, columns_, steps_, tiles_;
     Memory weights6_, weights2_;  // the second is empty where 6 bits are all

@@ -10,6 +10,7 @@ namespace bitnet {
 
 namespace {
 
+constexpr int kInputsApart = 4;  // from so many inputs on their products take longer than fetching the rows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Logit {
@@ -63,13 +64,15 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 
 int64_t Screen::top_of_some(Executor& executor, const float* x, int count, size_t k, int32_t* ids,
                             float* logits) const {
-    const HeadInputs inputs = quantised_.prepare(executor, x, count);
+    InputForm form = quantised_.form(executor.kernels(), count);
+    if (form == InputForm::together && count >= kInputsApart) form = InputForm::apart;
+    const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads()) * kInputsInMatrix);
     executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, 8,
                   [&](int64_t first, int64_t last, int thread) {
                       const Kernels& kernels = executor.kernels();
                       Best* own = &best[size_t(thread) * kInputsInMatrix];
-                      quantised_.each_tile(kernels, inputs, first, last,
+                      quantised_.each_tile(kernels, inputs, first, last, form == InputForm::together ? 6 : 8,
                                            [&](int input_tile, int64_t tile, QuantisedHead::Sums& sums) {
                                                keep_of_tile(kernels, inputs, input_tile, tile, sums, k, own);
                                            });
@@ -97,21 +100,36 @@ void Screen::keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int 
                           QuantisedHead::Sums& sums, size_t k, Best* best) const {
     const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
     float upper[kHeadRows], lower[kHeadRows];
-    const auto may_reach = [&](const QuantisedHead::Errors& errors, int i) {
+    const auto may_reach = [&](const QuantisedHead::Errors& errors, int i, const int32_t* high, const int32_t* low) {
         const auto& input = inputs[first + i];
-        const HeadErrors of_rows{&errors.error[size_t(tile * kHeadRows)], &errors.size[size_t(tile * kHeadRows)],
-                                 input.error_factor, input.size_factor};
-        const HeadScores scores = quantised_.scores_of(inputs, first + i, tile, sums + 2 * i * kHeadRows);
+        HeadErrors of_rows{&errors.error[size_t(tile * kHeadRows)], &errors.size[size_t(tile * kHeadRows)],
+                           input.error_factor, low ? input.size_factor : input.high_size_factor};
+        HeadScores scores = quantised_.scores_of(inputs, first + i, tile, high, low ? low : high);
+        if (!low) scores.low = 0;
         return kernels.head_bounds(scores, of_rows, best[first + i].least, upper, lower);
     };
-    if (!inputs.in_matrix()) {
+    const auto both_may_reach = [&](const QuantisedHead::Errors& errors, int i) {
+        const int32_t* high = sums + 2 * i * kHeadRows;
+        return may_reach(errors, i, high, high + kHeadRows);
+    };
+    if (inputs.form() == InputForm::apart) {
+        for (int i = 0; i < count; i++) {
+            const int32_t* high = sums + i * kHeadRows;
+            if (!may_reach(quantised_.errors8, i, high, nullptr)) continue;
+            QuantisedHead::Sums low;
+            quantised_.low_sums(kernels, inputs, first + i, tile, low);
+            if (may_reach(quantised_.errors8, i, high, low)) keep_rows(tile, upper, lower, k, best[first + i]);
+        }
+        return;
+    }
+    if (inputs.form() == InputForm::together) {
         bool any = false;
-        for (int i = 0; i < count && !any; i++) any = may_reach(quantised_.errors6, i);
+        for (int i = 0; i < count && !any; i++) any = both_may_reach(quantised_.errors6, i);
         if (!any) return;
-        quantised_.add_low(kernels, inputs, input_tile, tile, sums);
+        quantised_.sums(kernels, inputs, input_tile, tile, 1, 8, &sums);
     }
     for (int i = 0; i < count; i++)
-        if (may_reach(quantised_.errors8, i)) keep_rows(tile, upper, lower, k, best[first + i]);
+        if (both_may_reach(quantised_.errors8, i)) keep_rows(tile, upper, lower, k, best[first + i]);
 }
 
 void Screen::keep_rows(int64_t tile, const float* upper, const float* lower, size_t k, Best& best) const {

@@ -1,6 +1,8 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
 // its bytes. All rows are scored with 6-bit weights and a proven bound on the error; where one of 16 rows may still be
 // among the best k, they are scored with 8 bits; only rows that may be among them even then are computed exactly.
+// Several inputs are scored with 8 bits at once, as their products take longer than fetching the rows, but with the
+// upper 8 of their own 16 bits: where that does not rule a tile out for an input, the lower ones are added.
 //
 // Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
 // l (quantised_head.h). Then
@@ -10,11 +12,12 @@
 // exact head is itself a float32 sum, by 16 chains of columns / 16 fused multiply-adds and 4 additions, so what it
 // gives is off from w x by at most g |w| |x| with g = (columns / 16 + 6) 2^-24 * 1.01, and |w| <= |s q| + |d|. In all
 //     |exact - S| <= |d| c + |s q| f,   c = (1 + g) |x|,   f = |e| + g |x| + 4 * 2^-24 (|a h| + |b l|).
+// Without the lower bits of x the same holds with l = 0 and e = x - a h.
 // No sum overflows, since |w| and |x| are at most 1e18 (else the row, or every row, is kept), and what underflow loses
 // is far below the smallest normal number, which the bound has on top. |d|, |s q|, c and f are computed in double and
 // rounded up.
 // Let L be the k-th largest of S - bound among any of the rows: k rows have exact logits of at least L, so a row with S
-// + bound < L is not among the best k, nor equal to one of them, whichever of its two scores that is. Each thread has
+// + bound < L is not among the best k, nor equal to one of them, whichever of its scores that is. Each thread has
 // an L of its own, of the rows that it has seen, which only grows; the one in the end is that of all rows, since a row
 // that was passed over cannot be among the k largest. Everything that is not provably below L is kept, rows and inputs
 // that are not finite too.

@@ -32,8 +32,8 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.attend = attend;
     kernels.attend_merge = attend_merge;
     kernels.add = add_rows;
-    kernels.head_sums6 = head_sums<kHeadBytes6>;
-    kernels.head_sums2 = head_sums<kHeadBytes2>;
+    kernels.head_sums6 = head_sums<6>;
+    kernels.head_sums8 = head_sums8;
     kernels.head_scores = head_scores;
     kernels.head_bounds = head_bounds;
     kernels.int8_peak = peak;

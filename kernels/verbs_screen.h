@@ -1,4 +1,4 @@
-// The quantised head (quantised_head.h): sums of 6-bit and 2-bit codes, and the bounds of exact logits.
+// The quantised head (quantised_head.h): sums of 6-bit and 8-bit codes, and the bounds of exact logits.
 #pragma once
 #include "verbs_rows.h"
 
@@ -15,64 +15,112 @@ BITNET_INLINE void load_fields6(const uint8_t* w, Bytes* fields) {
     fields[3] = mask_or(shift_right<4>(middle), 15, mask_or(shift_right<2>(high), 48, no_bytes()));
 }
 
-BITNET_INLINE void load_fields2(const uint8_t* w, Bytes* fields) {
+// The same of 2-bit codes, above what `over` has in each byte's upper six bits.
+BITNET_INLINE void load_fields2(const uint8_t* w, const Bytes* over, Bytes* fields) {
     const Bytes x = load_bytes(w);
-    fields[0] = mask_or(x, 3, no_bytes());
-    fields[1] = mask_or(shift_right<2>(x), 3, no_bytes());
-    fields[2] = mask_or(shift_right<4>(x), 3, no_bytes());
-    fields[3] = mask_or(shift_right<6>(x), 3, no_bytes());
+    fields[0] = mask_or(x, 3, over[0]);
+    fields[1] = mask_or(shift_right<2>(x), 3, over[1]);
+    fields[2] = mask_or(shift_right<4>(x), 3, over[2]);
+    fields[3] = mask_or(shift_right<6>(x), 3, over[3]);
 }
 
-// V vectors, and C chains of sums for each, which hide the latency of a product.
-template <int StepBytes, int V>
-void head_sums(const uint8_t* w, const int8_t* codes, int steps, int32_t* acc) {
-    constexpr int C = V <= 2 ? 4 : V <= 4 ? 2 : 1;
-    Sums sums[C][V];
+// Those of a step: of its 6-bit codes, of its 2-bit codes, or of whole bytes.
+template <int Bits>
+BITNET_INLINE void load_fields(const uint8_t* w6, const uint8_t* w2, Bytes* fields) {
+    Bytes over[4] = {no_bytes(), no_bytes(), no_bytes(), no_bytes()};
+    if constexpr (Bits != 2) load_fields6(w6, fields);
+    if constexpr (Bits == 8)
+        for (int p = 0; p < 4; p++) over[p] = shift_left<2>(fields[p]);  // six bits: none leaves its byte
+    if constexpr (Bits != 6) load_fields2(w2, over, fields);
+}
+
+// So many tiles share the activations as registers allow.
+constexpr int kHeadTiles = kTileSums > 8 ? 2 : 1;
+
+// R tiles from this one on, all V vectors, and C chains of sums for each, which hide the latency of a product.
+template <int Bits, int R, int V>
+void head_sums(const HeadTask& t, int tile) {
+    constexpr int C = R * V <= 2 ? 4 : R * V <= 4 ? 2 : 1;
+    const uint8_t* w6 = t.weights6 + tile * t.steps * kHeadBytes6;
+    const uint8_t* w2 = t.weights2 + tile * t.steps * kHeadBytes2;
+    const int8_t* codes = t.codes;
+    Sums sums[C][R][V];
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++)
+#pragma GCC unroll 2
+        for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sums[c][v] = no_sums();
-    for (int s = 0; s < steps; s++, w += StepBytes, codes += 16 * V) {
+            for (int v = 0; v < V; v++) sums[c][r][v] = no_sums();
+    for (int s = 0; s < t.steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, codes += 16 * V) {
+        Bytes fields[R][4];
+#pragma GCC unroll 2
+        for (int r = 0; r < R; r++) {
+            const uint8_t* of6 = w6 + r * t.steps * kHeadBytes6;
+            const uint8_t* of2 = w2 + r * t.steps * kHeadBytes2;
+            if constexpr (Bits != 2)
 #pragma GCC unroll 3
-        for (int line = 0; line < StepBytes; line += 64) fetch_ahead(w + line);
-        Bytes fields[4];
-        if constexpr (StepBytes == kHeadBytes6)
-            load_fields6(w, fields);
-        else
-            load_fields2(w, fields);
+                for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(of6 + line);
+            if constexpr (Bits != 6) fetch_ahead(of2);
+            load_fields<Bits>(of6, of2, fields[r]);
+        }
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++)
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) sums[p % C][v] = dot(sums[p % C][v], fields[p], codes + 4 * (p * V + v));
+            for (int v = 0; v < V; v++) {
+                const int8_t* four = codes + 4 * (p * V + v);
+#pragma GCC unroll 2
+                for (int r = 0; r < R; r++) sums[p % C][r][v] = dot(sums[p % C][r][v], fields[r][p], four);
+            }
     }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) {
-        if constexpr (C == 4) sums[0][v] = add_sums(add_sums(sums[0][v], sums[1][v]), add_sums(sums[2][v], sums[3][v]));
-        if constexpr (C == 2) sums[0][v] = add_sums(sums[0][v], sums[1][v]);
-        store_sums(acc + 16 * v, sums[0][v]);
+        for (int v = 0; v < V; v++) {
+            Sums sum = sums[0][r][v];
+#pragma GCC unroll 3
+            for (int c = 1; c < C; c++) sum = add_sums(sum, sums[c][r][v]);
+            store_sums(t.acc + ((tile + r) * kHeadTaskVectors + v) * kHeadRows, sum);
+        }
+}
+
+template <int Bits, int R>
+void head_sums(const HeadTask& t, int tile) {
+    switch (t.vectors) {
+        case 1:
+            return head_sums<Bits, R, 1>(t, tile);
+        case 2:
+            return head_sums<Bits, R, 2>(t, tile);
+        case 3:
+            return head_sums<Bits, R, 3>(t, tile);
+        case 4:
+            return head_sums<Bits, R, 4>(t, tile);
+        case 5:
+            return head_sums<Bits, R, 5>(t, tile);
+        case 6:
+            return head_sums<Bits, R, 6>(t, tile);
+        case 7:
+            return head_sums<Bits, R, 7>(t, tile);
+        default:
+            return head_sums<Bits, R, 8>(t, tile);
     }
 }
 
-template <int StepBytes>
-void head_sums(const uint8_t* w, const int8_t* codes, int steps, int vectors, int32_t* acc) {
-    switch (vectors) {
-        case 1:
-            return head_sums<StepBytes, 1>(w, codes, steps, acc);
-        case 2:
-            return head_sums<StepBytes, 2>(w, codes, steps, acc);
-        case 3:
-            return head_sums<StepBytes, 3>(w, codes, steps, acc);
-        case 4:
-            return head_sums<StepBytes, 4>(w, codes, steps, acc);
-        case 5:
-            return head_sums<StepBytes, 5>(w, codes, steps, acc);
-        case 6:
-            return head_sums<StepBytes, 6>(w, codes, steps, acc);
-        case 7:
-            return head_sums<StepBytes, 7>(w, codes, steps, acc);
-        default:
-            return head_sums<StepBytes, 8>(w, codes, steps, acc);
-    }
+template <int Bits>
+void head_sums(const HeadTask& t) {
+    if (t.tiles == kHeadTiles) return head_sums<Bits, kHeadTiles>(t, 0);
+    for (int tile = 0; tile < t.tiles; tile++) head_sums<Bits, 1>(t, tile);
+}
+
+void head_sums8(const HeadTask& t) {
+    if constexpr (kWholeBytes) return head_sums<8>(t);
+    int32_t fine[2 * kHeadTaskVectors * kHeadRows];
+    HeadTask low = t;
+    low.acc = fine;
+    head_sums<6>(t);
+    head_sums<2>(low);
+    for (int tile = 0; tile < t.tiles; tile++)
+        for (int i = 0, at = tile * kHeadTaskVectors * kHeadRows; i < t.vectors * kHeadRows; i++, at++)
+            t.acc[at] = 4 * t.acc[at] + fine[at];
 }
 
 void head_scores(const HeadScores& t, float* scores) {

@@ -54,6 +54,7 @@ def test_a_clear_winner_costs_little() -> None:
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
+    inputs=st.sampled_from([2, 6, 9, 17]),  # few are scored another way than several, and so many in parts
     rows=st.integers(1, 200),
     columns=st.integers(1, 80),
     row_scale=st.sampled_from([0, 1e-38, 1e-6, 1, 1e6, 1e10]),
@@ -61,10 +62,10 @@ def test_a_clear_winner_costs_little() -> None:
     kind=st.sampled_from(["random", "ties", "near ties", "outliers", "mixed norms", "orthogonal"]),
 )
 def test_rows_that_are_made_to_break_it(
-    seed: int, rows: int, columns: int, row_scale: float, x_scale: float, kind: str
+    seed: int, inputs: int, rows: int, columns: int, row_scale: float, x_scale: float, kind: str
 ) -> None:
     rng = np.random.default_rng(seed)
-    weights, x = rng.standard_normal((rows, columns)), rng.standard_normal((2, columns))
+    weights, x = rng.standard_normal((rows, columns)), rng.standard_normal((inputs, columns))
     if kind == "ties":
         weights = weights[rng.integers(0, max(1, rows // 10), rows)]
     if kind == "near ties":
@@ -80,23 +81,36 @@ def test_rows_that_are_made_to_break_it(
     assert_same(weights_16, (x * x_scale).astype(np.float32), int(rng.integers(1, rows + 1)))
 
 
+@pytest.mark.parametrize("inputs", [1, 6])
+def test_inputs_that_differ_in_the_bits_that_come_last(inputs: int) -> None:
+    """Weights are what their codes say; of each input the first element alone sets the scale, the others round apart."""
+    rng = np.random.default_rng(4)
+    for _ in range(10):
+        weights = rng.integers(-1, 2, (150, 60)).astype(np.float32)
+        x = np.where(rng.integers(0, 2, (inputs, 60)), np.float32(0.49), np.float32(0.51))
+        weights[:, 0], x[:, 0] = 0, 127
+        assert_same(bfloat16(weights), x, 3)
+
+
+@pytest.mark.parametrize("inputs", [1, 6])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, 3.0e38])
-def test_a_huge_weight_or_input(value: float) -> None:
+def test_a_huge_weight_or_input(value: float, inputs: int) -> None:
     weights = np.random.default_rng(2).standard_normal((50, 20), np.float32)
     weights[3, 4] = value
-    x = np.full((1, 20), 0.5, np.float32)
+    x = np.full((inputs, 20), 0.5, np.float32)
     assert_same(bfloat16(weights), x, 2)
 
 
-def test_what_is_not_a_number_is_seen() -> None:
+@pytest.mark.parametrize("inputs", [1, 6])
+def test_what_is_not_a_number_is_seen(inputs: int) -> None:
     rng = np.random.default_rng(3)
-    weights, x = rng.standard_normal((50, 20), np.float32), rng.standard_normal((1, 20)).astype(np.float32)
+    weights, x = rng.standard_normal((50, 20), np.float32), rng.standard_normal((inputs, 20)).astype(np.float32)
     weights[9, 0] = np.nan
     head, executor = native.DenseWeight(bfloat16(weights), "bfloat16"), native.Executor(native.isas()[0], 1)
     ids, logits, _ = native.Screen(head, executor).top(executor, x, 2)
     assert ids[0, 0] == 9 and np.isnan(logits[0, 0])
     x[0, 5] = np.nan
-    assert np.isnan(native.Screen(head, executor).top(executor, x, 1)[1]).all()
+    assert np.isnan(native.Screen(head, executor).top(executor, x, 1)[1][0]).all()
 
 
 def test_impossible_questions_are_refused() -> None:
