@@ -236,7 +236,7 @@ void centre(int32_t total, int bits, int32_t* sums) {
 
 HeadTask QuantisedHead::task(int64_t tile, int count, const int8_t* codes, int vectors, Sums* sums) const {
     return {.weights6 = weights6_.data() + tile * steps_ * kHeadBytes6,
-            .weights2 = weights2_.data() + tile * steps_ * kHeadBytes2,
+            .weights2 = weights2_.bytes() ? weights2_.data() + tile * steps_ * kHeadBytes2 : nullptr,
             .tiles = count,
             .steps = int(steps_),
             .codes = codes,
