@@ -83,7 +83,7 @@ def test_rows_that_are_made_to_break_it(
 
 @pytest.mark.parametrize("inputs", [1, 6])
 def test_inputs_that_differ_in_the_bits_that_come_last(inputs: int) -> None:
-    """Weights are what their codes say; of each input the first element alone sets the scale, the others round apart."""
+    """Weights are what their codes say; the first element of an input sets the scale, and the others round apart."""
     rng = np.random.default_rng(4)
     for _ in range(10):
         weights = rng.integers(-1, 2, (150, 60)).astype(np.float32)

@@ -6,11 +6,12 @@ import pytest
 from scripted import Listener, ScriptedModel, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
-from bitnet_inference.engine.pace import MAX_SLOWER, MIN_TOKENS, TILE, Pace
+from bitnet_inference.engine.pace import MAX_SLOWER, Pace
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 
 DECODE_S, TOKEN_S = 0.031, 0.002  # a 2B model on two threads
+TILE = 16
 
 
 class Clock:
@@ -76,10 +77,11 @@ def test_estimates_find_the_costs(decode_s, token_s):
     assert decode_s + (count + TILE) * token_s > 0.99 * MAX_SLOWER * decode_s
 
 
+@pytest.mark.parametrize("tile", [8, TILE])
 @pytest.mark.parametrize("num_decoding", range(1, 40))
-def test_steps_are_whole_tiles(num_decoding):
-    count = Pace().max_prompt_tokens(num_decoding)
-    assert (count + num_decoding) % TILE == 0 and MIN_TOKENS <= count < MIN_TOKENS + TILE
+def test_steps_are_whole_tiles(num_decoding, tile):
+    count = Pace(tile).max_prompt_tokens(num_decoding)
+    assert (count + num_decoding) % tile == 0 and tile // 2 <= count < tile // 2 + tile
 
 
 def test_a_step_that_was_held_up_changes_little():
@@ -90,14 +92,14 @@ def test_a_step_that_was_held_up_changes_little():
     pace.note(1, 0, 60.0)
     assert pace.max_prompt_tokens(1) <= 2 * usual
     pace.note(0, 512, 60.0)
-    assert pace.max_prompt_tokens(1) >= MIN_TOKENS
+    assert pace.max_prompt_tokens(1) >= TILE // 2
 
 
 def test_prompts_that_never_pause_are_measured_beside_the_decoding():
     pace = Pace()
     for _ in range(40):
         pace.note(1, TILE - 1, DECODE_S + (TILE - 1) * TOKEN_S)
-    assert MIN_TOKENS <= pace.max_prompt_tokens(1) <= 4 * TILE
+    assert TILE // 2 <= pace.max_prompt_tokens(1) <= 4 * TILE
 
 
 def test_few_streams_are_taken_to_be_quicker_than_many():

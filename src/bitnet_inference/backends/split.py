@@ -101,6 +101,7 @@ def _both(limits: Sequence[Capabilities], parts: Sequence[int], block_size: int)
         quick_top=last.quick_top,
         same_bits=all(each.same_bits for each in limits),
         has_hidden=last.has_hidden,
+        tile_tokens=max(each.tile_tokens for each in limits),
         threads=first.threads or last.threads,
     )
 

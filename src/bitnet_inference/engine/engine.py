@@ -61,6 +61,7 @@ class Engine:
             max_tokens=self._limits.max_tokens,
             max_waiting=max_waiting,
             looks_ahead=self._limits.looks_ahead,
+            tile_tokens=self._limits.tile_tokens,
         )
         self._speculation = drafter and Speculation(drafter, self._scheduler, max_context=self.max_context)
 
@@ -156,6 +157,7 @@ class Engine:
             max_sequences=limits.max_sequences,
             max_tokens=limits.max_tokens,
             looks_ahead=limits.looks_ahead,
+            tile_tokens=limits.tile_tokens,
         )
         self._events.replaced(error)
         self._adapt(error, has_shrunk=self.max_context < max_context)

@@ -7,10 +7,6 @@ from bisect import bisect
 
 # A step with prompt tokens takes at most so many times one without, as far as the estimates are right.
 MAX_SLOWER = 3.75
-# A step has a multiple of so many tokens, those of the decoding requests among them: the tiles of the matrix kernels.
-# One token more costs as much as a tile.
-TILE = 16
-MIN_TOKENS = TILE // 2  # of prompts in a step
 _SHARE_OF_NEWEST = 0.25
 _MAX_JUMP = 2.0
 _LIKELY_SLOPE = 0.1  # a step with twice the tokens takes a tenth longer, where weights are what is waited for
@@ -23,17 +19,19 @@ class Pace:
     taken to be expensive. The estimates decide how prompts are cut, which no result depends on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tile: int = 16) -> None:
+        """A step has a multiple of `tile` tokens, those of the decoding requests among them."""
+        self._tile = tile
         self._decode_s: dict[int, float] = {}  # by the number of tokens, of requests that decode and their drafts
         self._prompt_token_s: float | None = None
 
     def max_prompt_tokens(self, num_decoding: int) -> int:
-        """So many tokens of prompts a step may have with requests that decode: at least MIN_TOKENS, and whole tiles."""
-        count = float(TILE)
+        """So many tokens of prompts a step may have with requests that decode: whole tiles, and at least half of one."""
+        count = float(self._tile)
         if self._decode_s and self._prompt_token_s:
             count = max(count, (MAX_SLOWER - 1) * self._alone_s(num_decoding) / self._prompt_token_s)
-        in_tiles = int(num_decoding + count) // TILE * TILE - num_decoding
-        return in_tiles if in_tiles >= MIN_TOKENS else in_tiles + TILE
+        in_tiles = int(num_decoding + count) // self._tile * self._tile - num_decoding
+        return in_tiles if 2 * in_tiles >= self._tile else in_tiles + self._tile
 
     def step_s(self, num_tokens: int) -> float:
         """What a step with so many tokens takes, none of a prompt; kindly estimated where it was never measured.

@@ -57,13 +57,15 @@ class Scheduler:
         max_tokens: int,
         max_waiting: int,
         looks_ahead: bool = False,
+        tile_tokens: int = 16,
     ) -> None:
         """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait.
 
+        Beside those that decode, prompts make whole multiples of `tile_tokens`.
         With `looks_ahead` those that decode get the block of the token behind the next one, too, where many are free.
         """
         self.pool, self.block_size, self._events, self._looks_ahead = pool, block_size, events, looks_ahead
-        self.pace, self.prefixes = Pace(), Prefixes(pool, block_size)
+        self.pace, self.prefixes = Pace(tile_tokens), Prefixes(pool, block_size)
         self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
         self.running: list[Request] = []  # this one and the next in order of rank
         self.waiting: list[Request] = []
@@ -161,12 +163,21 @@ class Scheduler:
             insort(self.waiting, request, key=_RANK)
             self._events.preempted(request)
 
-    def move(self, pool: BlockPool, *, block_size: int, max_sequences: int, max_tokens: int, looks_ahead: bool) -> None:
+    def move(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_sequences: int,
+        max_tokens: int,
+        looks_ahead: bool,
+        tile_tokens: int,
+    ) -> None:
         """Go on with another cache, in which nothing is, and other limits: all who run wait, and compute anew."""
         for request in self.running[::-1]:
             self.send_back(request)
         self.pool, self.block_size, self._looks_ahead = pool, block_size, looks_ahead
-        self.pace, self.prefixes = Pace(), Prefixes(pool, block_size)
+        self.pace, self.prefixes = Pace(tile_tokens), Prefixes(pool, block_size)
         self.max_sequences, self.max_tokens = max_sequences, max_tokens
 
     def take_copies(self) -> list[tuple[int, int]]:

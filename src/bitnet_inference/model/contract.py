@@ -23,8 +23,8 @@ class Capabilities:
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
     than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
     batch. `has_hidden`: Output.hidden gives hidden states. `looks_ahead`: it may compute a step before it is asked for,
-    where the batch before it `has_next`. `threads` gives the threads that the model computes with,
-    for other work between its calls; None when it is closed.
+    where the batch before it `has_next`. Beyond a multiple of `tile_tokens`, one token costs as much as so many.
+    `threads` gives the threads that the model computes with, for other work between its calls; None when it is closed.
     """
 
     block_size: int
@@ -37,6 +37,7 @@ class Capabilities:
     same_bits: bool = False
     has_hidden: bool = True
     looks_ahead: bool = False
+    tile_tokens: int = 16
     threads: Callable[[], Executor | None] | None = field(default=None, compare=False, repr=False)
 
 
