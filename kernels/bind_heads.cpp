@@ -1,4 +1,4 @@
-// Python's view of large heads: the screen that finds their best logits, and their scores in fewer bits.
+// Python's view of large heads and tables: the screen that finds the best logits, scores and embeddings in fewer bits.
 #include "bind_heads.h"
 
 #include <nanobind/stl/tuple.h>
@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "bind_arrays.h"
+#include "int8_table.h"
 #include "screen.h"
 
 namespace bitnet {
@@ -75,5 +76,14 @@ void bind_heads(nanobind::module_& m) {
         .def("scores", &BoundHead::scores, nb::arg("executor"), nb::arg("x").noconvert(), nb::arg("out").noconvert())
         .def_prop_ro("is_finite", [](const BoundHead& h) { return h.head->is_finite(); })
         .def_prop_ro("num_bytes", [](const BoundHead& h) { return h.head->bytes(); });
+    nb::class_<Int8Table>(m, "Int8Table")
+        .def(
+            "__init__",
+            [](Int8Table* self, const Dense& table, Executor& executor) {
+                const nb::gil_scoped_release release;
+                new (self) Int8Table(table.weight, executor);
+            },
+            nb::arg("table"), nb::arg("executor"))
+        .def_prop_ro("num_bytes", &Int8Table::bytes);
     m.attr("MAX_HEAD_COLUMNS") = kMaxHeadColumns;
 }

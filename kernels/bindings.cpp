@@ -16,6 +16,7 @@
 #include "bind_sampling.h"
 #include "executor.h"
 #include "float_mode.h"
+#include "int8_table.h"
 
 namespace nb = nanobind;
 using namespace bitnet;
@@ -104,6 +105,10 @@ void bind_plan(nb::module_& m) {
         .def(
             "embed",
             [](Plan& p, nb::object table, RowsTuple out, float scale) {
+                if (nb::isinstance<Int8Table>(table)) {
+                    const Int8Table* rounded = p.keep<Int8Table>(table);
+                    return p.program.embed(&rounded->codes(), rows_of(out), scale, rounded->scales());
+                }
                 p.program.embed(&p.keep<Dense>(table)->weight, rows_of(out), scale);
             },
             nb::arg(), nb::arg(), nb::arg("scale") = 1.0f)

@@ -124,7 +124,8 @@ class Program {
     explicit Program(int64_t arena_floats);
     Program(const Program&) = delete;
 
-    void embed(const DenseWeight* table, Rows out, float scale = 1.0f);
+    // `row_scales`: what the rows of an int8 table are multiplied by.
+    void embed(const DenseWeight* table, Rows out, float scale = 1.0f, const float* row_scales = nullptr);
     void rotations(std::vector<float> inverse_frequencies, Rows out);
     void rows_to_floats(RowsStep step, Rows out);
     void rows_to_codes(RowsStep step, Codes out);

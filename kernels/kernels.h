@@ -12,7 +12,7 @@
 
 namespace bitnet {
 
-enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };  // i8 in caches only
+enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };  // i8 in caches and tables of embeddings
 // gelu by its tanh form
 enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "executor.h"
+#include "int8_table.h"
 #include "screen.h"
 #include "weights.h"
 
@@ -32,7 +33,7 @@ Result check_ternary(const Kernels& kernels, Random random) {
     return result;
 }
 
-// The scores of a quantised head for up to 20 inputs, on two threads.
+// The scores of a quantised head for up to 20 inputs, on two threads, and its rows as a table of embeddings in int8.
 Result check_head(const Kernels& kernels, Random random) {
     const int64_t rows = 1 + random.below(60), columns = 1 + random.below(300), inputs = 1 + random.below(20);
     const auto w = floats(random, rows * columns), x = floats(random, inputs * columns);
@@ -40,8 +41,15 @@ Result check_head(const Kernels& kernels, Random random) {
     Executor executor(kernels.name, 2);
     std::vector<float> scores(size_t(inputs * rows));
     QuantisedHead(head, random.below(2) ? 8 : 6, executor).scores(executor, x.data(), inputs, scores.data());
+    const Int8Table table(head, executor);
+    const auto* rounded = static_cast<const int8_t*>(table.codes().data);
+    std::vector<float> row(static_cast<size_t>(columns));
+    kernels.embed(rounded, Dtype::i8, int(columns), row.data());
     Result result;
     append(result, scores);
+    append(result, std::vector<int8_t>(rounded, rounded + rows * columns));
+    append(result, std::vector<float>(table.scales(), table.scales() + rows));
+    append(result, row);
     return result;
 }
 

@@ -25,12 +25,15 @@ struct EmbedStep final : Step {
     const DenseWeight* table;
     Rows out;
     float scale;
-    EmbedStep(const DenseWeight* t, Rows o, float s) : table(t), out(o), scale(s) {}
+    const float* row_scales;
+    EmbedStep(const DenseWeight* t, Rows o, float s, const float* r) : table(t), out(o), scale(s), row_scales(r) {}
     void work(const Context& c, int64_t first, int64_t last, int) const override {
         const auto* rows = static_cast<const uint8_t*>(table->data);
         for (int64_t t = first; t < last; t++) {
             float* row = c.at(out, t);
-            c.kernels.embed(rows + c.batch->token_ids[t] * table->row_bytes(), table->dtype, int(table->columns), row);
+            const int32_t id = c.batch->token_ids[t];
+            c.kernels.embed(rows + id * table->row_bytes(), table->dtype, int(table->columns), row);
+            for (int64_t i = 0; i < out.width && row_scales; i++) row[i] *= row_scales[id];
             for (int64_t i = 0; i < out.width && scale != 1.0f; i++) row[i] *= scale;
         }
     }
@@ -255,12 +258,12 @@ void Program::use(const Cache* cache, int64_t layer) {
     needs_batch_ = true;
 }
 
-void Program::embed(const DenseWeight* table, Rows out, float scale) {
+void Program::embed(const DenseWeight* table, Rows out, float scale, const float* row_scales) {
     check_written(out, table->columns);
     require(!vocab_size_ || vocab_size_ == table->rows, "a plan has one vocabulary");
     vocab_size_ = table->rows;
     needs_batch_ = true;
-    push(std::make_unique<EmbedStep>(table, out, scale));
+    push(std::make_unique<EmbedStep>(table, out, scale, row_scales));
 }
 
 void Program::rotations(std::vector<float> inverse_frequencies, Rows out) {

@@ -10,12 +10,13 @@ template <Dtype D>
 BITNET_INLINE Lanes load_weight(const void* row, int64_t k) {
     if constexpr (D == Dtype::f32) return load((const float*)row + k);
     if constexpr (D == Dtype::f16) return load_f16((const uint16_t*)row + k);
+    if constexpr (D == Dtype::i8) return load_i8((const int8_t*)row + k);
     return load_bf16((const uint16_t*)row + k);
 }
 
 template <Dtype D>
 BITNET_INLINE Lanes load_weight_tail(const void* row, int64_t k, int n) {
-    constexpr int item = D == Dtype::f32 ? 4 : 2;
+    constexpr int item = D == Dtype::f32 ? 4 : D == Dtype::i8 ? 1 : 2;
     alignas(64) uint8_t tail[64] = {};
     std::memcpy(tail, (const uint8_t*)row + k * item, size_t(n) * item);
     return load_weight<D>(tail, 0);
@@ -105,6 +106,7 @@ void embed_of(const void* row, int width, float* out) {
 void embed(const void* row, Dtype dtype, int width, float* out) {
     if (dtype == Dtype::f32) return embed_of<Dtype::f32>(row, width, out);
     if (dtype == Dtype::f16) return embed_of<Dtype::f16>(row, width, out);
+    if (dtype == Dtype::i8) return embed_of<Dtype::i8>(row, width, out);  // the codes, without their scale
     embed_of<Dtype::bf16>(row, width, out);
 }
 

@@ -100,7 +100,7 @@ struct DenseWeight {
     const void* data;  // [rows, columns] row-major, owned by whoever made this
     Dtype dtype;
     int64_t rows, columns;
-    int64_t row_bytes() const { return columns * (dtype == Dtype::f32 ? 4 : 2); }
+    int64_t row_bytes() const { return columns * (dtype == Dtype::f32 ? 4 : dtype == Dtype::i8 ? 1 : 2); }
 };
 
 // Absmean ternarisation of a whole tensor (FORMATS: s = 1 / max(mean |w|, 1e-5), codes = clamp(round(w s), -1, 1)).

@@ -133,12 +133,13 @@ class Measurements:
 
 def rounding(config: EngineConfig) -> str:
     """How weights were rounded, to be added to other conditions."""
-    return "" if config.quantize == "none" else f", matrices rounded to {config.quantize}"
+    layers = "" if config.quantize == "none" else f", matrices rounded to {config.quantize}"
+    return layers + ("" if config.embedding == "exact" else f", embeddings rounded to {config.embedding}")
 
 
 def conditions(model: str, config: EngineConfig, samples: str) -> dict[str, Any]:
     """What was measured, on what, and how, for the JSON of any measurement."""
-    names = ("device", "gpus", "isa", "threads", "cache_dtype", "quantize", "head")
+    names = ("device", "gpus", "isa", "threads", "cache_dtype", "quantize", "head", "embedding")
     return {"model": model, **{name: getattr(config, name) for name in names}, "samples": samples}
 
 

@@ -25,6 +25,7 @@ TERNARY_FORMATS = ("auto", "u2", "t5")
 QUANTIZATIONS = ("none", "ternary", "int8")
 FALLBACKS = ("none", "cpu")
 HEADS = ("exact", "unscreened", "int8", "int6")
+EMBEDDINGS = ("exact", "int8")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
 MAX_GPUS = 64
@@ -52,6 +53,8 @@ class EngineConfig:
     they are multiplied with to int8, token by token.
     `head`: "exact"; "unscreened" is the same without the screen, which lets large heads find their best tokens from a
     fraction of their bytes and takes half their memory; "int8" and "int6" round a dense head, and change the logits.
+    `embedding`: "exact", or "int8": the table of embeddings in 255 steps with a scale a row, for device "cpu" and
+    "reference". A tied head keeps a table of its own, so that memory is saved only where the head is rounded or apart.
     `fallback`: "cpu" lets the CPU go on where the device fails while it computes; "none" ends its requests.
     `max_batch_tokens`: at most so many tokens are computed in one step; None for 512, on a GPU 1,024.
     """
@@ -65,6 +68,7 @@ class EngineConfig:
     ternary_format: str = "auto"
     quantize: str = "none"
     head: str = "exact"
+    embedding: str = "exact"
     fallback: str = "none"
     max_batch_tokens: int | None = None
 
@@ -76,6 +80,7 @@ class EngineConfig:
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
         _one_of("quantize", self.quantize, QUANTIZATIONS)
         _one_of("head", self.head, HEADS)
+        _one_of("embedding", self.embedding, EMBEDDINGS)
         _one_of("fallback", self.fallback, FALLBACKS)
         if self.fallback != "none" and self.device in ("cpu", "reference", *GRAPH_DEVICES):
             raise InvalidParams(
@@ -140,6 +145,9 @@ class EngineConfig:
         cache_dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
         if self.on_gpu and self.ternary_format != "auto":
             raise InvalidParams(f'ternary_format is "{self.ternary_format}", which the CPU has: leave it out')
+        if self.embedding != "exact" and placed.device not in ("cpu", "reference"):
+            why = f'which "cpu" and "reference" have, but device is "{self.device}"'
+            raise InvalidParams(f'embedding is "{self.embedding}", {why}: leave it out')
         faster = "auto" if self.on_gpu else "t5" if native.decodes_t5(isa) else "u2"
         ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
         threads = self.threads or num_cores()

@@ -32,7 +32,7 @@ def load_drafts(drafts: str | Path, tokenizer: Tokenizer, config: EngineConfig) 
     checkpoint = open_checkpoint(find_model(drafts))
     if load_tokenizer(checkpoint).vocabulary() != tokenizer.vocabulary():
         raise InvalidParams(f"{drafts} has other tokens than the model: choose a draft model of the same vocabulary")
-    return load_model(checkpoint, replace(config, quantize="none", gpu_layers=None, gpus=1))
+    return load_model(checkpoint, replace(config, quantize="none", embedding="exact", gpu_layers=None, gpus=1))
 
 
 def make_drafter(model: Model, drafts: Drafts, max_cache_tokens: int | None) -> Drafter | None:

@@ -122,6 +122,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         cache_dtype: str = "auto",
         quantize: str = "none",
         head: str = "exact",
+        embedding: str = "exact",
         fallback: str = "none",
         max_cache_tokens: int | None = None,
         drafts: str | Path = "auto",
@@ -133,7 +134,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, a path, or the name of one that was pulled.
 
-        `device`, `gpu_layers`, `gpus`, `threads`, `cache_dtype`, `quantize`, `head`, `fallback`: see EngineConfig.
+        What goes from `device` to `fallback`: see EngineConfig.
         `max_cache_tokens`: the KV cache holds at most so many tokens, of all requests together; None takes what is
         free. `drafts`: who guesses tokens ahead, which are checked several at a time where that saves time: "lookup"
         (what followed the same tokens earlier in the text), the path of a smaller model with the same vocabulary, or
@@ -149,7 +150,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         Filters(filters)  # wrong ones are refused before anything is read
         config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
-            quantize=quantize, head=head, fallback=fallback,
+            quantize=quantize, head=head, embedding=embedding, fallback=fallback,
         )  # fmt: skip
         path = find_model(model)
         checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)

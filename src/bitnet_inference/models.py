@@ -95,6 +95,7 @@ class Models:
         cache_dtype: str = "auto",
         quantize: str = "none",
         head: str = "exact",
+        embedding: str = "exact",
         fallback: str = "none",
         drafts: str = "auto",
         progress: Callable[[int, int], None] | None = None,
@@ -106,13 +107,13 @@ class Models:
         _check_count("max_cache_tokens", max_cache_tokens)
         self._config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
-            quantize=quantize, head=head, fallback=fallback,
+            quantize=quantize, head=head, embedding=embedding, fallback=fallback,
         )  # fmt: skip
         self._max_cache_tokens = max_cache_tokens
         self._load_llm = partial(
             LLM.load, max_cache_tokens=max_cache_tokens, device=device, gpu_layers=gpu_layers, gpus=gpus,
-            threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head, fallback=fallback, drafts=drafts,
-            progress=progress,
+            threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head, embedding=embedding,
+            fallback=fallback, drafts=drafts, progress=progress,
         )  # fmt: skip
         self._listener = listener
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
@@ -124,7 +125,8 @@ class Models:
         """How the model computes that is loaded from this path, as far as the bits of its answers depend on it."""
         config = self._config.resolve()
         device = next((state.device for state in self.loaded() if state.path == path), "")
-        return f"device={device} cache_dtype={config.cache_dtype} head={config.head}"
+        rounded = f"quantize={config.quantize} head={config.head} embedding={config.embedding}"
+        return f"device={device} cache_dtype={config.cache_dtype} {rounded}"
 
     @contextmanager
     def use(self, model: str | Path = "default") -> Iterator[LLM]:

@@ -187,6 +187,17 @@ def quantize_weights(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], ND
     return codes.astype(np.int8), half * np.float32(2)
 
 
+def quantize_table(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Finite embeddings float32 [vocab, hidden] to (codes int8 from -127 to 127, scales float32 [vocab]), by row.
+
+    A weight is worth code * scale, scale = fl(max|w| / 127). Codes are fl(w / scale), rounded with halves to even; in
+    rows without a weight above 1e-30 they are 0.
+    """
+    largest = np.abs(weights).max(axis=1, initial=0)
+    scales = np.where(largest > np.float32(1e-30), largest / np.float32(127), np.float32(1))
+    return np.rint(weights / scales[:, None]).astype(np.int8), scales
+
+
 def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Finite activations float32 [tokens, in] to (codes int8 [tokens, in], scales s_x float32 [tokens]) (FORMATS 0).
 

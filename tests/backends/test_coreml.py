@@ -355,6 +355,7 @@ def test_here_it_says_why_not_and_what_to_do(package, monkeypatch):
         ({"device": "cpu"}, 'a Core ML package runs with "coreml" only'),
         ({"cache_dtype": "bfloat16"}, 'runs with "float16" only'),
         ({"quantize": "int8"}, 'runs with "none" only'),
+        ({"embedding": "int8"}, 'runs with "exact" only'),
     ],
 )
 def test_options_that_a_package_does_not_have(package, options, why):

@@ -156,7 +156,9 @@ def test_one_that_does_not_is_told_of(machine: Machine) -> None:
     assert choice.note.endswith('with a cache of 512 tokens: gpu_layers="auto" puts a part of it on the GPU')
 
 
-@pytest.mark.parametrize("options", [{"head": "int6"}, {"isa": "generic"}, {"ternary_format": "u2"}])
+@pytest.mark.parametrize(
+    "options", [{"head": "int6"}, {"isa": "generic"}, {"ternary_format": "u2"}, {"embedding": "int8"}]
+)
 def test_options_of_the_cpu_alone_choose_it(machine: Machine, options: dict[str, str]) -> None:
     machine()
     choice = choose(**options)

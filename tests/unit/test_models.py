@@ -42,13 +42,19 @@ def names(models):
 
 
 @pytest.mark.parametrize("path", [*sorted(GOLDEN.glob("*/config.json")), None])
-@pytest.mark.parametrize("options", [{}, {"cache_dtype": "int8"}, {"device": "reference"}])
+@pytest.mark.parametrize("options", [{}, {"cache_dtype": "int8"}, {"embedding": "int8"}, {"device": "reference"}])
 def test_the_estimate_is_close(path, options):
     path = "default" if path is None else path.parent
     with LLM.load(path, threads=1, max_cache_tokens=1024, **options) as llm:
         config = EngineConfig(**options).resolve()
         checkpoint = open_checkpoint(llm.tokenizer.path)
         assert llm.num_bytes <= estimate_bytes(checkpoint, config, 1024) <= llm.num_bytes * 1.02
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"head": "int8"}, {"embedding": "int8"}])
+def test_numbers_tell_of_every_rounding(options):
+    with models_of(None) as exact, models_of(None, **options) as rounded:
+        assert exact.numbers(A) != rounded.numbers(A)
 
 
 class TestUse:

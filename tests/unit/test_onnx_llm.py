@@ -124,6 +124,7 @@ def test_other_weights_of_a_folder_go_first(tmp_path):
         ({"cache_dtype": "int8"}, 'cache_dtype is "int8", but an ONNX file runs with "float32"'),
         ({"head": "int8"}, 'head is "int8"'),
         ({"quantize": "int8"}, 'quantize is "int8"'),
+        ({"embedding": "int8"}, 'embedding is "int8"'),
     ],
 )
 def test_options_that_the_graph_decides_are_refused(model, options, words):

@@ -108,6 +108,7 @@ def _of_the_cpu_alone(config: EngineConfig) -> str:
     for name, value, is_special in (
         ("isa", config.isa, config.isa != "auto"),
         ("ternary_format", config.ternary_format, config.ternary_format != "auto"),
+        ("embedding", config.embedding, config.embedding != "exact"),
         ("head", config.head, config.head == "int6" or (config.head == "int8" and is_apple_silicon())),
     ):
         if is_special:

@@ -59,6 +59,7 @@ def _fixed(config: EngineConfig, what: str, device: str, cache_dtype: str) -> Ch
         ("cache_dtype", config.cache_dtype, cache_dtype),
         ("quantize", config.quantize, "none"),
         ("head", config.head, "exact"),
+        ("embedding", config.embedding, "exact"),
         ("gpu_layers", config.gpu_layers or "none", "none"),
         ("fallback", config.fallback, "none"),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import native
-from bitnet_inference.backends.cpu_program import NativePlan, compile_plan
+from bitnet_inference.backends.cpu_program import NativePlan, Weights, compile_plan
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
@@ -43,8 +43,7 @@ class CpuModel:
     ) -> None:
         """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
         self.config = checkpoint.config
-        self._check_head(checkpoint, config.head)
-        self._check_widths(config.quantize)
+        self._check(checkpoint, config)
         plans = fused(record(self.config, layers), checkpoint, config.quantize == "int8")
         self._executor: Any = _start(config)
         weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), self._executor, progress)
@@ -54,19 +53,20 @@ class CpuModel:
         head_names = plans.head.steps[-1].weights if plans.head.steps else ()
         head = weights.get(head_names)
         self._screen, self._rounded = self._make_screen(checkpoint, head, config.head), self._round(head, config.head)
-        if self._rounded is not None:
-            checkpoint.release(head_names[0])
+        table = _rounded_table(checkpoint, weights, self._executor) if config.embedding == "int8" else {}
+        unread = ({head_names} if self._rounded else set()) | (table.keys() - {head_names})
+        for names in unread:
+            checkpoint.release(names[0])
         self._screen_s = 0.0  # what the screen or the rounded head took; they are no steps of a plan
+        parts = (plans.body, weights | table), (None if self._rounded else plans.head, weights), (plans.norm, weights)
         self._body, self._head, self._norm = (
-            compile_plan(plan, self.config, weights, checkpoint.vector, self._cache) if plan and plan.steps else None
-            for plan in (plans.body, None if self._rounded else plans.head, plans.norm)
+            compile_plan(plan, self.config, has, checkpoint.vector, self._cache) if plan and plan.steps else None
+            for plan, has in parts
         )
-        products = (step.weights for step in plans.body.steps if step.parts[0] in PRODUCTS)
-        self._weight_bytes: int = sum(weights[names].num_bytes for names in products)
-        if read := self._screen or self._rounded or head:
-            self._weight_bytes += read.num_bytes
-        kept = [each for each in (*weights.values(), self._screen, self._rounded) if each is not None]
-        self._kept_bytes: int = sum(each.num_bytes for each in kept) - (head.num_bytes if head and self._rounded else 0)
+        products = (weights[step.weights] for step in plans.body.steps if step.parts[0] in PRODUCTS)
+        self._weight_bytes: int = _sum_bytes(products, [self._screen or self._rounded or head])
+        kept = (weight for names, weight in weights.items() if names not in unread)
+        self._kept_bytes: int = _sum_bytes(kept, table.values(), [self._screen, self._rounded])
         self._cache_bytes = 0
         self.notes = findings_of(checkpoint)  # what its user should know
         self.capabilities = Capabilities(
@@ -86,6 +86,10 @@ class CpuModel:
         shapes = dict(expected_shapes(self.config))
         has_groups = any(checkpoint.group_size(name) for name in shapes if checkpoint.is_ternary(name))
         return "u2" if has_groups else config.ternary_format
+
+    def _check(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        self._check_head(checkpoint, config.head)
+        self._check_widths(config.quantize)
 
     def _check_head(self, checkpoint: Checkpoint, head: str) -> None:
         name = "embed" if self.config.tie_embeddings else "head"
@@ -271,6 +275,10 @@ def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: 
     return screen
 
 
+def _sum_bytes(*groups: Iterable[Any]) -> int:
+    return sum(each.num_bytes for group in groups for each in group if each is not None)
+
+
 def _start(config: EngineConfig) -> Any:
     try:
         return native.Executor(config.isa, config.threads)
@@ -361,6 +369,14 @@ def _rounded(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> A
     for name in names:
         checkpoint.release(name)
     return weight
+
+
+def _rounded_table(checkpoint: Checkpoint, weights: Weights, executor: Any) -> dict[tuple[str, ...], Any]:
+    """What embeddings are looked up in, in the place of their weight, which a tied head reads."""
+    try:
+        return {("embed",): native.Int8Table(weights["embed",], executor)}
+    except ValueError as error:
+        raise FormatError(checkpoint.path, "embed", f"{error}: download the model again") from error
 
 
 def _bits(data: NDArray[Any]) -> NDArray[Any]:

@@ -139,7 +139,7 @@ class ReferenceModel:
             raise InvalidParams(f'head is "{config.head}", but the reference backend rounds nothing: choose "exact"')
         self.config = checkpoint.config
         self.checkpoint = checkpoint
-        self._quantize = config.quantize
+        self._quantize, self.embedding = config.quantize, config.embedding
         self.round = ROUNDINGS[config.cache_dtype]
         self.frequencies = [inverse_frequencies(self.config, local) for local in (False, True)]
         self._stacks: dict[tuple[str, ...], Stack] = {}
@@ -164,10 +164,13 @@ class ReferenceModel:
         matrix = _readable(self.checkpoint, name)
         if isinstance(matrix, Ternary) or self._quantize != "int8" or not is_projection(name):
             return matrix
-        weights = dense_matrix(matrix)
+        return Int8(*ternary.quantize_weights(self.finite(name, dense_matrix(matrix))))
+
+    def finite(self, name: str, weights: Floats) -> Floats:
+        """These weights of the matrix under this name, which are to be rounded."""
         if not np.isfinite(weights).all():
             raise FormatError(self.checkpoint.path, name, "a weight is NaN or infinite: download the model again")
-        return Int8(*ternary.quantize_weights(weights))
+        return weights
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks."""
@@ -229,8 +232,11 @@ class ReferenceOps:
     def embed(self, table: Stack, scale: float) -> Floats:
         """See Ops."""
         assert self.batch is not None and isinstance(table[0], Dense)
-        rows = table[0].data[self.batch.token_ids]
-        return dense_matrix(Dense(rows, table[0].dtype)) * np.float32(scale)
+        rows = dense_matrix(Dense(table[0].data[self.batch.token_ids], table[0].dtype))
+        if self.model.embedding == "int8":
+            codes, scales = ternary.quantize_table(self.model.finite("embed", rows))
+            rows = codes * scales[:, None]
+        return rows * np.float32(scale)
 
     def norm(self, x: Floats, name: str, eps: float) -> Floats:
         """See Ops."""

@@ -74,7 +74,15 @@ def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -
     dense = width * (sum(map(math.prod, shapes.values())) - sum(map(math.prod, _ternary_shapes(checkpoint, shapes))))
     if config.quantize == "int8":
         dense -= (width - 1) * sum(map(math.prod, _rounded_shapes(checkpoint, shapes)))
+    if config.embedding == "int8":
+        dense += _rounded_table(checkpoint.config, width)
     return dense + (_beside_head(checkpoint, config, shapes, width) if "norm" in shapes else 0)
+
+
+def _rounded_table(sizes: ModelConfig, width: int) -> int:
+    """Codes and scales, without the floats, which only a tied head still needs."""
+    floats = 0 if sizes.tie_embeddings else width * sizes.hidden_size
+    return sizes.vocab_size * (sizes.hidden_size + 4 - floats)
 
 
 def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes, width: int) -> int:

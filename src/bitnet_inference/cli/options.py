@@ -57,6 +57,9 @@ LOADING: Mapping[str, Any] = {
         str | None,
         typer.Option(help='"exact", "unscreened" (exact, in less memory, slower), or rounded to "int8" or "int6".'),
     ],
+    "embedding": Annotated[
+        str | None, typer.Option(help='"exact", or the table of embeddings rounded to "int8" (on the CPU).')
+    ],
     "fallback": Annotated[
         str | None,
         typer.Option(help='"cpu" goes on there where the device fails; "none" (the default) ends what it was doing.'),
