@@ -26,7 +26,7 @@ class Pace:
         self._prompt_token_s: float | None = None
 
     def max_prompt_tokens(self, num_decoding: int) -> int:
-        """So many tokens of prompts a step may have with requests that decode: whole tiles, and at least half of one."""
+        """So many tokens of prompts a step may have beside requests that decode: whole tiles, at least half of one."""
         count = float(self._tile)
         if self._decode_s and self._prompt_token_s:
             count = max(count, (MAX_SLOWER - 1) * self._alone_s(num_decoding) / self._prompt_token_s)
