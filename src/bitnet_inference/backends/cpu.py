@@ -69,7 +69,11 @@ class CpuModel:
         self._kept_bytes: int = _sum_bytes(kept, table.values(), [self._screen, self._rounded])
         self._cache_bytes = 0
         self.notes = findings_of(checkpoint)  # what its user should know
-        self.capabilities = Capabilities(
+        self.capabilities = self._limits(config)
+
+    def _limits(self, config: EngineConfig) -> Capabilities:
+        """What the scheduler must know."""
+        return Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
             max_sequences=256,
