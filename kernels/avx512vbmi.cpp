@@ -15,47 +15,61 @@ BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const __m512
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(activations));
 }
 
-// Up to three tokens. Fields are masked in place, as in avx512.cpp; the last two are both 64 times too large and share
-// a sum: 128 * 127 * columns * 2 / 5 < 2^31 (kMaxColumns).
-template <int T>
+// T tokens with H halves (16 rows each) in a pass. Fields are masked in place, as in avx512.cpp; the last two are both
+// 64 times too large and share a sum: 128 * 127 * columns * 2 / 5 < 2^31 (kMaxColumns).
+template <int T, int H>
 void tile_in_place(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
+    constexpr int kChunk = H == 2 ? 1 << 20 : 64;
     const T5Decoder decoder;
     const int steps = 4 * num_blocks;
     const int8_t* last = a + 16 * steps * T;
-    __m512i masks[4], sums[2][4][T];
+    __m512i masks[4];
     for (int p = 0; p < 4; p++) masks[p] = _mm512_set1_epi8(char(3 << 2 * p));
+    for (int begin = 0; begin < steps; begin += kChunk) {
+        const int end = steps - begin < kChunk ? steps : begin + kChunk;
+        for (int first = 0; first < 2; first += H) {
+            __m512i sums[H][4][T];
+#pragma GCC unroll 2
+            for (int h = 0; h < H; h++)
 #pragma GCC unroll 4
-    for (int p = 0; p < 4; p++)
-#pragma GCC unroll 3
-        for (int t = 0; t < T; t++) sums[0][p][t] = sums[1][p][t] = _mm512_setzero_si512();
-    for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T, last += 4 * T)
+                for (int p = 0; p < 4; p++)
+#pragma GCC unroll 8
+                    for (int t = 0; t < T; t++) sums[h][p][t] = _mm512_setzero_si512();
+            const uint8_t* ws = w + begin * kStepBytes + 64 * first;
+            const int8_t* as = a + begin * 16 * T;
+            const int8_t* ls = last + begin * 4 * T;
+            for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T, ls += 4 * T) {
 #pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            fetch_ahead(w + 64 * h);
-            const __m512i x = _mm512_loadu_si512(w + 64 * h);
-            const __m512i u = decoder.first_four(x), top = decoder.fifth_on_top(x);
+                for (int h = 0; h < H; h++) {
+                    fetch_ahead(ws + 64 * h);
+                    const __m512i x = _mm512_loadu_si512(ws + 64 * h);
+                    const __m512i u = decoder.first_four(x), top = decoder.fifth_on_top(x);
 #pragma GCC unroll 5
-            for (int p = 0; p < 5; p++) {
-                const __m512i field = _mm512_and_si512(p < 4 ? u : top, masks[p < 4 ? p : 3]);
-                const int8_t* four = p < 4 ? a + 4 * p * T : last;
-#pragma GCC unroll 3
-                for (int t = 0; t < T; t++) add_products(sums[h][p < 4 ? p : 3][t], field, four + 4 * t);
+                    for (int p = 0; p < 5; p++) {
+                        const __m512i field = _mm512_and_si512(p < 4 ? u : top, masks[p < 4 ? p : 3]);
+                        const int8_t* four = p < 4 ? as + 4 * p * T : ls;
+#pragma GCC unroll 8
+                        for (int t = 0; t < T; t++) add_products(sums[h][p < 4 ? p : 3][t], field, four + 4 * t);
+                    }
+                }
             }
-        }
-#pragma GCC unroll 3
-    for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m512i sum = sums[h][0][t];
-            sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][1][t], 2));
-            sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][2][t], 4));
-            sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][3][t], 6));
-            _mm512_storeu_si512(acc + t * kGroupRows + 16 * h, sum);
+            for (int h = 0; h < H; h++)
+#pragma GCC unroll 8
+                for (int t = 0; t < T; t++) {
+                    int32_t* out = acc + t * kGroupRows + 16 * (first + h);
+                    __m512i sum = begin ? _mm512_loadu_si512(out) : _mm512_setzero_si512();
+                    sum = _mm512_add_epi32(sum, sums[h][0][t]);
+                    sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][1][t], 2));
+                    sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][2][t], 4));
+                    sum = _mm512_add_epi32(sum, _mm512_srai_epi32(sums[h][3][t], 6));
+                    _mm512_storeu_si512(out, sum);
+                }
         }
+    }
 }
 
-// Up to eight. Fields are brought to the low bits, so that all share a sum, and both halves of a step (16 rows each)
-// the activations.
+// For more tokens: fields are brought to the low bits, so that all share a sum, and both halves the activations.
 template <int T>
 void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
     const T5Decoder decoder;
@@ -95,9 +109,24 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
 }
 
 void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
-    constexpr void (*tiles[kMaxBlockTokens])(const uint8_t*, const int8_t*, int, int32_t*) = {
-        tile_in_place<1>, tile_in_place<2>, tile_in_place<3>, tile<4>, tile<5>, tile<6>, tile<7>, tile<8>};
-    tiles[tokens - 1](w, a, num_blocks, acc);
+    switch (tokens) {
+        case 1:
+            return tile_in_place<1, 2>(w, a, num_blocks, acc);
+        case 2:
+            return tile_in_place<2, 2>(w, a, num_blocks, acc);
+        case 3:
+            return tile_in_place<3, 2>(w, a, num_blocks, acc);
+        case 4:
+            return tile_in_place<4, 1>(w, a, num_blocks, acc);
+        case 5:
+            return tile_in_place<5, 1>(w, a, num_blocks, acc);
+        case 6:
+            return tile_in_place<6, 1>(w, a, num_blocks, acc);
+        case 7:
+            return tile<7>(w, a, num_blocks, acc);
+        default:
+            return tile<8>(w, a, num_blocks, acc);
+    }
 }
 
 // Whole blocks into as many steps of U2, those of the fifth fields last.

@@ -65,7 +65,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 int64_t Screen::top_of_some(Executor& executor, const float* x, int count, size_t k, int32_t* ids,
                             float* logits) const {
     InputForm form = quantised_.form(executor.kernels(), count);
-    if (form == InputForm::together && count >= kInputsApart) form = InputForm::apart;
+    if (!executor.kernels().head_matrix && count >= kInputsApart) form = InputForm::apart;
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads()) * kInputsInMatrix);
     executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, 8,
