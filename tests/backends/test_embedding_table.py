@@ -51,7 +51,7 @@ def rounded(table: Floats) -> Floats:
 def run(name: str, table: Floats | None = None, **options: object) -> Output:
     """A model reads 40 tokens; with a table, by the rows of that."""
     checkpoint = open_checkpoint(GOLDEN / name) if table is None else OtherTable(name, table)
-    model = load_model(checkpoint, EngineConfig(**{"device": "cpu", "threads": 2} | options))  # type: ignore[arg-type]
+    model = load_model(checkpoint, EngineConfig(**{"device": "cpu", "threads": 2} | options))
     model.reserve(4)
     ids, at = np.random.default_rng(1).integers(0, 384, 40, np.int32), np.arange(40, dtype=np.int32)
     return model.forward(Batch(ids, at, at, np.array([0, 40], np.int32), np.arange(4, dtype=np.int32)[None]))
@@ -75,7 +75,7 @@ def test_a_row_is_the_specification_to_the_bit(rows: int, columns: int, dtype: s
     data = {"float32": table, "float16": np.clip(table, -6e4, 6e4).astype(np.float16).view(np.uint16)}
     matrix = data.get(dtype, (table.view(np.uint32) >> 16).astype(np.uint16))
     wide = matrix.view(np.float16) if dtype == "float16" else matrix
-    expected = rounded(dense_matrix(Dense(wide, dtype))) * np.float32(0.3)  # type: ignore[arg-type]
+    expected = rounded(dense_matrix(Dense(wide, dtype))) * np.float32(0.3)
     for threads in (1, 3):
         executor, program, out = native.Executor(isa, threads), native.Program(0), np.empty_like(table)
         made = native.Int8Table(native.DenseWeight(matrix, dtype), executor)

@@ -43,7 +43,8 @@ class CpuModel:
     ) -> None:
         """Packs the weights; raises FormatError where one cannot be packed, OutOfMemory."""
         self.config = checkpoint.config
-        self._check(checkpoint, config)
+        self._check_head(checkpoint, config.head)
+        self._check_widths(config.quantize)
         plans = fused(record(self.config, layers), checkpoint, config.quantize == "int8")
         self._executor: Any = _start(config)
         weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), self._executor, progress)
@@ -90,10 +91,6 @@ class CpuModel:
         shapes = dict(expected_shapes(self.config))
         has_groups = any(checkpoint.group_size(name) for name in shapes if checkpoint.is_ternary(name))
         return "u2" if has_groups else config.ternary_format
-
-    def _check(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        self._check_head(checkpoint, config.head)
-        self._check_widths(config.quantize)
 
     def _check_head(self, checkpoint: Checkpoint, head: str) -> None:
         name = "embed" if self.config.tie_embeddings else "head"
