@@ -30,14 +30,13 @@ struct Int8Step final : Step {
             for (int64_t tile = first; tile < last; tile += kTilesAtOnce)
                 tiles(c, tile, int(std::min<int64_t>(kTilesAtOnce, last - tile)));
     }
-    const uint8_t* high(int64_t tile) const { return weight->high() + tile * weight->num_steps() * kHeadBytes6; }
-    const uint8_t* low(int64_t tile) const { return weight->low() + tile * weight->num_steps() * kHeadBytes2; }
     void multiply(const Context& c, int64_t tile, int count) const {
         alignas(64) int32_t acc[kTilesAtOnce * kHeadTaskVectors * kHeadRows];
         for (int64_t t = 0; t < c.num_tokens; t += kHeadTaskVectors) {
             const int tokens = int(std::min<int64_t>(kHeadTaskVectors, c.num_tokens - t));
-            c.kernels.head_matrix({high(tile), low(tile), count, int(weight->num_steps()), c.codes(x) + t * x.padded,
-                                   x.padded, tokens, acc});
+            HeadTask task = weight->task(tile, count, c.codes(x) + t * x.padded, tokens, acc);
+            task.code_stride = x.padded;
+            c.kernels.head_matrix(task);
             for (int i = 0; i < count; i++) store(c, tile + i, acc + i * kHeadTaskVectors * kHeadRows, t, tokens);
         }
     }
@@ -47,8 +46,7 @@ struct Int8Step final : Step {
         for (int64_t i = 0; i < tokens.count; i++) {
             const int64_t t = tokens.begin(i);
             const int num_tokens = int(tokens.begin(i + 1) - t);
-            c.kernels.head_sums8({high(tile), low(tile), count, int(weight->num_steps()), c.codes(x) + t * x.padded, 0,
-                                  num_tokens, acc});
+            c.kernels.head_sums8(weight->task(tile, count, c.codes(x) + t * x.padded, num_tokens, acc));
             for (int j = 0; j < count; j++) store(c, tile + j, acc + j * kHeadTaskVectors * kHeadRows, t, num_tokens);
         }
     }

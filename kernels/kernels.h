@@ -29,6 +29,7 @@ constexpr int kMaxBlockTokens = 8;  // of block_tile
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
 constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64, kHeadTaskVectors = 32;
+constexpr int kVectorsInTile = 8;  // their sums fit into the registers
 constexpr int kMaxTileTokens = 12;
 // |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
 constexpr int64_t kMaxColumns = 262144;
@@ -142,13 +143,17 @@ struct HeadErrors {  // screen.h: |d| c + |s q| f
     const float *error, *size;
     float error_factor, size_factor;
 };
+struct HeadEnds {
+    float upper;  // infinite where one is no number
+    float lower;  // of those that are finite
+};
 // One or two tiles of 16 rows of a quantised head, and vectors of activations.
 struct HeadTask {
     const uint8_t *weights6, *weights2;
     int tiles, steps;
     const int8_t* codes;
     int64_t code_stride;  // of a matrix: up to 32 vectors, one after the other, padded to steps of 64 columns
-    int vectors;          // else up to 8, interleaved: [steps * 4][vectors][4]
+    int vectors;          // else up to kVectorsInTile, interleaved: [steps * 4][vectors][4]
     int32_t* acc;         // [tiles][32][16]
 };
 
@@ -179,12 +184,15 @@ struct Kernels {
     void (*attend)(const AttendTask& task);
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
-    // acc[tile][vector][row] = sum over columns of 6-bit code * activation; and of the codes with all 8 bits.
+    // acc[tile][vector][row] = sum over columns of activation * the low 2 bits, the high 6 bits, or all 8 bits of a
+    // code.
+    void (*head_sums2)(const HeadTask& task);
     void (*head_sums6)(const HeadTask& task);
     void (*head_sums8)(const HeadTask& task);
+    bool whole_bytes;  // whether all 8 bits take one product, not two
     void (*head_scores)(const HeadScores& task, float* scores);
-    // Both ends of the interval that holds each exact logit; whether one of them may reach `least`.
-    bool (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float least, float* upper, float* lower);
+    // Both ends of the interval that holds each exact logit, and the largest of each.
+    HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
     // T5 blocks of one group into U2 steps, and ternary_tile for up to 8 tokens; null where the plain way is as good.
     void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);

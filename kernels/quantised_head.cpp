@@ -234,7 +234,7 @@ void centre(int32_t total, int bits, int32_t* sums) {
 
 }  // namespace
 
-HeadTask QuantisedHead::task(int64_t tile, int count, const int8_t* codes, int vectors, Sums* sums) const {
+HeadTask QuantisedHead::task(int64_t tile, int count, const int8_t* codes, int vectors, int32_t* acc) const {
     return {.weights6 = weights6_.data() + tile * steps_ * kHeadBytes6,
             .weights2 = weights2_.bytes() ? weights2_.data() + tile * steps_ * kHeadBytes2 : nullptr,
             .tiles = count,
@@ -242,26 +242,33 @@ HeadTask QuantisedHead::task(int64_t tile, int count, const int8_t* codes, int v
             .codes = codes,
             .code_stride = 0,
             .vectors = vectors,
-            .acc = sums[0]};
+            .acc = acc};
 }
 
 void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count,
                          int bits, Sums* sums) const {
-    const int each = inputs.form() == InputForm::apart ? 1 : 2;  // vectors of an input: h, and l
-    HeadTask of_tiles = task(tile, count, inputs.codes(input_tile), each * inputs.count_of(input_tile), sums);
+    HeadTask of_tiles = task(tile, count, inputs.codes(input_tile), inputs.vectors_of(input_tile), sums[0]);
     of_tiles.code_stride = inputs.padded_columns();
     const bool in_matrix = inputs.form() == InputForm::matrix;
     (in_matrix ? kernels.head_matrix : bits == 8 ? kernels.head_sums8 : kernels.head_sums6)(of_tiles);
     for (int i = 0; i < count; i++)
-        for (int v = 0; v < of_tiles.vectors; v++) {
-            const auto& input = inputs[inputs.first_of(input_tile) + v / each];
-            centre(v % each ? input.low_total : input.high_total, bits, sums[i] + v * kHeadRows);
-        }
+        for (int v = 0; v < of_tiles.vectors; v++)
+            centre(inputs.total_of(input_tile, v), bits, sums[i] + v * kHeadRows);
+}
+
+// 2 (4 high + low) - 256 = (8 high - 253) + 2 low - 3
+void QuantisedHead::refine(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                           int32_t* sums) const {
+    Sums low;
+    const int vectors = inputs.vectors_of(input_tile);
+    kernels.head_sums2(task(tile, 1, inputs.codes(input_tile), vectors, low));
+    for (int v = 0; v < vectors; v++) centre(inputs.total_of(input_tile, v), 2, 3, low + v * kHeadRows);
+    for (int i = 0; i < vectors * kHeadRows; i++) sums[i] += low[i];
 }
 
 void QuantisedHead::low_sums(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile,
                              Sums& sums) const {
-    kernels.head_sums8(task(tile, 1, inputs.low_codes(index), 1, &sums));
+    kernels.head_sums8(task(tile, 1, inputs.low_codes(index), 1, sums));
     centre(inputs[index].low_total, 8, sums);
 }
 

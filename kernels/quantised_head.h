@@ -15,7 +15,6 @@
 namespace bitnet {
 
 constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
-constexpr int kVectorsInTile = 8;           // their sums fit into the registers
 constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
 
 // How the codes of inputs lie: h and l of each side by side; all h side by side, and each l by itself; or as a matrix
@@ -44,9 +43,18 @@ class HeadInputs {
     int count_of(int tile) const { return first_of(tile + 1) - first_of(tile); }
     // h and l of each input: together [columns / 4][2 * count_of][4], in a matrix [2 * count][padded_columns]. Apart
     // these are h, [columns / 4][count_of][4].
-    const int8_t* codes(int tile) const { return at(first_of(tile) * (form_ == InputForm::apart ? 1 : 2)); }
+    const int8_t* codes(int tile) const { return at(first_vector_of(tile)); }
     // Apart: l of an input, [columns].
     const int8_t* low_codes(int index) const { return at(count_ + index); }
+    // The vectors of an input, of all, and of a tile, and the sum of the codes of one.
+    int vectors_each() const { return form_ == InputForm::apart ? 1 : 2; }
+    int num_vectors() const { return vectors_each() * count_; }
+    int first_vector_of(int tile) const { return vectors_each() * first_of(tile); }
+    int vectors_of(int tile) const { return vectors_each() * count_of(tile); }
+    int32_t total_of(int tile, int vector) const {
+        const Input& input = inputs_[first_of(tile) + vector / vectors_each()];
+        return vector % vectors_each() ? input.low_total : input.high_total;
+    }
     int64_t padded_columns() const { return padded_; }
 
   private:
@@ -101,6 +109,10 @@ class QuantisedHead {
     // Of `bits` bits, 6 or 8, and `count` tiles of rows, one or two.
     void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count, int bits,
               Sums* sums) const;
+    // The task of `count` tiles of rows for so many vectors of codes; of a matrix, its code_stride too is to be set.
+    HeadTask task(int64_t tile, int count, const int8_t* codes, int vectors, int32_t* acc) const;
+    // Makes sums of 6 bits those of 8.
+    void refine(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int32_t* sums) const;
     // Apart: of l of one input, with 8 bits, [16].
     void low_sums(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile, Sums& sums) const;
     // Calls work(input_tile, tile, sums) for the tiles of rows from first to last and all inputs.
@@ -130,7 +142,6 @@ class QuantisedHead {
   private:
     QuantisedHead(int64_t rows, int64_t columns, int bits);
     void quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
-    HeadTask task(int64_t tile, int count, const int8_t* codes, int vectors, Sums* sums) const;
 
     int64_t rows_, columns_, steps_, tiles_;
     Memory weights6_, weights2_;  // the second is empty where 6 bits are all

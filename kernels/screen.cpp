@@ -18,6 +18,12 @@ struct Logit {
     float value;
 };
 
+// How many bits of the weights every row is scored with. More are read along where products of several inputs take
+// longer than fetching the rows, and whole bytes are one product and not two.
+int first_bits(const Kernels& kernels, InputForm form) {
+    return form == InputForm::together || (form == InputForm::apart && !kernels.whole_bytes) ? 6 : 8;
+}
+
 // Not-a-number first, so that whoever reads the result sees it; then by value, then by row.
 bool is_better(const Logit& p, const Logit& q) {
     if (std::isnan(p.value) || std::isnan(q.value))
@@ -27,11 +33,11 @@ bool is_better(const Logit& p, const Logit& q) {
 
 }  // namespace
 
-// What a thread knows of an input: its k largest lower ends, the smallest on top, and the rows that it kept.
+// What a thread knows of an input: its k largest lower ends in a heap, the smallest on top, and the rows that it kept.
 struct Screen::Best {
-    std::vector<float> lower;
-    float least = -kInfinity;                     // the k-th largest lower end
-    std::vector<std::pair<int32_t, float>> kept;  // rows with their upper ends
+    float least = -kInfinity;                          // what k rows are known to reach
+    std::vector<float> lower = {};                     // the largest lower ends above it, k at most
+    std::vector<std::pair<int32_t, float>> kept = {};  // rows with their upper ends
 
     void see(float end, size_t k) {
         if (!(end > least) || end == kInfinity) return;
@@ -67,21 +73,41 @@ int64_t Screen::top_of_some(Executor& executor, const float* x, int count, size_
     InputForm form = quantised_.form(executor.kernels(), count);
     if (!executor.kernels().head_matrix && count >= kInputsApart) form = InputForm::apart;
     const HeadInputs inputs(executor, x, count, head_.columns, form);
+    const bool at_once = form == InputForm::matrix;  // the first scores are the last ones
     std::vector<Best> best(size_t(executor.num_threads()) * kInputsInMatrix);
-    executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, 8,
-                  [&](int64_t first, int64_t last, int thread) {
-                      const Kernels& kernels = executor.kernels();
-                      Best* own = &best[size_t(thread) * kInputsInMatrix];
-                      quantised_.each_tile(kernels, inputs, first, last, form == InputForm::together ? 6 : 8,
-                                           [&](int input_tile, int64_t tile, QuantisedHead::Sums& sums) {
-                                               keep_of_tile(kernels, inputs, input_tile, tile, sums, k, own);
-                                           });
-                  });
+    const auto pass = [&](int64_t chunk, const auto& work) {
+        executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, chunk,
+                      [&](int64_t first, int64_t last, int thread) {
+                          work(executor.kernels(), first, last, &best[size_t(thread) * kInputsInMatrix]);
+                      });
+    };
+    const std::lock_guard<std::mutex> lock(seen_.mutex);
+    if (!at_once) seen_.reserve(quantised_.num_tiles(), inputs);
+    pass(8, [&](const Kernels& kernels, int64_t first, int64_t last, Best* own) {
+        quantised_.each_tile(kernels, inputs, first, last, first_bits(kernels, form),
+                             [&](int input_tile, int64_t tile, QuantisedHead::Sums& sums) {
+                                 if (at_once)
+                                     keep_of_tile(kernels, inputs, input_tile, tile, sums, nullptr, k, own);
+                                 else
+                                     look_at_tile(kernels, inputs, input_tile, tile, sums, k, own);
+                             });
+    });
+    float least[kInputsInMatrix];
+    for (int i = 0; i < count; i++) least[i] = least_of(best, i, k, -kInfinity);
+    if (!at_once) {
+        for (size_t i = 0; i < best.size(); i++) best[i] = {.least = least[i % kInputsInMatrix]};
+        pass(64, [&](const Kernels& kernels, int64_t first, int64_t last, Best* own) {
+            for (int64_t tile = first; tile < last; tile++)
+                for (int t = 0; t < inputs.num_tiles(); t++)
+                    keep_of_tile(kernels, inputs, t, tile, seen_.sums(inputs, t, tile), seen_.ends(inputs, t, tile), k,
+                                 own);
+        });
+    }
     std::vector<int32_t> rows;    // to compute, of all inputs
     std::vector<int64_t> starts;  // where those of an input begin
     for (int i = 0; i < count; i++) {
         starts.push_back(int64_t(rows.size()));
-        keep_best(best, i, k, rows);
+        keep_best(best, i, k, least_of(best, i, k, least[i]), rows);
     }
     starts.push_back(int64_t(rows.size()));
     const std::vector<float> exact = compute(executor, x, rows, starts);
@@ -95,59 +121,109 @@ int64_t Screen::top_of_some(Executor& executor, const float* x, int count, size_
     return int64_t(rows.size());
 }
 
-// The rows of a tile that may be among the best, for each input of a tile of inputs.
-void Screen::keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
-                          QuantisedHead::Sums& sums, size_t k, Best* best) const {
-    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
-    float upper[kHeadRows], lower[kHeadRows];
-    const auto may_reach = [&](const QuantisedHead::Errors& errors, int i, const int32_t* high, const int32_t* low) {
-        const auto& input = inputs[first + i];
-        HeadErrors of_rows{&errors.error[size_t(tile * kHeadRows)], &errors.size[size_t(tile * kHeadRows)],
-                           input.error_factor, low ? input.size_factor : input.high_size_factor};
-        HeadScores scores = quantised_.scores_of(inputs, first + i, tile, high, low ? low : high);
-        if (!low) scores.low = 0;
-        return kernels.head_bounds(scores, of_rows, best[first + i].least, upper, lower);
-    };
-    const auto both_may_reach = [&](const QuantisedHead::Errors& errors, int i) {
-        const int32_t* high = sums + 2 * i * kHeadRows;
-        return may_reach(errors, i, high, high + kHeadRows);
-    };
-    if (inputs.form() == InputForm::apart) {
-        for (int i = 0; i < count; i++) {
-            const int32_t* high = sums + i * kHeadRows;
-            if (!may_reach(quantised_.errors8, i, high, nullptr)) continue;
-            QuantisedHead::Sums low;
+void Screen::Seen::reserve(int64_t num_tiles, const HeadInputs& inputs) {
+    const int64_t sums_bytes = num_tiles * inputs.num_vectors() * kHeadRows * 4,
+                  ends_bytes = num_tiles * inputs.count() * 4;
+    if (sums_.bytes() < sums_bytes) sums_ = Memory(sums_bytes);
+    if (ends_.bytes() < ends_bytes) ends_ = Memory(ends_bytes);
+}
+
+int32_t* Screen::Seen::sums(const HeadInputs& inputs, int input_tile, int64_t tile) {
+    return reinterpret_cast<int32_t*>(sums_.data()) +
+           (tile * inputs.num_vectors() + inputs.first_vector_of(input_tile)) * kHeadRows;
+}
+
+float* Screen::Seen::ends(const HeadInputs& inputs, int input_tile, int64_t tile) {
+    return reinterpret_cast<float*>(ends_.data()) + tile * inputs.count() + inputs.first_of(input_tile);
+}
+
+HeadEnds Screen::bound(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile, int bits,
+                       const int32_t* high, const int32_t* low, Ends& ends) const {
+    const QuantisedHead::Errors& errors = bits == 6 ? quantised_.errors6 : quantised_.errors8;
+    const auto& input = inputs[index];
+    HeadErrors of_rows{&errors.error[size_t(tile * kHeadRows)], &errors.size[size_t(tile * kHeadRows)],
+                       input.error_factor, low ? input.size_factor : input.high_size_factor};
+    HeadScores scores = quantised_.scores_of(inputs, index, tile, high, low ? low : high);
+    if (!low) scores.low = 0;
+    return kernels.head_bounds(scores, of_rows, ends.upper, ends.lower);
+}
+
+// The first scores of a tile, for each input of a tile of inputs.
+void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                          const QuantisedHead::Sums& sums, size_t k, Best* best) const {
+    const int first = inputs.first_of(input_tile), each = inputs.vectors_each();
+    const int64_t rows = std::min<int64_t>(kHeadRows, head_.rows - tile * kHeadRows);
+    const int bits = first_bits(kernels, inputs.form());
+    float* top = seen_.ends(inputs, input_tile, tile);
+    bool any = false;
+    for (int i = 0; i < inputs.count_of(input_tile); i++) {
+        const int32_t* high = sums + each * i * kHeadRows;
+        Best& of_input = best[first + i];
+        Ends ends;
+        const HeadEnds most =
+            bound(kernels, inputs, first + i, tile, bits, high, each == 2 ? high + kHeadRows : nullptr, ends);
+        top[i] = most.upper;
+        any |= !(most.upper < of_input.least);
+        if (most.lower > of_input.least)
+            for (int64_t r = 0; r < rows; r++) of_input.see(ends.lower[r], k);
+    }
+    if (any) std::copy(sums, sums + inputs.vectors_of(input_tile) * kHeadRows, seen_.sums(inputs, input_tile, tile));
+}
+
+// The rows of a tile that may be among the best, for each input of a tile of inputs; `top`, if given, is what was seen
+// of them before.
+void Screen::keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int32_t* sums,
+                          const float* top, size_t k, Best* best) const {
+    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile), each = inputs.vectors_each();
+    const auto is_out = [&](int i) { return top && top[i] < best[first + i].least; };
+    int num_out = 0;
+    for (int i = 0; i < count; i++) num_out += is_out(i);
+    if (num_out == count) return;
+    if (first_bits(kernels, inputs.form()) == 6) quantised_.refine(kernels, inputs, input_tile, tile, sums);
+    for (int i = 0; i < count; i++) {
+        const int32_t* high = sums + each * i * kHeadRows;
+        Ends ends;
+        QuantisedHead::Sums low;
+        const auto is_above = [&](const int32_t* of_low) {
+            const HeadEnds most = bound(kernels, inputs, first + i, tile, 8, high, of_low, ends);
+            return !(most.upper < best[first + i].least);
+        };
+        if (is_out(i) || !is_above(each == 2 ? high + kHeadRows : nullptr)) continue;
+        if (each == 1) {
             quantised_.low_sums(kernels, inputs, first + i, tile, low);
-            if (may_reach(quantised_.errors8, i, high, low)) keep_rows(tile, upper, lower, k, best[first + i]);
+            if (!is_above(low)) continue;
         }
-        return;
+        keep_rows(tile, ends, k, best[first + i]);
     }
-    if (inputs.form() == InputForm::together) {
-        bool any = false;
-        for (int i = 0; i < count && !any; i++) any = both_may_reach(quantised_.errors6, i);
-        if (!any) return;
-        quantised_.sums(kernels, inputs, input_tile, tile, 1, 8, &sums);
-    }
-    for (int i = 0; i < count; i++)
-        if (both_may_reach(quantised_.errors8, i)) keep_rows(tile, upper, lower, k, best[first + i]);
 }
 
-void Screen::keep_rows(int64_t tile, const float* upper, const float* lower, size_t k, Best& best) const {
+void Screen::keep_rows(int64_t tile, const Ends& ends, size_t k, Best& best) const {
     const int64_t row = tile * kHeadRows, count = std::min<int64_t>(kHeadRows, head_.rows - row);
-    for (int64_t r = 0; r < count; r++) best.see(lower[r], k);
+    for (int64_t r = 0; r < count; r++) best.see(ends.lower[r], k);
     for (int64_t r = 0; r < count; r++)
-        if (!(upper[r] < best.least)) best.kept.emplace_back(int32_t(row + r), upper[r]);
+        if (!(ends.upper[r] < best.least)) best.kept.emplace_back(int32_t(row + r), ends.upper[r]);
 }
 
-// Appends the rows, in ascending order, that no thread can rule out once all know what each has found.
-void Screen::keep_best(std::vector<Best>& best, int index, size_t k, std::vector<int32_t>& rows) {
-    Best all;
+// The k-th largest lower end that any thread has seen, if it lies above `least`.
+float Screen::least_of(const std::vector<Best>& best, int index, size_t k, float least) {
+    Best all{.least = least};
     for (size_t i = size_t(index); i < best.size(); i += kInputsInMatrix)
         for (const float end : best[i].lower) all.see(end, k);
+    return all.least;
+}
+
+// Appends the rows, in ascending order, that no thread can rule out once all know what each has found: k at least, if
+// the bounds are true; those of a damaged file may be false, and then it is all rows.
+void Screen::keep_best(const std::vector<Best>& best, int index, size_t k, float least,
+                       std::vector<int32_t>& rows) const {
     const auto first = std::ptrdiff_t(rows.size());
     for (size_t i = size_t(index); i < best.size(); i += kInputsInMatrix)
         for (const auto& [row, upper] : best[i].kept)
-            if (!(upper < all.least)) rows.push_back(row);
+            if (!(upper < least)) rows.push_back(row);
+    if (rows.size() - size_t(first) < k) {
+        rows.resize(size_t(first + head_.rows));
+        std::iota(rows.begin() + first, rows.end(), 0);
+    }
     std::sort(rows.begin() + first, rows.end());
 }
 

@@ -1,8 +1,11 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
 // its bytes. All rows are scored with 6-bit weights and a proven bound on the error; where one of 16 rows may still be
 // among the best k, they are scored with 8 bits; only rows that may be among them even then are computed exactly.
-// Several inputs are scored with 8 bits at once, as their products take longer than fetching the rows, but with the
-// upper 8 of their own 16 bits: where that does not rule a tile out for an input, the lower ones are added.
+// Several inputs, whose products take longer than fetching the rows, are scored with the upper 8 of their own 16 bits;
+// where that does not rule a tile out for an input, the lower ones are added. Where the processor multiplies whole
+// bytes, they are scored with 8-bit weights at once. All rows are scored first, so that the best one is known to every
+// thread before any tile is looked at again; with the matrix product the first scores are the last ones, and one pass
+// does.
 //
 // Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
 // l (quantised_head.h). Then
@@ -18,11 +21,13 @@
 // rounded up.
 // Let L be the k-th largest of S - bound among any of the rows: k rows have exact logits of at least L, so a row with S
 // + bound < L is not among the best k, nor equal to one of them, whichever of its scores that is. Each thread has
-// an L of its own, of the rows that it has seen, which only grows; the one in the end is that of all rows, since a row
-// that was passed over cannot be among the k largest. Everything that is not provably below L is kept, rows and inputs
-// that are not finite too.
+// an L of its own, which only grows: in the first pass that of the rows that it has seen, in the second at first that
+// of all rows, and then of the better scores that it has seen, each row once. Those of all threads make the last one,
+// since a row that was passed over cannot be among the k largest. Everything that is not provably below L is kept, rows
+// and inputs that are not finite too.
 #pragma once
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "quantised_head.h"
@@ -44,17 +49,37 @@ class Screen {
 
   private:
     struct Best;
+    struct Ends {
+        float upper[kHeadRows], lower[kHeadRows];
+    };
+    // What the first pass leaves: of each tile of rows the sums, and for each input the largest upper end.
+    class Seen {
+      public:
+        std::mutex mutex;
+        void reserve(int64_t num_tiles, const HeadInputs& inputs);
+        int32_t* sums(const HeadInputs& inputs, int input_tile, int64_t tile);
+        float* ends(const HeadInputs& inputs, int input_tile, int64_t tile);
+
+      private:
+        Memory sums_, ends_;
+    };
 
     int64_t top_of_some(Executor& executor, const float* x, int count, size_t k, int32_t* ids, float* logits) const;
-    void keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
-                      QuantisedHead::Sums& sums, size_t k, Best* best) const;
-    void keep_rows(int64_t tile, const float* upper, const float* lower, size_t k, Best& best) const;
-    static void keep_best(std::vector<Best>& best, int index, size_t k, std::vector<int32_t>& rows);
+    HeadEnds bound(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile, int bits,
+                   const int32_t* high, const int32_t* low, Ends& ends) const;
+    void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+                      const QuantisedHead::Sums& sums, size_t k, Best* best) const;
+    void keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int32_t* sums,
+                      const float* top, size_t k, Best* best) const;
+    void keep_rows(int64_t tile, const Ends& ends, size_t k, Best& best) const;
+    static float least_of(const std::vector<Best>& best, int index, size_t k, float least);
+    void keep_best(const std::vector<Best>& best, int index, size_t k, float least, std::vector<int32_t>& rows) const;
     std::vector<float> compute(Executor& executor, const float* x, const std::vector<int32_t>& rows,
                                const std::vector<int64_t>& starts) const;
 
     DenseWeight head_;
     QuantisedHead quantised_;
+    mutable Seen seen_;
 };
 
 }  // namespace bitnet

@@ -111,36 +111,37 @@ void head_sums(const HeadTask& t) {
     for (int tile = 0; tile < t.tiles; tile++) head_sums<Bits, 1>(t, tile);
 }
 
-void head_sums8(const HeadTask& t) {
-    if constexpr (kWholeBytes) return head_sums<8>(t);
+// Where products take no whole bytes.
+template <void (*Sums6)(const HeadTask&), void (*Sums2)(const HeadTask&)>
+void head_sums8_in_parts(const HeadTask& t) {
     int32_t fine[2 * kHeadTaskVectors * kHeadRows];
     HeadTask low = t;
     low.acc = fine;
-    head_sums<6>(t);
-    head_sums<2>(low);
+    Sums6(t);
+    Sums2(low);
     for (int tile = 0; tile < t.tiles; tile++)
         for (int i = 0, at = tile * kHeadTaskVectors * kHeadRows; i < t.vectors * kHeadRows; i++, at++)
             t.acc[at] = 4 * t.acc[at] + fine[at];
 }
 
-void head_scores(const HeadScores& t, float* scores) {
-    for (int r = 0; r < kHeadRows; r++)
-        scores[r] = t.half_scale[r] * (t.high * float(t.high_sums[r]) + t.low * float(t.low_sums[r]));
+Lanes head_scores(const HeadScores& t) {
+    const Lanes high = mul(set1(t.high), to_lanes(load_sums(t.high_sums)));
+    return mul(load(t.half_scale), add(high, mul(set1(t.low), to_lanes(load_sums(t.low_sums)))));
 }
 
-bool head_bounds(const HeadScores& t, const HeadErrors& e, float least, float* upper, float* lower) {
-    float scores[kHeadRows];
-    head_scores(t, scores);
-    bool any = false;
-    for (int r = 0; r < kHeadRows; r++) {
-        // Up by three roundings of the bound itself and one of each end.
-        const float bound = (e.error[r] * e.error_factor + e.size[r] * e.size_factor) * 1.000001f +
-                            std::fabs(scores[r]) * 1.2e-7f + std::numeric_limits<float>::min();
-        upper[r] = scores[r] + bound;
-        lower[r] = scores[r] - bound;
-    }
-    for (int r = 0; r < kHeadRows; r++) any |= !(upper[r] < least);
-    return any;
+void head_scores(const HeadScores& t, float* scores) { store(scores, head_scores(t)); }
+
+HeadEnds head_bounds(const HeadScores& t, const HeadErrors& e, float* upper, float* lower) {
+    const Lanes scores = head_scores(t), infinite = set1(std::numeric_limits<float>::infinity());
+    const Lanes errors = add(mul(load(e.error), set1(e.error_factor)), mul(load(e.size), set1(e.size_factor)));
+    // Up by three roundings of the bound itself and one of each end.
+    const Lanes bound = add(add(mul(errors, set1(1.000001f)), mul(abs(scores), set1(1.2e-7f))),
+                            set1(std::numeric_limits<float>::min()));
+    const Lanes up = add(scores, bound), down = sub(scores, bound);
+    store(upper, up);
+    store(lower, down);
+    return {reduce_max(below(up, infinite, infinite, up)),
+            reduce_max(below(down, infinite, sub(set1(0.0f), infinite), down))};
 }
 
 }  // namespace

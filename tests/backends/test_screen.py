@@ -113,6 +113,21 @@ def test_what_is_not_a_number_is_seen(inputs: int) -> None:
     assert np.isnan(native.Screen(head, executor).top(executor, x, 1)[1][0]).all()
 
 
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("inputs", [1, 6])
+def test_false_bounds_of_a_file_still_give_rows(inputs: int, isa: str) -> None:
+    rng = np.random.default_rng(4)
+    weights, x = rng.standard_normal((300, 40)), rng.standard_normal((inputs, 40)).astype(np.float32)
+    head, executor = native.DenseWeight(bfloat16(weights), "bfloat16"), native.Executor(isa, 2)
+    high, low, numbers = native.Screen(head, executor).parts()
+    low = rng.integers(0, 256, low.shape, np.uint8)
+    numbers[1:] = 0  # as if no row were off: what 6 bits promise, 8 do not keep
+    ids, logits, _ = native.Screen(head, high, low, numbers, executor).top(executor, x, 3)
+    exact = exact_logits(head, executor, x)
+    assert logits.tobytes() == np.take_along_axis(exact, ids, axis=1).tobytes()
+    assert all(len(set(row)) == 3 for row in ids.tolist())
+
+
 def test_impossible_questions_are_refused() -> None:
     head, executor = native.DenseWeight(np.zeros((5, 20), np.uint16), "bfloat16"), native.Executor("generic", 1)
     screen = native.Screen(head, executor)
