@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ def parse_object(data: bytes, path: Path, where: str, cure: str = "download the 
     """A JSON object from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise FormatError(path, where, f"the key {shown(key)} stands there twice: keep one")
-            result[key] = value
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+            raise FormatError(path, where, f"the key {shown(twice)} stands there twice: keep one")
         return result
 
     try:

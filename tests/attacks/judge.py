@@ -75,8 +75,19 @@ def _is_importing() -> bool:
 
 
 def judge(root: Path, examine: Callable[[Path], object], watch: Watch | None = None) -> str:
-    """The message with which a model under `root` is refused; empty where it opens. Raises Broken."""
-    start = time.process_time()
+    """The message with which a model under `root` is refused; empty where it opens. Raises Broken.
+
+    What takes too long is tried once more: on a shared machine the same work can cost twice the time.
+    """
+    for _ in range(2):
+        start = time.process_time()
+        message = _judge(root, examine, watch)
+        if (seconds := time.process_time() - start) <= MAX_SECONDS:
+            return message
+    raise Broken(f"takes more than {MAX_SECONDS:g} s", f"{seconds:.1f} s: {message}")
+
+
+def _judge(root: Path, examine: Callable[[Path], object], watch: Watch | None) -> str:
     if watch:
         watch.folder, watch.seen = os.path.realpath(root), ""
     try:
@@ -98,8 +109,6 @@ def judge(root: Path, examine: Callable[[Path], object], watch: Watch | None = N
             watch.folder = None
     if watch and watch.seen:
         raise Broken(f"does more than reading the model: {watch.seen}")
-    if (seconds := time.process_time() - start) > MAX_SECONDS:
-        raise Broken(f"takes more than {MAX_SECONDS:g} s", f"{seconds:.1f} s: {message}")
     return message
 
 

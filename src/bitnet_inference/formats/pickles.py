@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.json_files import shown
 
-MAX_PICKLE_BYTES = 1 << 19  # the largest model has some 1,200 tensors in a file, 150 bytes each
+MAX_PICKLE_BYTES = 1 << 18  # the largest model has some 1,200 tensors in a file, 150 bytes each
 _MAX_NAME_BYTES = 200
 _AGAIN = "download the file again"
 _SAVE = "save a dictionary of tensors in bfloat16, float16 or float32 with torch.save"
@@ -107,7 +107,8 @@ class _Machine:
         self._marks.append(len(self._stack))
 
     def push_tuple(self, length: int) -> None:
-        self.push(tuple(reversed([self._pop() for _ in range(length)])))
+        self._check_stack(length)
+        self.push(tuple(self._pop_from(len(self._stack) - length)))
 
     def push_tuple_to_mark(self) -> None:
         self.push(tuple(self._pop_to_mark()))
@@ -159,15 +160,20 @@ class _Machine:
         self.push(value)
         return value
 
-    def _pop(self) -> Any:
-        if len(self._stack) <= (self._marks[-1] if self._marks else 0):
+    def _check_stack(self, count: int) -> None:
+        if len(self._stack) - count < (self._marks[-1] if self._marks else 0):
             self._refuse(f"takes more from the stack than there is: {_AGAIN}")
+
+    def _pop(self) -> Any:
+        self._check_stack(1)
         return self._stack.pop()
 
     def _pop_to_mark(self) -> list[Any]:
         if not self._marks:
             self._refuse(f"there is no mark on the stack: {_AGAIN}")
-        begin = self._marks.pop()
+        return self._pop_from(self._marks.pop())
+
+    def _pop_from(self, begin: int) -> list[Any]:
         items = self._stack[begin:]
         del self._stack[begin:]
         return items

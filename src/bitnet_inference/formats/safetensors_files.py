@@ -23,6 +23,7 @@ from bitnet_inference.own_files import inside as inside  # readers of folders ta
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_RANK, _MAX_SHARDS = 8, 1024
+_MAX_TENSORS = 1 << 15  # of a file; a decoder of 100 layers has 2,000 with every scale
 # BF16 is kept as its bits. float8 and complex numbers have a size here only so that a file that holds them can be read.
 _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2", "U32": "<u4",
@@ -116,6 +117,8 @@ def read_container(path: Path) -> Container:
                     path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: download the file again"
                 )
             header = parse_object(file.read(length), path, "header")
+            if len(header) > _MAX_TENSORS:
+                raise FormatError(path, "header", f"more than {_MAX_TENSORS} tensors: save the model in more files")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
@@ -181,7 +184,7 @@ def is_countable(shape: Iterable[int]) -> bool:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
+    return isinstance(values, list) and {*map(type, values)} <= {int} and all(0 <= value < 1 << 63 for value in values)
 
 
 def _check_tiling(path: Path, tensors: dict[str, Tensor], start: int, size: int) -> None:
