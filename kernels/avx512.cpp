@@ -1,5 +1,6 @@
 // AVX-512 with VNNI: one 32-bit lane is one output row; `vpdpbusd` multiplies four codes by four broadcast activations.
 #include "lanes_avx512.h"
+#include "tile_parts.h"
 #include "verbs.h"
 
 namespace {
@@ -68,32 +69,10 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    switch (tokens) {  // at least 10 sums under way hide the latency of a product, and 24 fit into the registers
-        case 1:
-            return tile<1, 4>(w, a, steps, acc);
-        case 2:
-            return tile<2, 4>(w, a, steps, acc);
-        case 3:
-            return tile<3, 4>(w, a, steps, acc);
-        case 4:
-            return tile<4, 2>(w, a, steps, acc);
-        case 5:
-            return tile<5, 2>(w, a, steps, acc);
-        case 6:
-            return tile<6, 2>(w, a, steps, acc);
-        case 7:
-            return tile<7, 1>(w, a, steps, acc);
-        case 8:
-            return tile<8, 1>(w, a, steps, acc);
-        case 9:
-            return tile<9, 1>(w, a, steps, acc);
-        case 10:
-            return tile<10, 1>(w, a, steps, acc);
-        case 11:
-            return tile<11, 1>(w, a, steps, acc);
-        default:
-            return tile<12, 1>(w, a, steps, acc);
-    }
+    with_count<kMaxTileTokens>(tokens, [&](auto t) {
+        // At least 10 sums under way hide the latency of a product, and 24 fit into the registers.
+        tile<t.value, t.value <= 3 ? 4 : t.value <= 6 ? 2 : 1>(w, a, steps, acc);
+    });
 }
 
 int64_t int8_peak(int64_t iterations) {

@@ -3,6 +3,7 @@
 
 #include "fetch.h"
 #include "t5_decode.h"
+#include "tile_parts.h"
 
 namespace {
 
@@ -109,24 +110,12 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
 }
 
 void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
-    switch (tokens) {
-        case 1:
-            return tile_in_place<1, 2>(w, a, num_blocks, acc);
-        case 2:
-            return tile_in_place<2, 2>(w, a, num_blocks, acc);
-        case 3:
-            return tile_in_place<3, 2>(w, a, num_blocks, acc);
-        case 4:
-            return tile_in_place<4, 1>(w, a, num_blocks, acc);
-        case 5:
-            return tile_in_place<5, 1>(w, a, num_blocks, acc);
-        case 6:
-            return tile_in_place<6, 1>(w, a, num_blocks, acc);
-        case 7:
-            return tile<7>(w, a, num_blocks, acc);
-        default:
-            return tile<8>(w, a, num_blocks, acc);
-    }
+    with_count<kMaxBlockTokens>(tokens, [&](auto t) {
+        if constexpr (t.value <= 6)
+            tile_in_place<t.value, t.value <= 3 ? 2 : 1>(w, a, num_blocks, acc);
+        else
+            tile<t.value>(w, a, num_blocks, acc);
+    });
 }
 
 // Whole blocks into as many steps of U2, those of the fifth fields last.

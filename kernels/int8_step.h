@@ -5,9 +5,6 @@
 
 namespace bitnet {
 
-// So many tokens at a time, where there is no matrix product: their sums fit into the registers.
-constexpr int64_t kMaxInt8Tokens = 8;
-
 std::unique_ptr<Step> int8_step(const QuantisedHead* weight, Codes x, Rows out, const Rows* residual);
 
 }  // namespace bitnet

@@ -316,7 +316,7 @@ void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* r
     if (residual) check(*residual, weight->rows());
     require(weight->low() != nullptr, "int8 products take 8 bits, not 6");
     cost_ += weight->rows() * weight->columns();
-    tile_tokens_ = kMaxInt8Tokens;
+    tile_tokens_ = kVectorsInTile;
     push(int8_step(weight, x, out, residual));
 }
 

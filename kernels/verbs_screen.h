@@ -1,5 +1,6 @@
 // The quantised head (quantised_head.h): sums of 6-bit and 8-bit codes, and the bounds of exact logits.
 #pragma once
+#include "tile_parts.h"
 #include "verbs_rows.h"
 
 namespace {
@@ -85,24 +86,7 @@ void head_sums(const HeadTask& t, int tile) {
 
 template <int Bits, int R>
 void head_sums(const HeadTask& t, int tile) {
-    switch (t.vectors) {
-        case 1:
-            return head_sums<Bits, R, 1>(t, tile);
-        case 2:
-            return head_sums<Bits, R, 2>(t, tile);
-        case 3:
-            return head_sums<Bits, R, 3>(t, tile);
-        case 4:
-            return head_sums<Bits, R, 4>(t, tile);
-        case 5:
-            return head_sums<Bits, R, 5>(t, tile);
-        case 6:
-            return head_sums<Bits, R, 6>(t, tile);
-        case 7:
-            return head_sums<Bits, R, 7>(t, tile);
-        default:
-            return head_sums<Bits, R, 8>(t, tile);
-    }
+    with_count<kVectorsInTile>(t.vectors, [&](auto v) { head_sums<Bits, R, v.value>(t, tile); });
 }
 
 template <int Bits>
