@@ -25,7 +25,8 @@ constexpr int kStepBytes = 128;
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;
-constexpr int kMaxBlockTokens = 8;  // of block_tile
+constexpr int kMaxBlockTokens = 8;     // of block_tile
+constexpr int kMaxDecodedTokens = 16;  // of more, expanding T5 once is faster than decoding it for every tile
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
 constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64, kHeadTaskVectors = 32;
