@@ -78,7 +78,7 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
     const int8_t* last = a + 16 * steps * T;
     const __m512i mask = _mm512_set1_epi8(3);
     __m512i sums[2][T];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int t = 0; t < T; t++) sums[0][t] = sums[1][t] = _mm512_setzero_si512();
     for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T, last += 4 * T) {
         fetch_ahead(w);
@@ -92,7 +92,7 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
             const __m512i u = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_x : top_x, shift), mask);
             const __m512i v = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_y : top_y, shift), mask);
             const int8_t* four = p < 4 ? a + 4 * p * T : last;
-#pragma GCC unroll 8
+#pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
                 int32_t codes;
                 std::memcpy(&codes, four + 4 * t, 4);
@@ -102,7 +102,7 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int t = 0; t < T; t++) {
         _mm512_storeu_si512(acc + t * kGroupRows, sums[0][t]);
         _mm512_storeu_si512(acc + t * kGroupRows + 16, sums[1][t]);
@@ -110,7 +110,7 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
 }
 
 void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
-    with_count<kMaxBlockTokens>(tokens, [&](auto t) {
+    with_count<kMaxTileTokens>(tokens, [&](auto t) {
         if constexpr (t.value <= 6)
             tile_in_place<t.value, t.value <= 3 ? 2 : 1>(w, a, num_blocks, acc);
         else

@@ -121,9 +121,10 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
             scratch = Memory(program.scratch_floats(num_tokens) * 4);
 
     const int64_t segments = cut_attention(program, batch);
+    const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
     const Context context{*kernels_,
                           num_tokens,
-                          program.tile_tokens(*kernels_, num_tokens),
+                          matrix ? 1 : program.tile_tokens(),
                           reinterpret_cast<float*>(arena_.data()),
                           input,
                           output,

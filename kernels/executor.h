@@ -145,9 +145,8 @@ class Program {
     int64_t input_width() const { return input_width_; }
     int64_t output_width() const { return output_width_; }
     int64_t vocab_size() const { return vocab_size_; }
-    int64_t cost() const { return cost_; }  // multiply-adds a token, but for attention
-    // The most that its products take of so many at a time; 1 for matrix products.
-    int64_t tile_tokens(const Kernels& kernels, int64_t num_tokens) const;
+    int64_t cost() const { return cost_; }                // multiply-adds a token, but for attention
+    int64_t tile_tokens() const { return tile_tokens_; }  // the most that its products take at a time
     const Cache* cache() const { return cache_; }
     bool needs_batch() const { return needs_batch_; }
     int64_t piece_floats() const { return piece_floats_; }  // of a token, of all key heads, of a segment
@@ -166,7 +165,7 @@ class Program {
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
     int64_t tile_tokens_ = kMaxTileTokens;
     const Cache* cache_ = nullptr;
-    bool has_t5_ = false, needs_batch_ = false, sealed_ = false;
+    bool needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
 };
 

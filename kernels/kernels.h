@@ -25,8 +25,7 @@ constexpr int kStepBytes = 128;
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;
-constexpr int kMaxBlockTokens = 8;     // of block_tile
-constexpr int kMaxDecodedTokens = 16;  // of more, expanding T5 once is faster than decoding it for every tile
+constexpr int kMaxDecodedTokens = 36;  // of more, expanding T5 once is faster than decoding it for every tile
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
 constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64, kHeadTaskVectors = 32;
@@ -194,7 +193,7 @@ struct Kernels {
     void (*head_scores)(const HeadScores& task, float* scores);
     // Both ends of the interval that holds each exact logit, and the largest of each.
     HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
-    // T5 blocks of one group into U2 steps, and ternary_tile for up to 8 tokens; null where the plain way is as good.
+    // T5 blocks of one group into U2 steps, and ternary_tile of blocks; null where the plain way is as good.
     void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.

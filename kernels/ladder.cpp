@@ -242,23 +242,12 @@ double peak(const Kernels& kernels) {
     return double(done) / t;
 }
 
-// A group of rows times up to kMaxTileTokens tokens, as a ternary step computes it.
-void multiply(const Kernels& kernels, Format format, const uint8_t* group, const int8_t* codes, int steps, int tokens,
-              uint8_t* expanded) {
-    int32_t acc[kMaxTileTokens * kGroupRows];
-    if (format == Format::t5 && tokens <= kMaxBlockTokens)
-        return kernels.block_tile(group, codes, steps / kBlockSteps, tokens, acc);
-    if (format == Format::t5) kernels.expand_blocks(group, steps / kBlockSteps, expanded);
-    kernels.ternary_tile(format == Format::t5 ? expanded : group, codes, steps, tokens, acc);
-}
-
 // The gate and up projections of BitNet b1.58 2B-4T: 13824 x 2560, one thread, weights in cache or in memory.
 void time_ternary(const Kernels& kernels) {
     const double most = peak(kernels);
     Random random{1};
     const int steps = 2560 / kStepColumns;
     const auto a = codes(random, steps * kStepColumns * kMaxTileTokens);
-    std::vector<uint8_t> expanded(size_t(steps) * kStepBytes);
     for (const Format format : {Format::u2, Format::t5}) {
         if (format == Format::t5 && !kernels.block_tile) continue;
         const int group_bytes = format == Format::u2 ? steps * kStepBytes : steps / kBlockSteps * kBlockBytes;
@@ -267,10 +256,15 @@ void time_ternary(const Kernels& kernels) {
             const Memory w(int64_t(source.size()));  // in huge pages, as the executor's weights are
             std::memcpy(w.data(), source.data(), source.size());
             for (const int tokens : {1, 2, 3, 4, 6, 8, 10, 12}) {
+                int32_t acc[kMaxTileTokens * kGroupRows];
                 const double t = median_seconds([&] {
-                    for (int g = 0; g < groups; g++)
-                        multiply(kernels, format, w.data() + int64_t(g) * group_bytes, a.data(), steps, tokens,
-                                 expanded.data());
+                    for (int g = 0; g < groups; g++) {
+                        const uint8_t* group = w.data() + int64_t(g) * group_bytes;
+                        if (format == Format::u2)
+                            kernels.ternary_tile(group, a.data(), steps, tokens, acc);
+                        else
+                            kernels.block_tile(group, a.data(), steps / kBlockSteps, tokens, acc);
+                    }
                 });
                 const double macs = double(groups) * kGroupRows * 2560 * tokens;
                 std::printf("%-8s %s %6.1f MB, %d tokens: %6.1f GMAC/s (%.0f%% of the peak), %5.1f GB/s of weights\n",

@@ -90,11 +90,6 @@ struct RowStep final : Step {
     }
 };
 
-// Whether T5 is decoded anew for each tile of so few tokens, and never expanded.
-bool decodes(const Kernels& kernels, int64_t num_tokens) {
-    return kernels.block_tile && num_tokens <= kMaxDecodedTokens;
-}
-
 struct TernaryStep final : Step {
     const TernaryWeight* weight;
     Codes x;
@@ -126,7 +121,7 @@ struct TernaryStep final : Step {
                 multiply(c, g, std::min(kGroupsAtOnce, last - g), reinterpret_cast<int32_t*>(scratch));
             return;
         }
-        const bool direct = is_t5() && decodes(c.kernels, c.num_tokens);
+        const bool direct = is_t5() && c.num_tokens <= kMaxDecodedTokens && c.kernels.block_tile;
         const auto expand = c.kernels.expand_blocks ? c.kernels.expand_blocks : expand_blocks;
         for (int64_t g = first; g < last; g++) {
             const uint8_t* data = weight->group_data(g);
@@ -300,7 +295,6 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     if (residual) check(*residual, weight->rows());
     require(weight->is_packed(), "a part of the ternary weight was never packed");
     cost_ += weight->rows() * weight->columns();
-    has_t5_ |= weight->format() == Format::t5;
     if (!weight->group_columns()) return push(std::make_unique<TernaryStep>(weight, x, out, residual));
     group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
     push(group_sums_step(weight, x, arena_floats_));
@@ -353,11 +347,6 @@ void Program::add(Rows x, Rows y, Rows out) {
     check(y, out.width);
     check_written(out, out.width);
     push(std::make_unique<AddStep>(x, y, out));
-}
-
-int64_t Program::tile_tokens(const Kernels& kernels, int64_t num_tokens) const {
-    if (kernels.matrix_product && num_tokens >= kMatrixTokens) return 1;
-    return has_t5_ && decodes(kernels, num_tokens) ? std::min<int64_t>(tile_tokens_, kMaxBlockTokens) : tile_tokens_;
 }
 
 int64_t Program::scratch_floats(int64_t num_tokens) const {
