@@ -23,7 +23,7 @@ from bitnet_inference.own_files import inside as inside  # readers of folders ta
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_RANK, _MAX_SHARDS = 8, 1024
-_MAX_TENSORS = 1 << 15  # of a file; a decoder of 100 layers has 2,000 with every scale
+_MAX_TENSORS = 1 << 15  # of a model; a decoder of 100 layers has 2,000 with every scale
 # BF16 is kept as its bits. float8 and complex numbers have a size here only so that a file that holds them can be read.
 _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2", "U32": "<u4",
@@ -95,6 +95,7 @@ def open_tensors(folder: Path) -> TensorFiles:
             if name in tensors:
                 raise FormatError(path, shown(name), f"the tensor is in {tensors[name].path.name} too: keep one")
             tensors[name] = tensor
+        _check_number(len(tensors), folder)
     _check_index(folder, tensors)
     return TensorFiles(tensors, len(paths), sum(file_size(path) for path in paths))
 
@@ -117,8 +118,7 @@ def read_container(path: Path) -> Container:
                     path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: download the file again"
                 )
             header = parse_object(file.read(length), path, "header")
-            if len(header) > _MAX_TENSORS:
-                raise FormatError(path, "header", f"more than {_MAX_TENSORS} tensors: save the model in more files")
+            _check_number(len(header), path)
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
@@ -126,6 +126,11 @@ def read_container(path: Path) -> Container:
     tensors = {name: _entry(path, name, value, 8 + length, data) for name, value in header.items()}
     _check_tiling(path, tensors, 8 + length, size)
     return Container(tensors, metadata if isinstance(metadata, dict) else {}, size)
+
+
+def _check_number(count: int, path: Path) -> None:
+    if count > _MAX_TENSORS:
+        raise FormatError(path, "", f"has more than {_MAX_TENSORS} tensors: remove those that no layer needs")
 
 
 def _paths(folder: Path) -> list[Path]:
