@@ -205,7 +205,6 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
     static constexpr Kernels kernels = [] {
         Kernels own = make_kernels("avx2", ternary_tile, int8_peak);
         own.group_tile = group_tile_in_int16;
-        own.head_sums2 = head_sums2_in_int16;
         own.head_sums6 = head_sums6_in_pairs;
         own.head_sums8 = head_sums8_in_parts<head_sums6_in_pairs, head_sums2_in_int16>;
         return own;

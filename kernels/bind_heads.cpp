@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "bind_arrays.h"
@@ -70,6 +71,13 @@ void bind_heads(nanobind::module_& m) {
              nb::arg("numbers"), nb::arg("executor"))
         .def("parts", &BoundScreen::parts)
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
+        .def(
+            "bytes_read",
+            [](const BoundScreen& s, Executor& executor, int64_t num_inputs) {
+                return s.screen->bytes_read(executor.kernels(),
+                                            int(std::clamp<int64_t>(num_inputs, 1, kInputsInMatrix)));
+            },
+            nb::arg("executor"), nb::arg("num_inputs"))
         .def_prop_ro("num_bytes", [](const BoundScreen& s) { return s.screen->bytes(); });
     nb::class_<BoundHead>(m, "QuantisedHead")
         .def(nb::init<const Dense&, int, Executor&>(), nb::arg("head"), nb::arg("bits"), nb::arg("executor"))

@@ -184,9 +184,7 @@ struct Kernels {
     void (*attend)(const AttendTask& task);
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
-    // acc[tile][vector][row] = sum over columns of activation * the low 2 bits, the high 6 bits, or all 8 bits of a
-    // code.
-    void (*head_sums2)(const HeadTask& task);
+    // acc[tile][vector][row] = sum over columns of activation * the high 6 bits, or all 8 bits of a code.
     void (*head_sums6)(const HeadTask& task);
     void (*head_sums8)(const HeadTask& task);
     bool whole_bytes;  // whether all 8 bits take one product, not two

@@ -62,7 +62,7 @@ HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t co
     const bool in_matrix = form == InputForm::matrix;
     const int64_t whole = in_matrix ? kMatrixColumns : kStepColumns;
     padded_ = (columns + whole - 1) / whole * whole;
-    lines_.resize(size_t((2 * (in_matrix ? kInputsInMatrix : count) * padded_ + 63) / 64));
+    lines_.resize(size_t((vectors_each() * (in_matrix ? kInputsInMatrix : count) * padded_ + 63) / 64));
     executor.each(count, 16 * columns, 1, [&](int64_t first, int64_t last, int) {
         for (int64_t i = first; i < last; i++) quantise(x + i * columns, int(i), columns);
     });
@@ -77,47 +77,45 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
         squares += double(x[k]) * x[k];
     }
     const float a = input.high = std::max(largest / 127.0f, std::numeric_limits<float>::min());
-    const float b = input.low = std::max(a / 254.0f, std::numeric_limits<float>::min());
+    const float b = input.low =
+        form_ == InputForm::rough ? 0.0f : std::max(a / 254.0f, std::numeric_limits<float>::min());
     input.high_total = input.low_total = 0;
-    input.error_factor = input.size_factor = input.high_size_factor = std::numeric_limits<float>::quiet_NaN();
+    input.error_factor = input.size_factor = std::numeric_limits<float>::quiet_NaN();
     if (!(std::sqrt(squares) <= kMaxNorm)) return;  // bounds that are not numbers: every row is kept
 
     int tile = 0;
     while (first_of(tile + 1) <= index) tile++;
     const int of_tile = index - first_of(tile), inputs = count_of(tile);
     // Where four codes stand, and how far it is to the next four.
+    int8_t no_codes[4];
     int8_t* high = const_cast<int8_t*>(codes(tile));
-    int8_t* low = high;
+    int8_t* low = no_codes;
     int64_t to_high = 4, to_low = 4;
     switch (form_) {
-        case InputForm::together:
+        case InputForm::whole:
             high += 8 * of_tile, low = high + 4, to_high = to_low = 8 * inputs;
             break;
-        case InputForm::apart:
-            high += 4 * of_tile, low = const_cast<int8_t*>(low_codes(index)), to_high = 4 * inputs;
+        case InputForm::rough:
+            high += 4 * of_tile, to_high = 4 * inputs, to_low = 0;
             break;
         case InputForm::matrix:
             high += 2 * of_tile * padded_, low = high + padded_;
     }
-    double error = 0, high_error = 0, highs = 0, lows = 0;
+    double error = 0, highs = 0, lows = 0;
     for (int64_t k = 0; k < columns; k += 4, high += to_high, low += to_low) {
         for (int64_t j = k; j < std::min(k + 4, columns); j++) {
             const double h = std::clamp(round_whole(double(x[j]) / a), -127.0, 127.0);
-            const double rest = double(x[j]) - a * h, l = std::clamp(round_whole(rest / b), -127.0, 127.0);
+            const double rest = double(x[j]) - a * h, l = b > 0 ? std::clamp(round_whole(rest / b), -127.0, 127.0) : 0;
             const double e = rest - b * l;
-            error += e * e, high_error += rest * rest, highs += h * h, lows += l * l;
+            error += e * e, highs += h * h, lows += l * l;
             high[j - k] = int8_t(h), low[j - k] = int8_t(l);
             input.high_total += int32_t(h), input.low_total += int32_t(l);
         }
     }
     const double norm = std::sqrt(squares) * (1 + 1e-9), g = (double(columns) / 16 + 6) * kRoundoff * 1.01;
-    const auto size_factor = [&](double rest, double terms) {
-        return round_up(std::sqrt(rest) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
-    };
-    const double terms = a * std::sqrt(highs);
+    const double terms = a * std::sqrt(highs) + b * std::sqrt(lows);
     input.error_factor = round_up((1 + g) * norm);
-    input.size_factor = size_factor(error, terms + b * std::sqrt(lows));
-    input.high_size_factor = size_factor(high_error, terms);
+    input.size_factor = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
 }
 
 QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, int bits)
@@ -216,7 +214,7 @@ void QuantisedHead::quantise_row(const DenseWeight& head, int64_t row, std::vect
 
 InputForm QuantisedHead::form(const Kernels& kernels, int count) const {
     const bool in_matrix = kernels.head_matrix && weights2_.bytes() && count >= kMatrixInputs;
-    return in_matrix ? InputForm::matrix : InputForm::together;
+    return in_matrix ? InputForm::matrix : InputForm::whole;
 }
 
 namespace {
@@ -256,25 +254,11 @@ void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int i
             centre(inputs.total_of(input_tile, v), bits, sums[i] + v * kHeadRows);
 }
 
-// 2 (4 high + low) - 256 = (8 high - 253) + 2 low - 3
-void QuantisedHead::refine(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
-                           int32_t* sums) const {
-    Sums low;
-    const int vectors = inputs.vectors_of(input_tile);
-    kernels.head_sums2(task(tile, 1, inputs.codes(input_tile), vectors, low));
-    for (int v = 0; v < vectors; v++) centre(inputs.total_of(input_tile, v), 2, 3, low + v * kHeadRows);
-    for (int i = 0; i < vectors * kHeadRows; i++) sums[i] += low[i];
-}
-
-void QuantisedHead::low_sums(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile,
-                             Sums& sums) const {
-    kernels.head_sums8(task(tile, 1, inputs.low_codes(index), 1, sums));
-    centre(inputs[index].low_total, 8, sums);
-}
-
-HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* high,
-                                    const int32_t* low) const {
-    const auto& input = inputs[index];
+HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int input_tile, int place, int64_t tile,
+                                    const Sums& sums) const {
+    const auto& input = inputs[inputs.first_of(input_tile) + place];
+    const int32_t* high = sums + inputs.vectors_each() * place * kHeadRows;
+    const int32_t* low = inputs.vectors_each() == 2 ? high + kHeadRows : high;
     return {half_scales_.data() + tile * kHeadRows, input.high, input.low, high, low};
 }
 
@@ -287,12 +271,10 @@ void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_input
             const int bits = weights2_.bytes() ? 8 : 6;
             each_tile(kernels, inputs, first_tile, last_tile, bits, [&](int t, int64_t tile, const Sums& of_tile) {
                 for (int i = 0; i < inputs.count_of(t); i++) {
-                    const int index = inputs.first_of(t) + i;
                     float scores[kHeadRows];
-                    const int32_t* high = of_tile + 2 * i * kHeadRows;
-                    kernels.head_scores(scores_of(inputs, index, tile, high, high + kHeadRows), scores);
+                    kernels.head_scores(scores_of(inputs, t, i, tile, of_tile), scores);
                     const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
-                    std::copy(scores, scores + length, out + (begin + index) * rows_ + row);
+                    std::copy(scores, scores + length, out + (begin + inputs.first_of(t) + i) * rows_ + row);
                 }
             });
         });

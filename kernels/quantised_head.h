@@ -3,8 +3,8 @@
 // A row is w = s (q - 128) + d with codes q in 1..255, kept apart as high = q / 4 in 6 bits and low = q % 4 in 2.
 // Without the low bits a weight is s (4 high + 1.5 - 128). In halves of s both are whole numbers:
 //     8 high + 2 low - 256    and    8 high - 253.
-// An input is x = a h + b l + e with int8 codes h and l. A score is (s / 2) (a sum_h + b sum_l), the sums being exact
-// integers, so it is the same to the bit on every path.
+// An input is x = a h + b l + e with int8 codes h and l, of which l may be left out. A score is (s / 2) (a sum_h + b
+// sum_l), the sums being exact integers, so it is the same to the bit on every path.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,9 +17,8 @@ namespace bitnet {
 constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
 constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
 
-// How the codes of inputs lie: h and l of each side by side; all h side by side, and each l by itself; or as a matrix
-// product takes them.
-enum class InputForm { together, apart, matrix };
+// The codes of inputs: h and l of each side by side; h alone; or h and l as a matrix product takes them.
+enum class InputForm { whole, rough, matrix };
 
 // Up to kInputsInMatrix inputs [count, columns] as codes, with the constants that bound their errors (screen.h).
 class HeadInputs {
@@ -27,29 +26,25 @@ class HeadInputs {
     HeadInputs(Executor& executor, const float* x, int count, int64_t columns, InputForm form);
 
     struct Input {
-        float high, low;  // a, b
+        float high, low;  // a, b; no b without l
         int32_t high_total, low_total;
         float error_factor, size_factor;  // c, f: not numbers where the input is not finite
-        float high_size_factor;           // f without b and l
     };
     int count() const { return count_; }
     const Input& operator[](int i) const { return inputs_[i]; }
     InputForm form() const { return form_; }
     int num_tiles() const {
-        const int most = form_ == InputForm::together ? kVectorsInTile / 2 : kVectorsInTile;
+        const int most = form_ == InputForm::whole ? kVectorsInTile / 2 : kVectorsInTile;
         return form_ == InputForm::matrix ? 1 : (count_ + most - 1) / most;
     }
     int first_of(int tile) const { return count_ * tile / num_tiles(); }
     int count_of(int tile) const { return first_of(tile + 1) - first_of(tile); }
-    // h and l of each input: together [columns / 4][2 * count_of][4], in a matrix [2 * count][padded_columns]. Apart
-    // these are h, [columns / 4][count_of][4].
-    const int8_t* codes(int tile) const { return at(first_vector_of(tile)); }
-    // Apart: l of an input, [columns].
-    const int8_t* low_codes(int index) const { return at(count_ + index); }
-    // The vectors of an input, of all, and of a tile, and the sum of the codes of one.
-    int vectors_each() const { return form_ == InputForm::apart ? 1 : 2; }
-    int num_vectors() const { return vectors_each() * count_; }
-    int first_vector_of(int tile) const { return vectors_each() * first_of(tile); }
+    // The vectors of each input: [columns / 4][vectors_of(tile)][4], in a matrix [vectors_of(tile)][padded_columns].
+    const int8_t* codes(int tile) const {
+        return reinterpret_cast<const int8_t*>(lines_.data()) + vectors_each() * first_of(tile) * padded_;
+    }
+    // The vectors of an input and of a tile, and the sum of the codes of one.
+    int vectors_each() const { return form_ == InputForm::rough ? 1 : 2; }
     int vectors_of(int tile) const { return vectors_each() * count_of(tile); }
     int32_t total_of(int tile, int vector) const {
         const Input& input = inputs_[first_of(tile) + vector / vectors_each()];
@@ -59,7 +54,6 @@ class HeadInputs {
 
   private:
     void quantise(const float* x, int index, int64_t columns);
-    const int8_t* at(int vector) const { return reinterpret_cast<const int8_t*>(lines_.data()) + vector * padded_; }
 
     int count_;
     InputForm form_;
@@ -103,18 +97,13 @@ class QuantisedHead {
 
     // The form for whoever needs the sums of h and of l.
     InputForm form(const Kernels& kernels, int count) const;
-    // The sums of a tile of rows for a tile of inputs, in halves of s: [inputs][2][16], those of h before those of l.
-    // Apart: of h alone, [inputs][16].
+    // The sums of a tile of rows for each vector of a tile of inputs, in halves of s.
     using Sums = int32_t[kHeadTaskVectors * kHeadRows];
     // Of `bits` bits, 6 or 8, and `count` tiles of rows, one or two.
     void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count, int bits,
               Sums* sums) const;
     // The task of `count` tiles of rows for so many vectors of codes; of a matrix, its code_stride too is to be set.
     HeadTask task(int64_t tile, int count, const int8_t* codes, int vectors, int32_t* acc) const;
-    // Makes sums of 6 bits those of 8.
-    void refine(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int32_t* sums) const;
-    // Apart: of l of one input, with 8 bits, [16].
-    void low_sums(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile, Sums& sums) const;
     // Calls work(input_tile, tile, sums) for the tiles of rows from first to last and all inputs.
     template <class Work>
     void each_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t first, int64_t last, int bits,
@@ -122,16 +111,15 @@ class QuantisedHead {
         Sums both[2];
         for (int64_t tile = first, count; tile < last; tile += count) {
             // Few inputs wait for the memory, which gives one stream faster than two.
-            count = inputs.form() == InputForm::together ? 1 : std::min<int64_t>(2, last - tile);
+            count = inputs.form() == InputForm::whole ? 1 : std::min<int64_t>(2, last - tile);
             for (int t = 0; t < inputs.num_tiles(); t++) {
                 sums(kernels, inputs, t, tile, int(count), bits, both);
                 for (int64_t i = 0; i < count; i++) work(t, tile + i, both[i]);
             }
         }
     }
-    // `high`, `low`: the sums of an input of this index.
-    HeadScores scores_of(const HeadInputs& inputs, int index, int64_t tile, const int32_t* high,
-                         const int32_t* low) const;
+    // Of a tile's sums, for the input at a place in its tile of inputs.
+    HeadScores scores_of(const HeadInputs& inputs, int input_tile, int place, int64_t tile, const Sums& sums) const;
 
     struct Errors {
         std::vector<float> error, size;  // |d| and |s q| of each row, rounded up

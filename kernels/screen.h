@@ -1,11 +1,7 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
-// its bytes. All rows are scored with 6-bit weights and a proven bound on the error; where one of 16 rows may still be
-// among the best k, they are scored with 8 bits; only rows that may be among them even then are computed exactly.
-// Several inputs, whose products take longer than fetching the rows, are scored with the upper 8 of their own 16 bits;
-// where that does not rule a tile out for an input, the lower ones are added. Where the processor multiplies whole
-// bytes, they are scored with 8-bit weights at once. All rows are scored first, so that the best one is known to every
-// thread before any tile is looked at again; with the matrix product the first scores are the last ones, and one pass
-// does.
+// its bytes. All rows are scored with 6-bit weights and 16-bit inputs and a proven bound on the error; several inputs,
+// whose products take longer than fetching the rows, with 8 bits of their own, and of the weights where that leaves too
+// many rows. Then the exact logits of the k best are computed, and those of every row whose bound reaches the least.
 //
 // Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
 // l (quantised_head.h). Then
@@ -19,12 +15,9 @@
 // No sum overflows, since |w| and |x| are at most 1e18 (else the row, or every row, is kept), and what underflow loses
 // is far below the smallest normal number, which the bound has on top. |d|, |s q|, c and f are computed in double and
 // rounded up.
-// Let L be the k-th largest of S - bound among any of the rows: k rows have exact logits of at least L, so a row with S
-// + bound < L is not among the best k, nor equal to one of them, whichever of its scores that is. Each thread has
-// an L of its own, which only grows: in the first pass that of the rows that it has seen, in the second at first that
-// of all rows, and then of the better scores that it has seen, each row once. Those of all threads make the last one,
-// since a row that was passed over cannot be among the k largest. Everything that is not provably below L is kept, rows
-// and inputs that are not finite too.
+// Let L be the least of the exact logits of any k rows: a row with S + bound < L is not among the best k, nor equal to
+// one of them. The larger L, the fewer rows are left, so those with the largest S - bound are taken. Everything that is
+// not provably below L is computed, rows and inputs that are not finite too.
 #pragma once
 #include <cstdint>
 #include <mutex>
@@ -42,40 +35,38 @@ class Screen {
     Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor);
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
-    // logits [R, k]. Returns how many rows were computed exactly, which depends on who saw which rows first.
+    // logits [R, k]. Returns how many rows might have been among them, and were computed exactly.
     int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
     int64_t bytes() const { return quantised_.bytes(); }
+    // Bytes of the screen that the best row of each of so many inputs takes, 16 at most.
+    int64_t bytes_read(const Kernels& kernels, int num_inputs) const;
     const QuantisedHead& quantised() const { return quantised_; }
 
   private:
     struct Best;
-    struct Ends {
-        float upper[kHeadRows], lower[kHeadRows];
-    };
-    // What the first pass leaves: of each tile of rows the sums, and for each input the largest upper end.
+    struct Logit;
+    using Logits = std::vector<Logit>;
+    using Rows = std::vector<int32_t>;
+    // The upper ends of each tile of rows for each input, and the largest of them.
     class Seen {
       public:
         std::mutex mutex;
-        void reserve(int64_t num_tiles, const HeadInputs& inputs);
-        int32_t* sums(const HeadInputs& inputs, int input_tile, int64_t tile);
-        float* ends(const HeadInputs& inputs, int input_tile, int64_t tile);
+        void reserve(int64_t num_tiles, int count);
+        float& most(int index, int64_t tile) const { return most_[index * num_tiles_ + tile]; }
+        float* upper(int index, int64_t tile) const { return upper_ + (index * num_tiles_ + tile) * kHeadRows; }
 
       private:
-        Memory sums_, ends_;
+        Memory memory_;
+        int64_t num_tiles_ = 0;
+        float *most_ = nullptr, *upper_ = nullptr;
     };
 
-    int64_t top_of_some(Executor& executor, const float* x, int count, size_t k, int32_t* ids, float* logits) const;
-    HeadEnds bound(const Kernels& kernels, const HeadInputs& inputs, int index, int64_t tile, int bits,
-                   const int32_t* high, const int32_t* low, Ends& ends) const;
-    void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile,
+    std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k) const;
+    void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
                       const QuantisedHead::Sums& sums, size_t k, Best* best) const;
-    void keep_of_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int32_t* sums,
-                      const float* top, size_t k, Best* best) const;
-    void keep_rows(int64_t tile, const Ends& ends, size_t k, Best& best) const;
-    static float least_of(const std::vector<Best>& best, int index, size_t k, float least);
-    void keep_best(const std::vector<Best>& best, int index, size_t k, float least, std::vector<int32_t>& rows) const;
-    std::vector<float> compute(Executor& executor, const float* x, const std::vector<int32_t>& rows,
-                               const std::vector<int64_t>& starts) const;
+    static Rows best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
+    Rows rows_above(int index, const Logits& known, size_t k) const;
+    std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<Rows>& rows) const;
 
     DenseWeight head_;
     QuantisedHead quantised_;

@@ -65,7 +65,8 @@ class CpuModel:
             for plan, has in parts
         )
         products = (weights[step.weights] for step in plans.body.steps if step.parts[0] in PRODUCTS)
-        self._weight_bytes: int = _sum_bytes(products, [self._screen or self._rounded or head])
+        self._product_bytes: int = _sum_bytes(products)
+        self._head_bytes: int = _sum_bytes([self._rounded or head])
         kept = (weight for names, weight in weights.items() if names not in unread)
         self._kept_bytes: int = _sum_bytes(kept, table.values(), [self._screen, self._rounded])
         self._cache_bytes = 0
@@ -158,7 +159,10 @@ class CpuModel:
         Of a screened head it counts the screen, not the few rows that are then computed exactly.
         """
         block_size, block_bytes = self.capabilities.block_size, self.capabilities.block_bytes
-        return self._weight_bytes + sum((context + 1) * block_bytes // block_size for context in contexts)
+        screen, head_bytes = self._screen, self._head_bytes
+        if screen is not None:
+            head_bytes = screen.bytes_read(self._executor, len(contexts))
+        return self._product_bytes + head_bytes + sum((context + 1) * block_bytes // block_size for context in contexts)
 
     def time_steps(self) -> Callable[[], tuple[StepTime, ...]]:
         """From now on, measure every step of the plans; the function tells how long each took since it was last asked.
