@@ -102,6 +102,10 @@ BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     __m256i m = _mm256_set1_epi8(char(mask));
     return {_mm256_or_si256(_mm256_and_si256(x.a, m), y.a), _mm256_or_si256(_mm256_and_si256(x.b, m), y.b)};
 }
+BITNET_INLINE Bytes choose_bits(const Bytes& x, uint8_t mask, const Bytes& y) {
+    const __m256i m = _mm256_set1_epi8(char(mask));
+    return mask_or(x, mask, {_mm256_andnot_si256(m, y.a), _mm256_andnot_si256(m, y.b)});
+}
 template <int N>
 BITNET_INLINE Bytes shift_left(const Bytes& x) {
     return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};

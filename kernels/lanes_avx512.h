@@ -79,6 +79,9 @@ BITNET_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     return {_mm512_ternarylogic_epi32(x.v, _mm512_set1_epi8(char(mask)), y.v, 0xea)};
 }
+BITNET_INLINE Bytes choose_bits(const Bytes& x, uint8_t mask, const Bytes& y) {
+    return {_mm512_ternarylogic_epi32(x.v, _mm512_set1_epi8(char(mask)), y.v, 0xe2)};
+}
 template <int N>
 BITNET_INLINE Bytes shift_left(const Bytes& x) {
     return {_mm512_slli_epi16(x.v, N)};

@@ -151,6 +151,10 @@ BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     return each_byte([&](int i) { return (x.v[i] & mask) | y.v[i]; });
 }
+// x where the mask has ones, y where it has none.
+BITNET_INLINE Bytes choose_bits(const Bytes& x, uint8_t mask, const Bytes& y) {
+    return each_byte([&](int i) { return (x.v[i] & mask) | (y.v[i] & ~mask); });
+}
 // Bits that cross a byte are garbage in the vector versions: mask them out.
 template <int N>
 BITNET_INLINE Bytes shift_left(const Bytes& x) {

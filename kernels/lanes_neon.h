@@ -127,6 +127,9 @@ BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     return each_byte([&](int i) { return vorrq_u8(vandq_u8(x.v[i], vdupq_n_u8(mask)), y.v[i]); });
 }
+BITNET_INLINE Bytes choose_bits(const Bytes& x, uint8_t mask, const Bytes& y) {
+    return each_byte([&](int i) { return vbslq_u8(vdupq_n_u8(mask), x.v[i], y.v[i]); });
+}
 template <int N>
 BITNET_INLINE Bytes shift_left(const Bytes& x) {
     return each_byte([&](int i) { return vshlq_n_u8(x.v[i], N); });

@@ -16,23 +16,23 @@ BITNET_INLINE void load_fields6(const uint8_t* w, Bytes* fields) {
     fields[3] = mask_or(shift_right<4>(middle), 15, mask_or(shift_right<2>(high), 48, no_bytes()));
 }
 
-// The same of 2-bit codes, above what `over` has in each byte's upper six bits.
-BITNET_INLINE void load_fields2(const uint8_t* w, const Bytes* over, Bytes* fields) {
+// The same of 2-bit codes.
+BITNET_INLINE void load_fields2(const uint8_t* w, Bytes* fields) {
     const Bytes x = load_bytes(w);
-    fields[0] = mask_or(x, 3, over[0]);
-    fields[1] = mask_or(shift_right<2>(x), 3, over[1]);
-    fields[2] = mask_or(shift_right<4>(x), 3, over[2]);
-    fields[3] = mask_or(shift_right<6>(x), 3, over[3]);
+    fields[0] = mask_or(x, 3, no_bytes());
+    fields[1] = mask_or(shift_right<2>(x), 3, no_bytes());
+    fields[2] = mask_or(shift_right<4>(x), 3, no_bytes());
+    fields[3] = mask_or(shift_right<6>(x), 3, no_bytes());
 }
 
-// Those of a step: of its 6-bit codes, of its 2-bit codes, or of whole bytes.
-template <int Bits>
-BITNET_INLINE void load_fields(const uint8_t* w6, const uint8_t* w2, Bytes* fields) {
-    Bytes over[4] = {no_bytes(), no_bytes(), no_bytes(), no_bytes()};
-    if constexpr (Bits != 2) load_fields6(w6, fields);
-    if constexpr (Bits == 8)
-        for (int p = 0; p < 4; p++) over[p] = shift_left<2>(fields[p]);  // six bits: none leaves its byte
-    if constexpr (Bits != 6) load_fields2(w2, over, fields);
+// Both as whole bytes.
+BITNET_INLINE void load_fields8(const uint8_t* w6, const uint8_t* w2, Bytes* fields) {
+    const Bytes low = load_bytes(w6), middle = load_bytes(w6 + 64), high = load_bytes(w6 + 128), x = load_bytes(w2);
+    constexpr uint8_t top = 192, inner = 60;
+    fields[0] = choose_bits(shift_left<2>(low), inner, choose_bits(shift_left<6>(high), top, x));
+    fields[1] = choose_bits(shift_right<2>(low), inner, choose_bits(shift_left<4>(high), top, shift_right<2>(x)));
+    fields[2] = choose_bits(shift_left<2>(middle), inner, choose_bits(shift_left<2>(high), top, shift_right<4>(x)));
+    fields[3] = choose_bits(shift_right<2>(middle), inner, choose_bits(high, top, shift_right<6>(x)));
 }
 
 // So many tiles share the activations as registers allow.
@@ -62,7 +62,10 @@ void head_sums(const HeadTask& t, int tile) {
 #pragma GCC unroll 3
                 for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(of6 + line);
             if constexpr (Bits != 6) fetch_ahead(of2);
-            load_fields<Bits>(of6, of2, fields[r]);
+            if constexpr (Bits == 8)
+                load_fields8(of6, of2, fields[r]);
+            else
+                Bits == 6 ? load_fields6(of6, fields[r]) : load_fields2(of2, fields[r]);
         }
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++)
