@@ -70,13 +70,21 @@ void tile_in_place(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* a
     }
 }
 
+// Keeps the fifths of a block, those of each step above those before it, until they fill their bytes.
+BITNET_INLINE __m512i keep_fifths(__m512i fifths, __m512i on_top) {
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi16(fifths, 2), _mm512_set1_epi8(63), on_top, 0xe2);
+}
+
 // For more tokens: fields are brought to the low bits, so that all share a sum, and both halves the activations.
-template <int T>
-void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
+// Expand: leaves the steps of U2 too, those of the fifths last.
+template <int T, bool Expand>
+void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc, uint8_t* expanded) {
     const T5Decoder decoder;
     const int steps = 4 * num_blocks;
     const int8_t* last = a + 16 * steps * T;
     const __m512i mask = _mm512_set1_epi8(3);
+    uint8_t* expanded_last = expanded + steps * kStepBytes;
+    __m512i fifths_x = _mm512_setzero_si512(), fifths_y = fifths_x;
     __m512i sums[2][T];
 #pragma GCC unroll 12
     for (int t = 0; t < T; t++) sums[0][t] = sums[1][t] = _mm512_setzero_si512();
@@ -86,6 +94,13 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
         const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
         const __m512i first_x = decoder.first_four(x), first_y = decoder.first_four(y);
         const __m512i top_x = decoder.fifth_on_top(x), top_y = decoder.fifth_on_top(y);
+        if constexpr (Expand) {
+            fifths_x = keep_fifths(fifths_x, top_x), fifths_y = keep_fifths(fifths_y, top_y);
+            _mm512_storeu_si512(expanded + s * kStepBytes, first_x);
+            _mm512_storeu_si512(expanded + s * kStepBytes + 64, first_y);
+            _mm512_storeu_si512(expanded_last + s / 4 * kStepBytes, fifths_x);
+            _mm512_storeu_si512(expanded_last + s / 4 * kStepBytes + 64, fifths_y);
+        }
 #pragma GCC unroll 5
         for (int p = 0; p < 5; p++) {
             const int shift = p < 4 ? 2 * p : 6;
@@ -109,37 +124,17 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
     }
 }
 
-void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
+void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc, uint8_t* expanded) {
     with_count<kMaxTileTokens>(tokens, [&](auto t) {
-        if constexpr (t.value <= 6)
+        if (expanded)
+            tile<t.value, true>(w, a, num_blocks, acc, expanded);
+        else if constexpr (t.value <= 6)
             tile_in_place<t.value, t.value <= 3 ? 2 : 1>(w, a, num_blocks, acc);
         else
-            tile<t.value>(w, a, num_blocks, acc);
+            tile<t.value, false>(w, a, num_blocks, acc, nullptr);
     });
-}
-
-// Whole blocks into as many steps of U2, those of the fifth fields last.
-void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {
-    const T5Decoder decoder;
-    const __m512i top = _mm512_set1_epi8(char(192));
-    uint8_t* last = steps + 4 * num_blocks * kStepBytes;
-    for (int b = 0; b < num_blocks; b++, last += kStepBytes)
-        for (int half = 0; half < kStepBytes; half += 64) {
-            __m512i fifth = _mm512_setzero_si512();
-#pragma GCC unroll 4
-            for (int s = 0; s < 4; s++) {
-                const __m512i x = _mm512_loadu_si512(blocks + (4 * b + s) * kStepBytes + half);
-                _mm512_storeu_si512(steps + (4 * b + s) * kStepBytes + half, decoder.first_four(x));
-                const __m512i on_top = _mm512_and_si512(decoder.fifth_on_top(x), top);
-                fifth = _mm512_or_si512(_mm512_srli_epi16(fifth, 2), on_top);
-            }
-            _mm512_storeu_si512(last + half, fifth);
-        }
 }
 
 }  // namespace
 
-void bitnet::add_avx512vbmi(Kernels& kernels) {
-    kernels.expand_blocks = expand_blocks;
-    kernels.block_tile = block_tile;
-}
+void bitnet::add_avx512vbmi(Kernels& kernels) { kernels.block_tile = block_tile; }

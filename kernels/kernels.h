@@ -25,7 +25,6 @@ constexpr int kStepBytes = 128;
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;
-constexpr int kMaxDecodedTokens = 36;  // of more, expanding T5 once is faster than decoding it for every tile
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
 constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64, kHeadTaskVectors = 32;
@@ -191,9 +190,10 @@ struct Kernels {
     void (*head_scores)(const HeadScores& task, float* scores);
     // Both ends of the interval that holds each exact logit, and the largest of each.
     HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
-    // T5 blocks of one group into U2 steps, and ternary_tile of blocks; null where the plain way is as good.
-    void (*expand_blocks)(const uint8_t* blocks, int num_blocks, uint8_t* steps);
-    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
+    // ternary_tile of the T5 blocks of one group, which leaves its U2 steps too where `steps` is not null; null where
+    // the plain way is as good.
+    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc,
+                       uint8_t* steps);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
     void (*head_matrix)(const HeadTask& task);  // all 8 bits, of a matrix; null where there is no matrix_product

@@ -121,16 +121,7 @@ struct TernaryStep final : Step {
                 multiply(c, g, std::min(kGroupsAtOnce, last - g), reinterpret_cast<int32_t*>(scratch));
             return;
         }
-        const bool direct = is_t5() && c.num_tokens <= kMaxDecodedTokens && c.kernels.block_tile;
-        const auto expand = c.kernels.expand_blocks ? c.kernels.expand_blocks : expand_blocks;
-        for (int64_t g = first; g < last; g++) {
-            const uint8_t* data = weight->group_data(g);
-            if (is_t5() && !direct) {
-                expand(data, int(weight->steps() / kBlockSteps), scratch);
-                data = scratch;
-            }
-            tiles(c, weight->groups()[size_t(g)], data, direct);
-        }
+        for (int64_t g = first; g < last; g++) tiles(c, weight->groups()[size_t(g)], weight->group_data(g), scratch);
     }
     void multiply(const Context& c, int64_t first, int64_t count, int32_t* acc) const {
         const int tokens = int(matrix_tokens(c.num_tokens)), steps = int(weight->group_bytes() / kStepBytes);
@@ -139,17 +130,21 @@ struct TernaryStep final : Step {
         for (int64_t g = first; g < first + count; g++, acc += tokens * kGroupRows)
             store(c, weight->groups()[size_t(g)], acc, 0, int(c.num_tokens));
     }
-    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool direct) const {
+    // T5 is expanded while the first tile is multiplied: by itself it would wait for the memory.
+    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, uint8_t* expanded) const {
         alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
         const Tiles tiles(c);
+        const int num_blocks = int(weight->steps() / kBlockSteps);
+        const bool direct = is_t5() && c.kernels.block_tile;
+        if (is_t5() && !direct) expand_blocks(data, num_blocks, expanded);
         for (int64_t tile = 0; tile < tiles.count; tile++) {
             const int64_t t = tiles.begin(tile);
             const int tokens = int(tiles.begin(tile + 1) - t);
             const int8_t* codes = c.codes(x) + t * x.padded;
-            if (direct)
-                c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), tokens, acc);
+            if (direct && tile == 0)
+                c.kernels.block_tile(data, codes, num_blocks, tokens, acc, tiles.count > 1 ? expanded : nullptr);
             else
-                c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
+                c.kernels.ternary_tile(is_t5() ? expanded : data, codes, int(weight->steps()), tokens, acc);
             store(c, group, acc, t, tokens);
         }
     }
