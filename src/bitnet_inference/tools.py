@@ -7,10 +7,12 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypedDict
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.schema import changed_schema, check_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
@@ -48,7 +50,8 @@ class Tools:
         """The form of one call, where a call is forced."""
         if not self.forced:
             return None
-        calls = [_call_schema(name, schema, style) for name, schema in self.functions.items()]
+        places = [f"/anyOf/{index}" for index in range(len(self.functions))] if len(self.functions) > 1 else [""]
+        calls = [_call_schema(place, *each, style) for place, each in zip(places, self.functions.items(), strict=True)]
         schema = {"anyOf": calls} if len(calls) > 1 else calls[0]
         if style == "llama":
             return Grammar(json_schema=schema)
@@ -152,14 +155,26 @@ def _function(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
     return function["name"], schema
 
 
-def _call_schema(name: str, arguments: Mapping[str, Any], style: Style) -> dict[str, Any]:
+def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Style) -> dict[str, Any]:
     key = "parameters" if style == "llama" else "arguments"
+    place = f"{place}/properties/{key}"
+    check_schema(arguments, place)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, key: arguments},
+        "properties": {"name": {"const": name}, key: changed_schema(arguments, partial(_moved, place))},
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """With its reference to where the arguments' schema now is; below an $id references start at that, and stay."""
+    target = schema.get("$ref")
+    if "$id" in schema:
+        return None
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        return {**schema, "$ref": f"#{place}{target[1:]}"}
+    return schema
 
 
 def _llama_calls(text: str) -> tuple[str, list[Any]]:

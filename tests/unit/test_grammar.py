@@ -6,6 +6,7 @@ import json
 import re
 import threading
 
+import llguidance
 import pytest
 from test_llm import scripted_llm
 from text_samples import sentencepiece_json, write_folder
@@ -23,6 +24,7 @@ PERSON = {
     "required": ["name", "age", "kind", "friends"],
     "additionalProperties": False,
 }
+BYTES = llguidance.LLTokenizer("byte")
 SUMS = 'start: term (("+" | "-") term){0,3} "="\nterm: /[0-9]{1,3}/\n'
 YES_OR_NUMBER = 'root ::= "yes" | num\nnum ::= [0-9]+ ("." [0-9]{1,3})?\n'
 
@@ -37,6 +39,12 @@ def write(llm, grammar, **options):
     return llm.generate(
         "Once upon a time", SamplingParams(**{"seed": 1, "max_tokens": 200, "grammar": grammar} | options)
     )
+
+
+def accepts(grammar, text):
+    """Whether the grammar allows this text, whatever the vocabulary."""
+    matcher, tokens = llguidance.LLMatcher(BYTES, grammar.source), BYTES.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def check_person(text):

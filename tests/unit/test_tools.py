@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from test_grammar import accepts
 
 from bitnet_inference import LLM, InvalidParams, SamplingParams, chat_completion
 from bitnet_inference.tools import read_tools
@@ -82,6 +83,37 @@ def test_a_forced_call_is_a_call(style, choice, names):
             assert call["function"]["name"] in names
             if call["function"]["name"] == "weather":
                 assert json.loads(call["function"]["arguments"]).keys() == {"city", "days"}
+
+
+@pytest.mark.parametrize("num_others", [0, 1])
+@pytest.mark.parametrize("style", ["llama", "hermes"])
+@pytest.mark.parametrize(
+    "parameters, fits, fits_not",
+    [
+        ({"properties": {"t": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"enum": ["a"]}}}, {"t": "a"}, {"t": "b"}),
+        ({"allOf": [{"$ref": "#/definitions/X"}], "definitions": {"X": {"required": ["t"]}}}, {"t": 1}, {}),
+        ({"properties": {"a": {"const": 1}, "b": {"$ref": "#/properties/a"}}}, {"a": 1, "b": 1}, {"b": 2}),
+        (
+            {"properties": {"x": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "additionalProperties": False},
+            {"x": {"x": {"x": None}}},
+            {"x": {"name": "f"}},
+        ),
+        ({"properties": {"$ref": {"const": {"$ref": "#"}}}}, {"$ref": {"$ref": "#"}}, {"$ref": {}}),
+        (
+            {"$id": "https://a.org/b", "properties": {"t": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"const": 1}}},
+            {"t": 1},
+            {"t": 2},
+        ),
+    ],
+)
+def test_references_mean_the_schema_that_they_stand_in(style, parameters, fits, fits_not, num_others):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"} | parameters}}
+    grammar = read_tools([CLOCK, tool][1 - num_others :], "required").grammar(style)
+    key = "parameters" if style == "llama" else "arguments"
+    for arguments in (fits, fits_not):
+        call = json.dumps({"name": "f", key: arguments})
+        text = call if style == "llama" else f"<tool_call>\n{call}\n</tool_call>"
+        assert accepts(grammar, text) == (arguments is fits)
 
 
 def test_chat_completion_calls_tools():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from bitnet_inference.errors import InvalidParams
@@ -34,9 +34,9 @@ _IMPOSSIBLE = frozenset((
 ))  # fmt: skip
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises InvalidParams for a schema that asks for what cannot be kept; names the place in it."""
-    waiting: list[tuple[str, int, Any]] = [("", 0, schema)]
+def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
+    """Raises InvalidParams for a schema that asks for what cannot be kept; names the place in it, behind its own."""
+    waiting: list[tuple[str, int, Any]] = [(place, 0, schema)]
     count = 0
     while waiting:
         place, depth, part = waiting.pop()
@@ -50,6 +50,21 @@ def check_schema(schema: Mapping[str, Any]) -> None:
             _refuse(place, f"is {part!r:.40}", "give a schema, which is an object, or true or false")
         _check_keywords(place, part)
         waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
+
+
+def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> Any:
+    """A copy of a checked schema with `change` made to it and to each one inside; None leaves one as it is."""
+    if isinstance(schema, bool) or (changed := change(schema)) is None:
+        return schema
+    copy = dict(changed)
+    for keyword in copy:
+        if keyword in _ONE:
+            copy[keyword] = changed_schema(copy[keyword], change)
+        elif keyword in _LISTS:
+            copy[keyword] = [changed_schema(inner, change) for inner in copy[keyword]]
+        elif keyword in _NAMED:
+            copy[keyword] = {name: changed_schema(inner, change) for name, inner in copy[keyword].items()}
+    return copy
 
 
 def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
