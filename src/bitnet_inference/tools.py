@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.grammar.schema import changed_schema, check_schema
+from bitnet_inference.grammar.schema import changed_schema, check_schema, readable_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
@@ -56,7 +56,7 @@ class Tools:
         if style == "llama":
             return Grammar(json_schema=schema)
         Grammar(json_schema=schema)  # refuses what cannot be kept, and says where
-        inner = json.dumps(schema | {"x-guidance": _ONE_LINE})
+        inner = json.dumps(readable_schema(schema) | {"x-guidance": _ONE_LINE})
         return Grammar(lark=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {inner}')
 
     def find_calls(self, text: str, style: Style) -> tuple[str, list[ToolCall]]:

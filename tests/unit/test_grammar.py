@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import threading
+from decimal import Decimal
 
 import llguidance
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from test_llm import scripted_llm
 from text_samples import sentencepiece_json, write_folder
 
@@ -242,6 +245,34 @@ def test_what_shows_with_the_vocabulary_is_refused_before_the_engine_sees_it(llm
 def test_regular_expressions_that_others_fear(llm, regex):
     output = write(llm, Grammar(regex=regex), max_tokens=20)
     assert output.finish_reason in ("stop", "length")
+
+
+@settings(max_examples=50)
+@given(
+    ends=st.lists(st.integers(-8, 8), min_size=2, max_size=2, unique=True).map(sorted),
+    is_open=st.tuples(st.booleans(), st.booleans()),
+    form=st.sampled_from(["together", "joined", "draft 4"]),
+)
+@example([4, 6], (True, True), "together")
+@example([0, 2], (True, False), "joined")
+@example([-1, 0], (True, True), "draft 4")
+def test_a_number_lies_between_its_bounds(ends, is_open, form):
+    low, high = (Decimal(quarters) / 4 for quarters in ends)
+    bounds = {"type": "number"}
+    for end, exclusive, name in ((low, is_open[0], "Minimum"), (high, is_open[1], "Maximum")):
+        if form == "draft 4":
+            bounds |= {name.lower(): float(end), f"exclusive{name}": exclusive}
+        else:
+            bounds |= {f"exclusive{name}" if exclusive else name.lower(): float(end)}
+    if form == "joined":
+        bounds["allOf"] = [dict([bounds.popitem()])]
+    grammar, middle = Grammar(json_schema=bounds), (low + high) / 2
+    assert accepts(grammar, str(middle))
+    near = [end + Decimal(step) for end in (low, high) for step in ("-0.25", "-0.001", "0", "0.001", "0.25")]
+    for text in [*map(str, near), *(f"{round(end)}" for end in near), "-0"]:
+        number = Decimal(text)
+        fits = low <= number <= high and (number, True) not in zip((low, high), is_open, strict=True)
+        assert fits or not accepts(grammar, text), (bounds, text)
 
 
 def test_a_grammar_is_a_value():

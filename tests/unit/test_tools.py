@@ -104,9 +104,10 @@ def test_a_forced_call_is_a_call(style, choice, names):
             {"t": 1},
             {"t": 2},
         ),
+        ({"properties": {"t": {"exclusiveMinimum": 0, "maximum": 0.5}}}, {"t": 0.5}, {"t": 0}),
     ],
 )
-def test_references_mean_the_schema_that_they_stand_in(style, parameters, fits, fits_not, num_others):
+def test_arguments_keep_to_their_own_schema(style, parameters, fits, fits_not, num_others):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"} | parameters}}
     grammar = read_tools([CLOCK, tool][1 - num_others :], "required").grammar(style)
     key = "parameters" if style == "llama" else "arguments"

@@ -10,7 +10,7 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.regex import check_counts, check_regex
-from bitnet_inference.grammar.schema import check_schema
+from bitnet_inference.grammar.schema import check_schema, readable_schema
 
 MAX_CHARS = 1 << 16
 MAX_CHOICES = 1000
@@ -76,7 +76,7 @@ def _read_schema(schema: object) -> str:
         raise InvalidParams(f"grammar: json_schema is {type(schema).__name__}: give a JSON object, a dict or text")
     check_schema(schema)
     try:
-        text = json.dumps(schema)
+        text = json.dumps(readable_schema(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidParams(f"grammar: json_schema is no JSON ({error}): give dicts, lists, strings, numbers") from None
     _checked_text("json_schema", text)

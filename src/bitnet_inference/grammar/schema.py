@@ -11,6 +11,7 @@ from bitnet_inference.grammar.regex import check_regex
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
+_TINY = 1e-80  # the library cannot write much smaller bounds
 
 # Keywords whose value is a schema, a list of schemas, and a mapping from names to schemas.
 _ONE = ("additionalProperties", "items")
@@ -52,6 +53,12 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
         waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
 
 
+def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked schema in words that the library reads rightly."""
+    readable: dict[str, Any] = changed_schema(schema, _with_other_open_ends)
+    return readable
+
+
 def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> Any:
     """A copy of a checked schema with `change` made to it and to each one inside; None leaves one as it is."""
     if isinstance(schema, bool) or (changed := change(schema)) is None:
@@ -65,6 +72,21 @@ def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[st
         elif keyword in _NAMED:
             copy[keyword] = {name: changed_schema(inner, change) for name, inner in copy[keyword].items()}
     return copy
+
+
+def _with_other_open_ends(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
+    ends = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
+    return {**schema, **{name: _moved_end(schema, name, other, sign) for name, other, sign in ends if name in schema}}
+
+
+def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) -> Any:
+    """A whole number that is the end next to 0, further from it by the last of 15 digits, which no reader rounds."""
+    end = schema.get(inclusive) if schema[name] is True else schema[name]  # True is what draft 4 says
+    if isinstance(end, bool) or not isinstance(end, int | float) or end % 1 or not 0 <= sign * end < 1e14:
+        return schema[name]
+    num_places = 15 - len(str(abs(int(end))))
+    return round(end + sign * 10.0**-num_places, num_places) if end else sign * _TINY
 
 
 def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
