@@ -149,10 +149,15 @@ def _function(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
     function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise InvalidParams(f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}')
-    schema = function.get("parameters", {"type": "object", "properties": {}})
+    schema = function.get("parameters")
+    if schema is None:
+        return function["name"], {"type": "object", "additionalProperties": False}
     if not isinstance(schema, Mapping):
         raise InvalidParams(f"tools[{index}]: parameters is {schema!r:.80}: give a JSON schema")
-    return function["name"], schema
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidParams(f"tools[{index}]: parameters: type is {kind!r:.80}: arguments are an object: give 'object'")
+    return function["name"], {**schema, "type": "object"}
 
 
 def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Style) -> dict[str, Any]:

@@ -105,10 +105,14 @@ def test_a_forced_call_is_a_call(style, choice, names):
             {"t": 2},
         ),
         ({"properties": {"t": {"exclusiveMinimum": 0, "maximum": 0.5}}}, {"t": 0.5}, {"t": 0}),
+        ({}, {"t": 1}, 498138.0),
+        ({"type": ["object", "null"]}, {}, None),
+        ({"anyOf": [{"type": "string"}, {"required": ["t"]}]}, {"t": 1}, "t"),
+        (None, {}, {"t": 1}),
     ],
 )
 def test_arguments_keep_to_their_own_schema(style, parameters, fits, fits_not, num_others):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"} | parameters}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     grammar = read_tools([CLOCK, tool][1 - num_others :], "required").grammar(style)
     key = "parameters" if style == "llama" else "arguments"
     for arguments in (fits, fits_not):
@@ -138,6 +142,11 @@ def test_chat_completion_calls_tools():
         ("x", None, "tools must be a list"),
         ([{}], None, r"tools\[0\] must be"),
         ([{"type": "function", "function": {"name": "x", "parameters": 3}}], None, "give a JSON schema"),
+        (
+            [CLOCK, {"type": "function", "function": {"name": "x", "parameters": {"type": "string"}}}],
+            None,
+            r"tools\[1\]: parameters: type is 'string': arguments are an object: give 'object'",
+        ),
         ([CLOCK, CLOCK], None, "two tools have one name"),
         (TOOLS, "any", "tool_choice is 'any'"),
         (TOOLS, {"type": "function", "function": {"name": "stranger"}}, "with one of weather, clock"),
