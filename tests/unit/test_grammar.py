@@ -199,6 +199,8 @@ def test_sentencepiece_vocabularies_work_too(tmp_path):
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
         ({"json_schema": {"not": {}}}, "at /: not cannot be kept: leave it out"),
         ({"json_schema": {"properties": {"a": {"items": {"uniqueItems": True}}}}}, "at /properties/a/items: uni"),
+        ({"json_schema": {"oneOf": [{"const": 1}, {"const": 2}]}}, "the cases of oneOf are told apart by their types"),
+        ({"json_schema": {"oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "$defs": {"x": {"const": 1}}}}, "a .ref"),
         ({"json_schema": {"anyOf": [{}, {"if": {}, "then": {}}]}}, "at /anyOf/1: if cannot"),
         ({"json_schema": {"$defs": {"x": {"contains": {}}}}}, r"at /\$defs/x: contains cannot"),
         ({"json_schema": {"type": "string", "minLenght": 3}}, "'minLenght' is no keyword .* did you mean minLength"),
@@ -245,6 +247,22 @@ def test_what_shows_with_the_vocabulary_is_refused_before_the_engine_sees_it(llm
 def test_regular_expressions_that_others_fear(llm, regex):
     output = write(llm, Grammar(regex=regex), max_tokens=20)
     assert output.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize(
+    "schema, fits, fits_not",
+    [
+        ({"oneOf": [{"type": "integer"}, {"type": ["string", "null"]}]}, "null", "true"),
+        ({"oneOf": [{"enum": ["a", "b"]}, {"const": "c"}]}, '"c"', '"d"'),
+        ({"oneOf": [{"type": "object", "properties": {"k": {"const": kind}}, "required": ["k"]} for kind in "ab"]},
+         '{"k": "b"}', '{"k": "c"}'),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1, 1]", '["a"]'),
+        ({"properties": {"uniqueItems": {"const": 1}}}, '{"uniqueItems": 1}', '{"uniqueItems": 2}'),
+    ],
+)  # fmt: skip
+def test_what_a_schema_lets_through(schema, fits, fits_not):
+    grammar = Grammar(json_schema=schema)
+    assert accepts(grammar, fits) and not accepts(grammar, fits_not)
 
 
 @settings(max_examples=50)

@@ -18,6 +18,14 @@ from bitnet_inference.grammar.grammar import Grammar
 
 MAX_KEPT = 16  # compiled grammars
 MAX_WORDS = 300  # of the library's, in an error
+# What the library says of options that nobody here can set, or too shortly; and what is said in its place.
+_OWN_WORDS = {
+    "<non-verbose/>": "",
+    "NoExtensionBias": "it allows no text",
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf":
+        "the cases of oneOf are told apart by their types, or by constant strings or booleans, their own or those of "
+        "required properties, and not behind a $ref; those of anyOf may overlap",
+}  # fmt: skip
 # One line, with or without a space after commas and colons: free white space lets a model write blanks for ever.
 _JSON_STYLE: llguidance._lib.JsonCompileOptions = {
     "whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"
@@ -157,7 +165,9 @@ def _limits() -> llguidance.LLParserLimits:
 
 def _line(text: str) -> str:
     """The first part of the library's words, in one line."""
-    text = " ".join(text.replace("<non-verbose/>", "").split()).replace("NoExtensionBias", "it allows no text")
+    for words, own in _OWN_WORDS.items():
+        text = text.replace(words, own)
+    text = " ".join(text.split())
     return re.sub(r" \d+ \| .*", "", text)[:MAX_WORDS].rstrip(" .:")
 
 

@@ -11,7 +11,7 @@ from bitnet_inference.grammar.regex import check_regex
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
-_TINY = 1e-80  # the library cannot write much smaller bounds
+_TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
 
 # Keywords whose value is a schema, a list of schemas, and a mapping from names to schemas.
 _ONE = ("additionalProperties", "items")
@@ -55,7 +55,7 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
 
 def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A checked schema in words that the library reads rightly."""
-    readable: dict[str, Any] = changed_schema(schema, _with_other_open_ends)
+    readable: dict[str, Any] = changed_schema(schema, _readable)
     return readable
 
 
@@ -74,10 +74,13 @@ def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[st
     return copy
 
 
-def _with_other_open_ends(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    readable = {keyword: value for keyword, value in schema.items() if keyword != "uniqueItems"}
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
-    ends = (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1))
-    return {**schema, **{name: _moved_end(schema, name, other, sign) for name, other, sign in ends if name in schema}}
+    for name, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if name in schema:
+            readable[name] = _moved_end(schema, name, inclusive, sign)
+    return readable
 
 
 def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) -> Any:
@@ -90,7 +93,9 @@ def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) 
 
 
 def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
-    for keyword in schema:
+    for keyword, value in schema.items():
+        if keyword == "uniqueItems" and value is False:  # asks for nothing
+            continue
         if keyword in _IMPOSSIBLE:
             _refuse(place, f"{keyword} cannot be kept", "leave it out")
         if keyword not in _KNOWN:
