@@ -285,7 +285,7 @@ def test_a_number_lies_between_its_bounds(ends, is_open, form):
     if form == "joined":
         bounds["allOf"] = [dict([bounds.popitem()])]
     grammar, middle = Grammar(json_schema=bounds), (low + high) / 2
-    assert accepts(grammar, str(middle))
+    assert accepts(grammar, str(middle.normalize()))
     near = [end + Decimal(step) for end in (low, high) for step in ("-0.25", "-0.001", "0", "0.001", "0.25")]
     for text in [*map(str, near), *(f"{round(end)}" for end in near), "-0"]:
         number = Decimal(text)
