@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from text_samples import BOS, EOS, TEMPLATE, TURN, byte_level_json, sentencepiece_json, write_folder
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
-from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.tokenizer import LONG_TEXT, Tokenizer
 
 
 @pytest.fixture
@@ -36,6 +38,23 @@ def test_special_tokens_in_a_text_are_text(tokenizer):
     assert plain[0] == 0 and not {0, 1, 2} & set(plain[1:])
     assert tokenizer.decode(plain) == text
     assert [i for i in tokenizer.encode(text, parse_special=True) if i < 3] == [0, 2, 0]
+
+
+def test_a_long_text_has_the_ids_of_its_parts(tokenizer):
+    part = f"say {TURN} and {BOS}\n"
+    ids, count = tokenizer.encode(part, add_special_tokens=False), LONG_TEXT // len(part) + 1
+    assert tokenizer.encode(part * count, add_special_tokens=False) == ids * count
+    special = tokenizer.encode(part, parse_special=True)
+    assert tokenizer.encode(part * count, parse_special=True) == special[:1] + special[1:] * count
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
+    encoding = threading.Thread(target=tokenizer.encode, args=["Hello world, " * 10_000])
+    both, own = time.process_time(), time.thread_time()
+    encoding.start()
+    while encoding.is_alive():
+        pass
+    assert time.thread_time() - own > (time.process_time() - both) / 4
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ END_OF_TURN = (
     "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>",
     "<end_of_turn>", "<|end_of_turn|>", "</s>",
 )  # fmt: skip
+LONG_TEXT = 1 << 13  # characters
 MAX_VOCAB_SIZE = 1 << 21  # as in formats/sizes.py; some steps take memory for every id below the highest
 
 Result = TypeVar("Result")
@@ -150,7 +151,10 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidParams(f"the text has half a surrogate pair at character {error.start}") from None
-        return self._at_the_door(lambda: rust.encode(text, add_special_tokens=False).ids)
+        if len(text) < LONG_TEXT:
+            return self._at_the_door(lambda: rust.encode(text, add_special_tokens=False).ids)
+        # Only batches let other threads run meanwhile. They start threads too, which short texts do without.
+        return self._at_the_door(lambda: rust.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _checked(self, token_id: int) -> int:
         try:
