@@ -109,6 +109,8 @@ CALL = with_arguments('{"city": "Rome</s>"}')
         ([*HI, {"role": "user", "content": 3}], r"messages\[1\]\.content must be a string"),
         ([{"role": "user", "content": None}], "has no 'content'"),
         ([{"role": "user", "content": "x", "images": []}], "unknown key 'images'"),
+        ([{"role": "user", "content": "x", "annotations": []}], "unknown key 'annotations'"),
+        ([{"role": "assistant", "content": "x", "refusal": "y"}], "unknown key 'refusal'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] must be"),
         ([{"role": "user", "content": [{"type": "image", "text": ""}]}], "only text"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"content\[0\]\.text"),
@@ -132,6 +134,24 @@ def test_keys_without_a_value_are_left_out(tmp_path):
         "role": "user",
         "content": "x",
     }
+
+
+ANSWER = {"role": "assistant", "content": "Hello."}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ANSWER | {"annotations": [], "parsed": {"a": 1}, "provider_specific_fields": {}, "reasoning_content": "Hm."},
+        ANSWER | {"audio": None, "function_call": None, "refusal": None, "tool_calls": None},
+        ANSWER | {"content": None, "refusal": "Hello."},
+        ANSWER | {"content": [{"type": "text", "text": "Hel"}, {"type": "refusal", "refusal": "lo."}]},
+        ANSWER | {"content": [{"type": "text", "text": "Hello.", "cache_control": {"type": "ephemeral"}}]},
+    ],
+)
+def test_an_answer_can_be_given_back_as_clients_hold_it(tmp_path, answer):
+    chat = chat_of(tmp_path, chat_template="{{ messages | tojson }}")
+    assert json.loads(chat.render([*HI, answer, *HI])) == [*HI, ANSWER, *HI]
 
 
 def test_calls_and_their_results_reach_the_template(tmp_path):

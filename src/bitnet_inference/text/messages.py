@@ -11,6 +11,8 @@ from bitnet_inference.errors import InvalidParams
 
 Message = Mapping[str, Any]
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+# What clients give back of an answer that they got, and what says nothing to the model.
+_ANSWER_KEYS = ("annotations", "parsed", "provider_specific_fields", "reasoning_content")
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
@@ -19,8 +21,8 @@ _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as templates get them, keys without a value left out. Raises InvalidParams.
 
-    The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are.
-    Beside `tool_calls` it may be missing. Their arguments are an object, or OpenAI's string of one; templates get the
+    The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are; a
+    "refusal" is as good as a text, and "cache_control" says nothing here. Beside `tool_calls` it may be missing. Their arguments are an object, or OpenAI's string of one; templates get the
     object.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
@@ -34,6 +36,8 @@ def _check_message(place: str, message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidParams(f'{place} must be an object {{"role": ..., "content": ...}}')
     given = {key: value for key, value in message.items() if value is not None}
+    if given.get("role") == "assistant":
+        given = _without_extras(given)
     if unknown := [key for key in given if key not in MESSAGE_KEYS]:
         raise InvalidParams(f"{place} has the unknown key {unknown[0]!r}: known are {', '.join(MESSAGE_KEYS)}")
     calls = _calls(f"{place}.tool_calls", given.pop("tool_calls", []))
@@ -50,6 +54,14 @@ def _check_message(place: str, message: Message) -> dict[str, Any]:
             raise InvalidParams(f"{place}.{key} must be a string that is not empty")
     texts = {key: str(value) for key, value in checked.items()}
     return texts | {"tool_calls": calls} if calls else texts
+
+
+def _without_extras(answer: dict[str, Any]) -> dict[str, Any]:
+    """An assistant's message as it was answered, without what is nothing to say again."""
+    kept = {key: value for key, value in answer.items() if key not in _ANSWER_KEYS}
+    if "refusal" in kept and not kept.get("content"):
+        kept["content"] = kept.pop("refusal")
+    return kept
 
 
 def _calls(place: str, calls: object) -> list[dict[str, Any]]:
@@ -80,14 +92,16 @@ def _text(place: str, content: object) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidParams(f"{place} must be a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        if not isinstance(part, Mapping) or set(part) != {"type", "text"} or part["type"] != "text":
-            raise InvalidParams(f'{place}[{index}] must be {{"type": "text", "text": ...}}: only text is supported')
-        if not isinstance(part["text"], str):
-            raise InvalidParams(f"{place}[{index}].text must be a string")
-        texts.append(part["text"])
-    return "".join(texts)
+    return "".join(_text_of_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+
+
+def _text_of_part(place: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in ("text", "refusal") or set(part) - {"cache_control"} != {"type", kind}:
+        raise InvalidParams(f'{place} must be {{"type": "text", "text": ...}}: only text is supported')
+    if not isinstance(part[kind], str):
+        raise InvalidParams(f"{place}.{kind} must be a string")
+    return str(part[kind])
 
 
 def check_plain(name: str, value: Any) -> Any:
