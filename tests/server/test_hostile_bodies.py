@@ -116,6 +116,40 @@ def test_a_refusal_names_the_field(app: Any, path: str, body: dict[str, Any], pa
     assert (refusal(app, path, body)["param"] or "").split(".")[0] == param
 
 
+IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+KINDS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/completions", {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
+    ("/v1/completions", {"prompt": [[]]}, "prompt.0: List should have at least 1 item"),
+    ("/v1/completions", {"prompt": ["x"] * 2000}, "prompt: List should have at most 1024 items"),
+    ("/v1/completions", {"prompt": 5}, "prompt: 'number' is not supported here: give one of 'text', 'list', 'token"),
+    ("/v1/completions", {"prompt": [1, *["x"] * 2000]}, "2000 values in the body are wrong"),
+    ("/v1/completions", {"prompt": "x", "<x>": 5}, "<x> is not supported: leave it out"),
+    ("/v1/chat/completions", {"messages": TALK, "stop": 5}, "stop: 'number' is not supported here: give one of 'text'"),
+    ("/v1/chat/completions", {"messages": TALK, "tool_choice": 5}, "tool_choice: 'number' is not supported"),
+    ("/v1/chat/completions", {"messages": TALK, "guided_json": 5}, "guided_json: 'number' is not supported"),
+    ("/v1/embeddings", {"input": [True]}, "input.0: Input should be a valid string"),
+    ("/v1/responses", {"input": []}, "input: List should have at least 1 item"),
+    ("/v1/responses", {"input": [5]}, "input.0: 'no object' is not supported here: give one of 'message', 'func"),
+    ("/v1/responses", {"input": [{"type": "reasoning"}]}, "input.0: 'reasoning' is not supported here"),
+    ("/v1/responses", {"input": IMAGE}, "input.0.content.0.type: Input should be 'input_text' or 'output_text'"),
+    ("/v1/responses", {"input": "x", "tool_choice": "x"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+    ("/v1/messages", {"messages": TALK, "max_tokens": 1, "system": 5}, "system: 'number' is not supported here"),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1},
+        "messages.0.content.0: 'image' is not supported here: give one of 'text', 'tool_use', 'tool_result'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "message"), KINDS, ids=[message for _, _, message in KINDS])
+def test_a_value_of_another_kind_is_told_as_what_it_is(app: Any, path: str, body: dict[str, Any], message: str) -> None:
+    error = refusal(app, path, body)
+    assert error["message"].startswith(message)
+    if error.get("param"):
+        assert message.startswith(error["param"])
+
+
 # Too long for the cache, which is smaller than the model's context; and for the context.
 @pytest.mark.parametrize(("max_cache_tokens", "repeats"), [(64, 30), (4096, 300)])
 def test_a_prompt_that_can_never_fit_is_the_clients_mistake(max_cache_tokens: int, repeats: int) -> None:

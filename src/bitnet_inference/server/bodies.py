@@ -15,6 +15,7 @@ from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.schema import Fields, field_of
 
 MAX_DEPTH = 100  # of lists and objects in each other
+MAX_MISTAKES = 1000  # with more, to list them all takes longer than to read the body
 
 Body = TypeVar("Body", bound=Fields)
 
@@ -34,7 +35,9 @@ def parse(kind: type[Body], raw: bytes) -> Body:
     try:
         body = kind.model_validate({name: each for name, each in value.items() if each is not None})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if error.error_count() > MAX_MISTAKES:
+            raise Failure(400, f"{error.error_count()} values in the body are wrong: correct them") from None
+        first = error.errors(include_url=False, include_input=False)[0]
         field, why = field_of(tuple(first["loc"]), first)
         raise Failure(400, why, param=field) from None
     try:

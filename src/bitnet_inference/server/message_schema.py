@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.server.replies import Talk
-from bitnet_inference.server.schema import Count, Fields, Part, check_form, salt_of
+from bitnet_inference.server.schema import Count, Fields, Part, TextOrList, check_form, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
 from bitnet_inference.tools import Tools, read_tools
 
@@ -54,20 +54,25 @@ class ToolResultBlock(_Strict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: TextOrList[list[TextBlock]] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
     toolset_name: None = None
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(type_of),
+]
 
 
 class Turn(_Strict):
     """A message of the conversation."""
 
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: TextOrList[list[Block]]
 
 
 class ToolSpec(_Strict):
@@ -118,7 +123,7 @@ class CountRequest(Fields):
     """POST /v1/messages/count_tokens."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
+    system: TextOrList[list[TextBlock]] | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: ToolWish | None = None
     thinking: Thinking | None = None

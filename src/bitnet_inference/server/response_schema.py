@@ -6,12 +6,24 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.response_format import read_response_format
-from bitnet_inference.server.schema import Count, Fields, NumTop, Part, StreamOptions, Temperature, check_form, salt_of
+from bitnet_inference.server.schema import (
+    Count,
+    Fields,
+    NumTop,
+    Part,
+    StreamOptions,
+    Temperature,
+    TextOrList,
+    check_form,
+    kind_of,
+    salt_of,
+    type_of,
+)
 from bitnet_inference.text.messages import check_messages
 from bitnet_inference.tools import Tools, read_tools
 
@@ -45,7 +57,7 @@ class MessageItem(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: TextOrList[list[TextPart]]
     id: str | None = None
     status: Status | None = None
 
@@ -66,7 +78,7 @@ class CallOutputItem(_Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextPart]
+    output: TextOrList[list[TextPart]]
     id: str | None = None
     status: Status | None = None
 
@@ -104,7 +116,21 @@ class TextConfig(_Item):
     format: TextForm | None = None
 
 
-Item = MessageItem | CallItem | CallOutputItem
+def _kind_of_item(item: Any) -> str:
+    has_no_type = isinstance(item, dict) and item.get("type") is None
+    return "<message>" if has_no_type else type_of(item)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[CallItem, Tag("<function_call>")]
+    | Annotated[CallOutputItem, Tag("<function_call_output>")],
+    Discriminator(_kind_of_item),
+]
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[FunctionChoice, Tag("<object>")],
+    Discriminator(kind_of),
+]
 
 
 class InputTokensRequest(Fields):
@@ -112,11 +138,11 @@ class InputTokensRequest(Fields):
 
     TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "text", "response_format": "text", "messages": "input"}
 
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: TextOrList[Annotated[list[Item], Field(min_length=1)]]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None

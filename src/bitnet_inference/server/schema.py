@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import MAX_LOGPROBS, MAX_TEMPERATURE, Overflow, SamplingParams
 from bitnet_inference.engine.terms import MAX_PRIORITY
@@ -27,12 +27,39 @@ Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
 Part = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Prompts = (
-    str
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-    | Annotated[list[TokenId], Field(min_length=1)]
-    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
-)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a JSON value, in <> as all tags of unions are: see field_of."""
+    return {str: "<text>", list: "<list>", dict: "<object>", bool: "<boolean>"}.get(type(value), "<number>")
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return kind_of(value)
+    return {int: "<token ids>", list: "<lists of token ids>"}.get(type(value[0]), "<list>")
+
+
+def type_of(value: Any) -> str:
+    """As kind_of, of an object that says its type itself."""
+    return f"<{value.get('type')}>" if isinstance(value, dict) else f"<{getattr(value, 'type', 'no object')}>"
+
+
+# A value is held against one branch of a union only, so that what is wrong with it can be said.
+Other = TypeVar("Other")
+_Text = Annotated[str, Tag("<text>")]
+TextOrList = Annotated[_Text | Annotated[Other, Tag("<list>")], Discriminator(kind_of)]
+TextOrObject = Annotated[_Text | Annotated[Other, Tag("<object>")], Discriminator(kind_of)]
+_Ids = Annotated[list[TokenId], Field(min_length=1)]
+_Lists = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[
+    _Text
+    | Annotated[_Texts, Tag("<list>")]
+    | Annotated[_Ids, Tag("<token ids>")]
+    | Annotated[_Lists, Tag("<lists of token ids>")],
+    Discriminator(_kind_of_prompt),
+]
 
 
 class Fields(BaseModel):
@@ -80,7 +107,7 @@ class SamplingFields(Fields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: str | list[str] | None = None
+    stop: TextOrList[list[str]] | None = None
     temperature: Temperature | None = None
     top_p: Part | None = None
     top_k: Count | None = None
@@ -96,7 +123,7 @@ class SamplingFields(Fields):
     stop_token_ids: list[TokenId] | None = None
     overflow: Overflow | None = None
     response_format: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | None = None
+    guided_json: TextOrObject[dict[str, Any]] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -160,7 +187,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: TextOrObject[dict[str, Any]] | None = None
     parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -261,12 +288,17 @@ def _token_id(text: str) -> int:
 
 def field_of(place: tuple[Any, ...], problem: Mapping[str, Any]) -> tuple[str | None, str]:
     """The field that pydantic complains of, and one line about it."""
-    names = [str(part) for part in place]
-    field = ".".join(names) or None
-    if problem["type"] == "extra_forbidden":
+    is_unknown = problem["type"] == "extra_forbidden"  # and its name is what a client wrote, no tag
+    names = [str(part) for part in place[: len(place) - is_unknown] if not str(part).startswith("<")]
+    field = ".".join([*names, str(place[-1])] if is_unknown else names) or None
+    if is_unknown:
         return field, f"{field} is not supported: leave it out"
     if problem["type"] == "missing":
         return field, f"{field} is missing: give it"
+    if problem["type"] == "union_tag_invalid":
+        found, known = (str(problem["ctx"][name]) for name in ("tag", "expected_tags"))
+        wanted = known.replace("<", "").replace(">", "")
+        return field, f"{field}: {found[1:-1]!r:.80} is not supported here: give one of {wanted}"
     why = str(problem["msg"]).removeprefix("Value error, ")
     if field is None:
         first = why.replace(":", " ").split(" ", 1)[0]

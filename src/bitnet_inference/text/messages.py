@@ -22,8 +22,8 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as templates get them, keys without a value left out. Raises InvalidParams.
 
     The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are; a
-    "refusal" is as good as a text, and "cache_control" says nothing here. Beside `tool_calls` it may be missing. Their arguments are an object, or OpenAI's string of one; templates get the
-    object.
+    "refusal" is such a text too, and "cache_control" says nothing here. Beside `tool_calls` it may be missing. Their
+    arguments are an object, or OpenAI's string of one; templates get the object.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidParams('messages must be a list of {"role": ..., "content": ...}')
