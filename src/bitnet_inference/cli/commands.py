@@ -90,7 +90,8 @@ def bitnet(
 
 
 for command in (run, chat, serve, top, pull, show, batch, inspect, convert, bench, doctor):
-    app.command()(command)
+    # A server's options can all stand in the environment: in containers and services they have to.
+    app.command(context_settings={"auto_envvar_prefix": "BITNET"} if command is serve else None)(command)
 app.command("list")(list_models)
 app.command("rm")(remove)
 app.command("eval")(evaluate)

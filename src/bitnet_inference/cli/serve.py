@@ -63,7 +63,9 @@ _MODELS = typer.Argument(
     metavar="[MODEL]...", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH."
 )
 _OTLP = typer.Option(
-    envvar="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL", help="Send traces to this OpenTelemetry collector."
+    envvar=["BITNET_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+    metavar="URL",
+    help="Send traces to this OpenTelemetry collector.",
 )
 
 
