@@ -25,7 +25,7 @@ from bitnet_inference.cli import app as command
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.models import Models
-from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, read_keys
+from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, bind, read_keys
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.hosts import MAX_THREADS
 from bitnet_inference.server.journal import Journaled
@@ -293,12 +293,28 @@ def test_https(served: ServedModels) -> None:
         (["--tls-key", "missing.pem"], "TLS takes a certificate and a private key"),
         (["a=default", "a=default"], "two models are called"),
         (["--drain-timeout", "-1"], "drain_timeout_s is -1"),
-        (["nowhere/nothing"], "nowhere/nothing"),
+        (["nowhere/nothing", "--port", "0"], "nowhere/nothing"),
+        (["--host", "192.0.2.1"], "192.0.2.1:8000 cannot be listened at ("),
     ],
 )
 def test_impossible_options_are_refused_in_a_line(options: list[str], why: str) -> None:
     result = CliRunner().invoke(command, ["serve", *options])
     assert result.exit_code == 2 and why in result.output and len(result.output.splitlines()) == 1
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Models, "preload")
+    result = CliRunner().invoke(command, ["serve", "--port", str(running.address[1])])
+    assert result.exit_code == 2 and "(Address already in use): give another" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_every_host_has_sockets_with_one_port(host: str) -> None:
+    sockets = bind(Listening(host=host, port=0))
+    assert len({each.getsockname()[1] for each in sockets}) == 1
+    for each in sockets:
+        each.close()
 
 
 def test_pages_from_elsewhere_only_where_allowed(served: ServedModels) -> None:

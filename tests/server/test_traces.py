@@ -137,7 +137,7 @@ def test_without_the_option_the_sdk_is_not_imported() -> None:
 def test_without_the_extra_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "bitnet_inference.server.traces")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)  # as if it were not installed
-    done = CliRunner().invoke(app, ["serve", "--otlp-endpoint", "http://127.0.0.1:9"])
+    done = CliRunner().invoke(app, ["serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:9"])
     assert done.exit_code == 2 and 'pip install "bitnet-inference[otel]"' in done.output
 
 

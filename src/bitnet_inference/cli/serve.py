@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from bitnet_inference.cli.options import LOADING, progress_bar, with_options
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
+    from bitnet_inference.models import Models
+    from bitnet_inference.server.options import Listening
     from bitnet_inference.server.traces import Tracing
 
 
@@ -89,6 +92,7 @@ def serve(
         ServedModels,
         ServerOptions,
         Watch,
+        bind,
         make_front,
         make_server,
         read_keys,
@@ -100,6 +104,10 @@ def serve(
     paths, journal = _named(models or ["default"]), None if no_log else Journal(log_file)
     watch = Watch()
     with ExitStack() as stack:
+        sockets = bind(listening)
+        for each in sockets:
+            stack.callback(each.close)
+        listening = replace(listening, port=sockets[0].getsockname()[1])
         tracing = stack.enter_context(closing(_tracing(otlp_endpoint))) if otlp_endpoint else None
         listener = tracing.beside(watch.listener) if tracing else watch.listener
         with progress_bar() as progress:
@@ -108,12 +116,16 @@ def serve(
             held.preload(next(iter(paths.values())))
         front = make_front(ServedModels(held, paths), options, journal, watch, tracing)
         server = make_server(front, listening, options, held.close)
-        (first,) = held.loaded()
-        typer.echo(f"{next(iter(paths))} runs on {first.device}: {first.why_there}", err=True)
-        typer.echo(f"serving {', '.join(paths)} at {listening.url}/v1, a page at {listening.url}", err=True)
-        if not keys and not listening.is_private:
-            typer.echo("warning: whoever reaches this address may use it: give --api-key to change that", err=True)
-        server.run()
+        _tell(held, list(paths), listening, is_open=not keys)
+        server.run(sockets)
+
+
+def _tell(held: Models, names: Sequence[str], listening: Listening, is_open: bool) -> None:
+    (first,) = held.loaded()
+    typer.echo(f"{names[0]} runs on {first.device}: {first.why_there}", err=True)
+    typer.echo(f"serving {', '.join(names)} at {listening.url}/v1, a page at {listening.url}", err=True)
+    if is_open and not listening.is_private:
+        typer.echo("warning: whoever reaches this address may use it: give --api-key to change that", err=True)
 
 
 def _tracing(endpoint: str) -> Tracing:

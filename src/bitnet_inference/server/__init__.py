@@ -6,7 +6,7 @@ from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.journal import Journal
 from bitnet_inference.server.keys import read_keys
 from bitnet_inference.server.options import Listening, ServerOptions
-from bitnet_inference.server.run import make_server
+from bitnet_inference.server.run import bind, make_server
 from bitnet_inference.server.stats import Watch
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ServedModels",
     "ServerOptions",
     "Watch",
+    "bind",
     "make_app",
     "make_front",
     "make_server",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.server.front import Front
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.options import Listening, ServerOptions
@@ -136,6 +138,48 @@ class Server(uvicorn.Server):
 
         loop = asyncio.get_running_loop()
         loop.call_later(self._options.shutdown_delay_s, close)
+
+
+def bind(listening: Listening) -> list[socket.socket]:
+    """Sockets at all addresses of a host, for `Server.run`: a port in use is known before a model is loaded.
+
+    Raises InvalidParams where there is none to be had.
+    """
+    port, bound, why = listening.port, list[socket.socket](), ""
+    try:
+        found = socket.getaddrinfo(listening.host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, (host, _, *more) in found:
+            try:
+                bound.append(_bound(family, (host, port, *more)))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:  # as ::1 is where there is no IPv6
+                    raise
+                why = str(error.strerror)
+            else:
+                port = bound[-1].getsockname()[1]
+    except OSError as error:
+        why = str(error.strerror)
+        while bound:
+            bound.pop().close()
+    if not bound:
+        raise InvalidParams(
+            f"{listening.host}:{listening.port} cannot be listened at ({why}): give another host or port"
+        )
+    return bound
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
+    opened = socket.socket(family)
+    try:
+        if sys.platform != "win32":
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # IPv4 has a socket of its own
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def make_server(
