@@ -154,6 +154,12 @@ def test_an_answer_can_be_given_back_as_clients_hold_it(tmp_path, answer):
     assert json.loads(chat.render([*HI, answer, *HI])) == [*HI, ANSWER, *HI]
 
 
+@pytest.mark.parametrize("role, shown", [("x", "system"), ("developer", "developer")])
+def test_a_developer_is_the_system_where_the_template_knows_none(tmp_path, role, shown):
+    template = f"{{{{ messages[0].role }}}}{{% if messages[0].role == '{role}' %}}{{% endif %}}"
+    assert chat_of(tmp_path, chat_template=template).render([{"role": "developer", "content": "x"}, *HI]) == shown
+
+
 def test_calls_and_their_results_reach_the_template(tmp_path):
     """Arguments as an object, whichever way they were given; special tokens in them are plain text."""
     chat = chat_of(tmp_path, chat_template="{{ messages | tojson }}")

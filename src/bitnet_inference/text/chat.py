@@ -82,9 +82,12 @@ class Chat:
 
     def _render(self, inputs: dict[str, Any], name: str | None, add_generation_prompt: bool) -> str:
         template = self._template(name, inputs["tools"] is not None)
-        variables = inputs.pop("variables")
+        variables, messages = inputs.pop("variables"), inputs.pop("messages")
+        if not template.knows_developer:  # OpenAI's newer name of the same role
+            messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
         return template.render({
-            **self._tokenizer.named, **inputs, "add_generation_prompt": add_generation_prompt, **variables
+            **self._tokenizer.named, **inputs, "messages": messages, "add_generation_prompt": add_generation_prompt,
+            **variables,
         })  # fmt: skip
 
     def _template(self, name: str | None, has_tools: bool) -> Template:
@@ -136,10 +139,14 @@ def _objects(name: str, value: Any) -> Any:
 
 
 class Template:
-    """One compiled template; `name` goes before its error messages."""
+    """One compiled template; `name` goes before its error messages.
+
+    `knows_developer`: whether it speaks of that role.
+    """
 
     def __init__(self, source: str, name: str, max_seconds: float = MAX_SECONDS) -> None:
         self._name = name
+        self.knows_developer = "developer" in source
         self._max_seconds = max_seconds
         self._lock = threading.Lock()  # the environment holds one budget, so one rendering at a time
         self._environment = _Environment()
