@@ -317,6 +317,12 @@ def test_every_host_has_sockets_with_one_port(host: str) -> None:
         each.close()
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/v1/models", "/v1/models/story", "/metrics", "/"])
+def test_whoever_gets_may_ask_for_the_head_alone(running: Running, path: str) -> None:
+    with urllib.request.urlopen(urllib.request.Request(running.url + path, method="HEAD")) as answer:
+        assert (answer.status, answer.read()) == (200, b"") and int(answer.headers["content-length"]) > 0
+
+
 def test_pages_from_elsewhere_only_where_allowed(served: ServedModels) -> None:
     with Running(served, ServerOptions(cors_origins=("https://page.example",))) as server:
         allowed = [

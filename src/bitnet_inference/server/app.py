@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -55,6 +56,7 @@ def make_app(served: ServedModels, metrics: ServerMetrics | None = None, watch: 
         add_stats(app, served, watch)
     if metrics is not None:
         add_metrics(app, metrics)
+    _add_heads(app)
     app.openapi = document(app, BODIES)  # type: ignore[method-assign]
     return app
 
@@ -86,6 +88,12 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
     @app.get("/version", **describe(None, "The version of this package."))
     async def version() -> Response:
         return json_response({"version": installed_version()})
+
+
+def _add_heads(app: FastAPI) -> None:
+    """HEAD for every GET, with which some look whether a server is there. The document is without them."""
+    for route in [each for each in app.routes if isinstance(each, APIRoute) and each.methods == {"GET"}]:
+        app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 
 def _model(served: ServedModels, name: str, created: int) -> dict[str, Any]:
