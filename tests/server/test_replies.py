@@ -50,3 +50,9 @@ def test_a_whole_text_has_what_its_stream_has() -> None:
         shown, rest, calls = streamed(text, "hermes")
         content, found = Reply("hermes", TOOLS).whole(text)
         assert content == ("".join(shown) + rest).strip() and len(found) == len(calls)
+
+
+@pytest.mark.parametrize(("text", "style"), [('{"name": "cl', "llama"), ('<tool_call>\n{"name"', "hermes")])
+def test_a_forced_call_that_was_cut_is_no_text(text: str, style: Style) -> None:
+    reply = Reply(style, read_tools([{"type": "function", "function": {"name": "clock"}}], "required"))
+    assert "".join(map(reply.push, text)) == "" and reply.end() == ("", [])

@@ -79,7 +79,8 @@ class Reply:
             return "", []
         content, calls = self._tools.find_calls(self._held.text, self._style)
         if not calls:
-            return self._held.rest(), []
+            # The form of a forced call allows nothing else: this is a piece of one, which had no room to end.
+            return "" if self._tools.forced else self._held.rest(), []
         before = self._held.text[: self._num_shown].strip()
         rest = content[len(before) :] if content.startswith(before) else ""
         return rest, calls[:1] if self._one_call else calls
