@@ -13,6 +13,9 @@ from conftest import Running
 
 from bitnet_inference.models import Models
 from bitnet_inference.server import ServedModels, ServerOptions, make_app, make_front
+from bitnet_inference.server.bodies import parse
+from bitnet_inference.server.message_schema import MessagesRequest
+from bitnet_inference.server.schema import ChatRequest
 
 BAD = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
 STRICT = {"type": "function", "function": {"name": "x", "strict": True}}
@@ -78,6 +81,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": TALK, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
     ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"x": 1}}, "logit_bias"),
     ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"99999": 1}}, "logit_bias"),
+    ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"5_0": 1}}, "logit_bias"),
+    ("/v1/chat/completions", {"messages": TALK, "logit_bias": {" 5 ": 1}}, "logit_bias"),
+    ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ("/v1/chat/completions", {"messages": TALK, "temperature": 1e9}, "temperature"),
     ("/v1/chat/completions", {"messages": TALK, "response_format": {"type": "xml"}}, "response_format"),
     ("/v1/chat/completions", {"messages": TALK, "guided_regex": "(?=x)"}, "guided_regex"),
@@ -127,6 +133,8 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": TALK, "stop": 5}, "stop: 'number' is not supported here: give one of 'text'"),
     ("/v1/chat/completions", {"messages": TALK, "tool_choice": 5}, "tool_choice: 'number' is not supported"),
     ("/v1/chat/completions", {"messages": TALK, "guided_json": 5}, "guided_json: 'number' is not supported"),
+    ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot': give"),
+    ("/tokenize", {"messages": [*TALK, {"role": "robot", "content": "x"}]}, "messages[1].role is 'robot': give one"),
     ("/v1/embeddings", {"input": [True]}, "input.0: Input should be a valid string"),
     ("/v1/responses", {"input": []}, "input: List should have at least 1 item"),
     ("/v1/responses", {"input": [5]}, "input.0: 'no object' is not supported here: give one of 'message', 'func"),
@@ -148,6 +156,14 @@ def test_a_value_of_another_kind_is_told_as_what_it_is(app: Any, path: str, body
     assert error["message"].startswith(message)
     if error.get("param"):
         assert message.startswith(error["param"])
+
+
+def test_null_counts_as_left_out_inside_objects_too() -> None:
+    chat = {"messages": TALK, "stream": True, "stream_options": {"include_usage": None}}
+    assert not parse(ChatRequest, json.dumps(chat).encode()).wants_usage
+    result = {"type": "tool_result", "tool_use_id": "x", "content": None, "is_error": None}
+    asked = {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1, "tool_choice": None}
+    assert parse(MessagesRequest, json.dumps(asked).encode()).talk.messages[0]["content"] == ""
 
 
 # Too long for the cache, which is smaller than the model's context; and for the context.

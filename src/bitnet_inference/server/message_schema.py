@@ -7,28 +7,24 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.server.replies import Talk
-from bitnet_inference.server.schema import Count, Fields, Part, TextOrList, check_form, salt_of, type_of
+from bitnet_inference.server.schema import Count, Fields, Inner, Part, TextOrList, check_form, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
 from bitnet_inference.tools import Tools, read_tools
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class CacheControl(_Strict):
+class CacheControl(Inner):
     """What is in the cache is found there by everybody's requests with the same beginning, marked or not."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(_Strict):
+class TextBlock(Inner):
     """Text."""
 
     type: Literal["text"]
@@ -37,7 +33,7 @@ class TextBlock(_Strict):
     citations: None = None
 
 
-class ToolUseBlock(_Strict):
+class ToolUseBlock(Inner):
     """A call that the assistant has made."""
 
     type: Literal["tool_use"]
@@ -49,7 +45,7 @@ class ToolUseBlock(_Strict):
     toolset_name: None = None
 
 
-class ToolResultBlock(_Strict):
+class ToolResultBlock(Inner):
     """What a call gave."""
 
     type: Literal["tool_result"]
@@ -68,14 +64,14 @@ Block = Annotated[
 ]
 
 
-class Turn(_Strict):
+class Turn(Inner):
     """A message of the conversation."""
 
     role: Literal["user", "assistant"]
     content: TextOrList[list[Block]]
 
 
-class ToolSpec(_Strict):
+class ToolSpec(Inner):
     """A function that may be called."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -86,7 +82,7 @@ class ToolSpec(_Strict):
     cache_control: CacheControl | None = None
 
 
-class ToolWish(_Strict):
+class ToolWish(Inner):
     """Which tools shall be called."""
 
     type: Literal["auto", "any", "none", "tool"]
@@ -94,26 +90,26 @@ class ToolWish(_Strict):
     disable_parallel_tool_use: bool = False
 
 
-class OutputFormat(_Strict):
+class OutputFormat(Inner):
     """The form of the answer."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(_Strict):
+class OutputConfig(Inner):
     """How the answer shall look."""
 
     format: OutputFormat | None = None
 
 
-class Metadata(_Strict):
+class Metadata(Inner):
     """`user_id`: each has a cache of its own."""
 
     user_id: str | None = None
 
 
-class Thinking(_Strict):
+class Thinking(Inner):
     """No model here thinks apart from its answer."""
 
     type: Literal["disabled"]

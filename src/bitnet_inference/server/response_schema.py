@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.grammar.grammar import Grammar
@@ -14,6 +14,7 @@ from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.server.schema import (
     Count,
     Fields,
+    Inner,
     NumTop,
     Part,
     StreamOptions,
@@ -31,19 +32,7 @@ LOGPROBS = "message.output_text.logprobs"
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Item(BaseModel):
-    """What is null counts as left out: clients send back what they got."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        is_object = isinstance(value, dict)
-        return {name: each for name, each in value.items() if each is not None} if is_object else value
-
-
-class TextPart(_Item):
+class TextPart(Inner):
     """A part of a message. Annotations and log-probabilities of an earlier answer say nothing to the model."""
 
     type: Literal["input_text", "output_text"]
@@ -52,7 +41,7 @@ class TextPart(_Item):
     logprobs: list[Any] | None = None
 
 
-class MessageItem(_Item):
+class MessageItem(Inner):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -62,7 +51,7 @@ class MessageItem(_Item):
     status: Status | None = None
 
 
-class CallItem(_Item):
+class CallItem(Inner):
     """A call that the assistant has made."""
 
     type: Literal["function_call"]
@@ -73,7 +62,7 @@ class CallItem(_Item):
     status: Status | None = None
 
 
-class CallOutputItem(_Item):
+class CallOutputItem(Inner):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -83,7 +72,7 @@ class CallOutputItem(_Item):
     status: Status | None = None
 
 
-class FunctionTool(_Item):
+class FunctionTool(Inner):
     """A function that may be called."""
 
     type: Literal["function"]
@@ -93,14 +82,14 @@ class FunctionTool(_Item):
     strict: bool | None = None
 
 
-class FunctionChoice(_Item):
+class FunctionChoice(Inner):
     """The function that must be called."""
 
     type: Literal["function"]
     name: str
 
 
-class TextForm(_Item):
+class TextForm(Inner):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -110,7 +99,7 @@ class TextForm(_Item):
     strict: bool | None = None
 
 
-class TextConfig(_Item):
+class TextConfig(Inner):
     """How the answer shall look."""
 
     format: TextForm | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -13,7 +14,7 @@ from bitnet_inference.engine.terms import MAX_PRIORITY
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.response_format import read_response_format
-from bitnet_inference.text.messages import check_messages
+from bitnet_inference.text.messages import ROLES, check_messages
 from bitnet_inference.tools import Tools, read_tools
 
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
@@ -85,10 +86,20 @@ class Fields(BaseModel):
         """Raises InvalidParams for what can be seen to be wrong without a model."""
 
 
-class StreamOptions(BaseModel):
-    """`include_usage`: one more event before the end, which says what the request has cost."""
+class Inner(BaseModel):
+    """An object within a body. What is null counts as left out, as in a body: clients send back what they got."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        is_object = isinstance(value, dict)
+        return {name: each for name, each in value.items() if each is not None} if is_object else value
+
+
+class StreamOptions(Inner):
+    """`include_usage`: one more event before the end, which says what the request has cost."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -206,7 +217,7 @@ class ChatRequest(SamplingFields):
 
     def check(self) -> None:
         """See Fields."""
-        check_messages(self.messages)
+        check_talk(self.messages)
         super().check()
         check_form(self.grammar, self.callable_tools, self.tools)
 
@@ -256,6 +267,13 @@ class TextRequest(SamplingFields):
         return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
+def check_talk(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InvalidParams for messages that are none, and for roles that nobody has."""
+    for index, message in enumerate(check_messages(messages)):
+        if message["role"] not in ROLES:
+            raise InvalidParams(f"messages[{index}].role is {message['role']!r:.80}: give one of {', '.join(ROLES)}")
+
+
 def check_form(grammar: Grammar | None, chosen: Tools | None, tools: Sequence[Mapping[str, Any]] | None) -> None:
     """Raises InvalidParams where the form of an answer or of its calls cannot be kept.
 
@@ -280,10 +298,9 @@ def salt_of(*parts: str | None) -> str:
 
 
 def _token_id(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidParams(f"logit_bias: {text!r:.40} is no token id: give whole numbers as keys") from None
+    if not re.fullmatch("[0-9]{1,10}", text):
+        raise InvalidParams(f"logit_bias: {text!r:.40} is no token id: give whole numbers as keys")
+    return int(text)
 
 
 def field_of(place: tuple[Any, ...], problem: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from bitnet_inference.llm import LLM
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
-from bitnet_inference.server.schema import Fields, TokenId
+from bitnet_inference.server.schema import Fields, TokenId, check_talk
 from bitnet_inference.server.sse import json_response
-from bitnet_inference.text.messages import check_messages
 
 MAX_TOKENS = 1 << 20
 
@@ -41,7 +40,7 @@ class TokenizeRequest(Fields):
     def check(self) -> None:
         """See Fields."""
         if self.messages is not None:
-            check_messages(self.messages)
+            check_talk(self.messages)
 
 
 class DetokenizeRequest(Fields):
