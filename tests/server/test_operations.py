@@ -293,6 +293,11 @@ def test_https(served: ServedModels) -> None:
         (["--tls-key", "missing.pem"], "TLS takes a certificate and a private key"),
         (["a=default", "a=default"], "two models are called"),
         (["--drain-timeout", "-1"], "drain_timeout_s is -1"),
+        (["--log-file", "lines", "--no-log"], "give one of them"),
+        (["--trusted-proxy", "nonsense"], "trusted_proxies: 'nonsense' is no address"),
+        (["--trusted-proxy", "10.0.0.1/8"], "trusted_proxies: '10.0.0.1/8' is no address"),
+        (["--cors-origin", "http://good.com/"], "cors_origins: 'http://good.com/' is nothing that"),
+        (["--cors-origin", "not a url"], "cors_origins: 'not a url' is nothing that"),
         (["nowhere/nothing", "--port", "0"], "nowhere/nothing"),
         (["--host", "192.0.2.1"], "192.0.2.1:8000 cannot be listened at ("),
     ],
@@ -300,6 +305,11 @@ def test_https(served: ServedModels) -> None:
 def test_impossible_options_are_refused_in_a_line(options: list[str], why: str) -> None:
     result = CliRunner().invoke(command, ["serve", *options])
     assert result.exit_code == 2 and why in result.output and len(result.output.splitlines()) == 1
+
+
+def test_origins_and_proxies_that_there_can_be() -> None:
+    ServerOptions(cors_origins=("*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:8000"))
+    Listening(trusted_proxies=("*", "10.0.0.0/8", "::1", "127.0.0.1"))
 
 
 def test_a_port_in_use_is_told_before_a_model_is_loaded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,8 @@ def serve(
     listening = Listening(**_given(ctx, LISTENING))
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
+    if no_log and log_file is not None:
+        raise InvalidParams("--no-log leaves no lines for --log-file: give one of them")
     paths, journal = _named(models or ["default"]), None if no_log else Journal(log_file)
     watch = Watch()
     with ExitStack() as stack:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.server.keys import Key
+
+_ORIGIN = r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,12 @@ class ServerOptions:
         for name in ("shutdown_delay_s", "drain_timeout_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidParams(f"{name} is {getattr(self, name)}: give seconds, 0 or more")
+        for origin in self.cors_origins:
+            if not re.fullmatch(_ORIGIN, origin):
+                cure = 'give scheme://host or scheme://host:port, in small letters, or "*"'
+                raise InvalidParams(
+                    f"cors_origins: {origin!r:.80} is nothing that a browser sends as its Origin: {cure}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +84,9 @@ class Listening:
         for file in (self.certificate, self.private_key):
             if file is not None and not file.is_file():
                 raise InvalidParams(f"{file}: there is no such file: give the path of a PEM file")
+        for each in self.trusted_proxies:
+            if each != "*" and not _is_network(each):
+                raise InvalidParams(f'trusted_proxies: {each!r:.80} is no address: give one, a network, or "*"')
 
     @property
     def url(self) -> str:
@@ -85,3 +98,11 @@ class Listening:
     def is_private(self) -> bool:
         """Whether only this machine reaches it."""
         return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
