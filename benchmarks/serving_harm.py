@@ -15,7 +15,7 @@ from serving_traffic import TEXT
 
 Harm = Callable[[int, int, float], int]
 ENDLESS = {"prompt": "Once", "max_tokens": 100_000, "overflow": "sliding", "ignore_eos": True, "stream": True}
-HEAD = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+HEAD = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 PATIENCE_S = 60.0
 FLOOD_S = 10.0
 

@@ -153,14 +153,16 @@ def raw(server: Running, text: bytes) -> bytes:
 
 def test_half_a_head_half_a_body_and_a_flood_of_headers_end(strict: Running) -> None:
     assert raw(strict, b"GET /health HTTP/1.1\r\nHost") == b""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
     assert b" 408 " in raw(strict, head + b'Content-Length: 100\r\n\r\n{"prompt"')
     flood = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(100))
     assert not raw(strict, b"GET /health HTTP/1.1\r\n" + flood + b"\r\n").startswith(b"HTTP/1.1 200")
 
 
 def test_what_is_refused_is_not_read_for_ever(strict: Running) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(strict.address[:2], timeout=20) as connection, pytest.raises(OSError):
         connection.sendall(head + b"Content-Length: 1000000000\r\n\r\n")
         assert b" 413 " in connection.recv(1 << 16)
@@ -305,6 +307,31 @@ def test_https(served: ServedModels) -> None:
 def test_impossible_options_are_refused_in_a_line(options: list[str], why: str) -> None:
     result = CliRunner().invoke(command, ["serve", *options])
     assert result.exit_code == 2 and why in result.output and len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("localhost.evil.example:8000", 403),
+        ("", 403),
+        ("localhost:8000", 200),
+        ("LOCALHOST.", 200),
+        ("chat.localhost", 200),
+        ("host.docker.internal:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+    ],
+)
+def test_a_page_of_the_web_whose_name_leads_here_is_refused(running: Running, host: str, status: int) -> None:
+    assert get(f"{running.url}/v1/models", {"Host": host})[0] == status
+
+
+def test_any_name_is_good_for_who_has_a_key_and_for_the_health_check(served: ServedModels, running: Running) -> None:
+    with Running(served, ServerOptions(keys=read_keys(["sesame-open"]))) as server:
+        assert get(f"{server.url}/v1/models", {"Host": "a.example", "x-api-key": "sesame-open"})[0] == 200
+    assert get(f"{running.url}/health", {"Host": "a.example"})[0] == 200
+    assert raw(running, b"GET /v1/models HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 def test_origins_and_proxies_that_there_can_be() -> None:

@@ -15,7 +15,7 @@ from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
     from bitnet_inference.models import Models
-    from bitnet_inference.server.options import Listening
+    from bitnet_inference.server import Journal, Listening
     from bitnet_inference.server.traces import Tracing
 
 
@@ -87,7 +87,6 @@ def serve(
     """
     from bitnet_inference.models import Models
     from bitnet_inference.server import (
-        Journal,
         Listening,
         ServedModels,
         ServerOptions,
@@ -101,9 +100,7 @@ def serve(
     listening = Listening(**_given(ctx, LISTENING))
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
-    if no_log and log_file is not None:
-        raise InvalidParams("--no-log leaves no lines for --log-file: give one of them")
-    paths, journal = _named(models or ["default"]), None if no_log else Journal(log_file)
+    paths, journal = _named(models or ["default"]), _journal(log_file, no_log)
     watch = Watch()
     with ExitStack() as stack:
         sockets = bind(listening)
@@ -120,6 +117,14 @@ def serve(
         server = make_server(front, listening, options, held.close)
         _tell(held, list(paths), listening, is_open=not keys)
         server.run(sockets)
+
+
+def _journal(log_file: Path | None, no_log: bool) -> Journal | None:
+    from bitnet_inference.server import Journal
+
+    if no_log and log_file is not None:
+        raise InvalidParams("--no-log leaves no lines for --log-file: give one of them")
+    return None if no_log else Journal(log_file)
 
 
 def _tell(held: Models, names: Sequence[str], listening: Listening, is_open: bool) -> None:

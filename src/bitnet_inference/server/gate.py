@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ MAX_CALLERS = 100_000  # that are remembered at a time
 # Open to everybody: what watches over a server, and the page, which asks for the key.
 OPEN = ("/health", "/ready", "/version", "/", "/dashboard")
 OPEN_BELOW = "/web/"
+_OWN_NAMES = (".localhost", ".local", ".internal")  # which nobody can have in the web; containers use the last
 UNCOUNTED = ("/metrics", "/stats")  # asked every few seconds by who watches
 
 
@@ -36,13 +39,16 @@ class Account:
 
 
 class Gate:
-    """An ASGI application around another one. `is_closing` is set when no more requests shall come in."""
+    """An ASGI application around another one. `is_closing` is set when no more requests shall come in.
+
+    `is_private` is set where only this machine reaches it and there are no keys: then names of the web are refused.
+    """
 
     def __init__(self, app: ASGIApp, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._options, self._clock = app, options, clock
         self._accounts: dict[str, Account] = {}
         self.is_ready = True
-        self.is_closing = False
+        self.is_closing = self.is_private = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -66,6 +72,8 @@ class Gate:
             return
         if self.is_closing:
             raise Failure(503, "the server is shutting down: try again soon", code="shutting_down", retry_after_s=5)
+        if self.is_private:
+            _check_host(scope)
         scope[CALLER], scope[OPTIONS] = self._caller(scope), self._options
         if path in UNCOUNTED:
             yield
@@ -140,6 +148,19 @@ class Gate:
 def _address(scope: MutableMapping[str, Any]) -> str:
     client = scope.get("client")
     return client[0] if client else "unknown"
+
+
+def _check_host(scope: MutableMapping[str, Any]) -> None:
+    """Refuse a page of the web that lets its own name lead to this machine, and so may read what it says."""
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
+    name = re.sub(r":\d*$", "", given).strip("[]").rstrip(".").lower()
+    if f".{name}".endswith(_OWN_NAMES):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        why = f"the Host is {given!r:.80}, and without API keys only localhost is answered: start with --api-key"
+        raise Failure(403, why, code="unknown_host") from None
 
 
 def _sent_key(scope: MutableMapping[str, Any]) -> str | None:

@@ -190,6 +190,7 @@ def make_server(
 ) -> Server:
     """A server that does not run yet: `run()` serves until SIGINT or SIGTERM, then ends as the options say."""
     _allow_files(options.max_connections)
+    front.gate.is_private = listening.is_private and not options.keys
     config = uvicorn.Config(
         front.app,
         host=listening.host,
