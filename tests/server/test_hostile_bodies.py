@@ -123,6 +123,7 @@ def test_a_refusal_names_the_field(app: Any, path: str, body: dict[str, Any], pa
 
 
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+CLOCK = {"messages": TALK, "max_tokens": 1, "tools": [{"name": "clock", "input_schema": {}}]}
 KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
     ("/v1/completions", {"prompt": [[]]}, "prompt.0: List should have at least 1 item"),
@@ -136,6 +137,9 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot': give"),
     ("/tokenize", {"messages": [*TALK, {"role": "robot", "content": "x"}]}, "messages[1].role is 'robot': give one"),
     ("/v1/embeddings", {"input": [True]}, "input.0: Input should be a valid string"),
+    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format: name is missing"),
+    ("/v1/messages", CLOCK | {"tool_choice": {"type": "tool"}}, "tool_choice: name is missing: say which tool"),
+    ("/v1/messages", CLOCK | {"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name is 'x': give one of"),
     ("/v1/responses", {"input": []}, "input: List should have at least 1 item"),
     ("/v1/responses", {"input": [5]}, "input.0: 'no object' is not supported here: give one of 'message', 'func"),
     ("/v1/responses", {"input": [{"type": "reasoning"}]}, "input.0: 'reasoning' is not supported here"),

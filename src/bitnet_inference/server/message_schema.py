@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.server.replies import Talk
 from bitnet_inference.server.schema import Count, Fields, Inner, Part, TextOrList, check_form, salt_of, type_of
@@ -89,6 +90,12 @@ class ToolWish(Inner):
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
+    @model_validator(mode="after")
+    def _says_which(self) -> ToolWish:
+        if self.type == "tool" and self.name is None:
+            raise ValueError("name is missing: say which tool")
+        return self
+
 
 class OutputFormat(Inner):
     """The form of the answer."""
@@ -152,6 +159,8 @@ class CountRequest(Fields):
         wish, tools = self.tool_choice or ToolWish(type="auto"), [_tool(each) for each in self.tools or ()]
         if self.tool_choice is None and not tools:
             return None
+        if wish.type == "tool" and wish.name not in (known := [each.name for each in self.tools or ()]):
+            raise InvalidParams(f"tool_choice.name is {wish.name!r:.80}: give one of the tools: {', '.join(known)}")
         choice: Any = {"any": "required", "tool": {"type": "function", "function": {"name": wish.name}}}
         return read_tools(tools, choice.get(wish.type, wish.type))
 

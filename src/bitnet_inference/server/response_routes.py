@@ -11,7 +11,6 @@ from typing import Any, Literal
 from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
-from bitnet_inference.errors import InvalidParams
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure, failure_of
@@ -131,7 +130,7 @@ def _page(found: list[Any], limit: int, order: str, after: str | None) -> dict[s
     if after is not None:
         places = [index for index, item in enumerate(found) if item["id"] == after]
         if not places:
-            raise InvalidParams(f"after: there is no item {after!r:.80} here")
+            raise Failure(400, f"after: there is no item {after!r:.80} here", param="after")
         found = found[places[0] + 1 :]
     page = found[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)

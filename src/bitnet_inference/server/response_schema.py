@@ -98,6 +98,13 @@ class TextForm(Inner):
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> TextForm:
+        for name, value in (("name", self.name), ("schema", self.schema_)):
+            if self.type == "json_schema" and value is None:
+                raise ValueError(f"{name} is missing: give it")
+        return self
+
 
 class TextConfig(Inner):
     """How the answer shall look."""
