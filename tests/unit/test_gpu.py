@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
     words = Tokenizer.from_folder(path / "int2")
     hf_folder().write(path / "hf")
     (path / "hf" / "tokenizer.json").write_text(words.to_json())
-    named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "add_bos_token": True}
+    named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
     (path / "hf" / "tokenizer_config.json").write_text(json.dumps(named))
     return path
 

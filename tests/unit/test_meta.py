@@ -73,7 +73,7 @@ def test_the_same_logits_and_text(tmp_path, num_shards, scaled):
     other = hf_folder(random_weights(), scaled).write(tmp_path / "hf")
     words = Tokenizer.from_folder(meta)
     (other / "tokenizer.json").write_text(words.to_json())
-    (other / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin_of_text|>", "add_bos_token": True}))
+    (other / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin_of_text|>"}))
     params, texts = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True), []
     with (
         LLM.load(meta, threads=1, max_cache_tokens=512) as ours,

@@ -68,6 +68,8 @@ def test_a_text_begins_with_the_bos_unless_the_configuration_says_no(tmp_path):
     assert tokenizer.encode("a")[0] == tokenizer.bos_id == 1 and tokenizer.eos_ids == (2,)
     tokenizer = Tokenizer.from_folder(folder(tmp_path, model(), add_bos_token=False, eos_token="<s>"))
     assert tokenizer.encode("a")[0] != 1 and tokenizer.eos_ids == (1, 2)
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model(), add_bos_token=True, add_eos_token=True))
+    assert (tokenizer.encode("a")[0], tokenizer.encode("a")[-1]) == (1, 2)
 
 
 @pytest.mark.parametrize(

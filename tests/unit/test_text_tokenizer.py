@@ -5,7 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_samples import BOS, EOS, TEMPLATE, TURN, byte_level_json, sentencepiece_json, write_folder
+from text_samples import BOS, EOS, TEMPLATE, TURN, around, byte_level_json, sentencepiece_json, write_folder
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
 from bitnet_inference.text.tokenizer import LONG_TEXT, Tokenizer
@@ -57,18 +57,12 @@ def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
     assert time.thread_time() - own > (time.process_time() - both) / 4
 
 
-@pytest.mark.parametrize(
-    "config, ids",
-    [
-        ({"add_bos_token": False}, [40]),
-        ({"add_bos_token": True}, [0, 40]),
-        ({"add_eos_token": True}, [40, 1]),
-        ({"add_bos_token": True, "add_eos_token": True}, [0, 40, 1]),
-        ({}, [0, 40]),
-    ],
-)
-def test_the_configuration_says_what_goes_around_a_text(tmp_path, config, ids):
-    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **config))
+@pytest.mark.parametrize("config", [{"add_bos_token": False}, {"add_eos_token": True}, {"add_bos_token": None}, {}])
+@pytest.mark.parametrize("processor, ids", [((0, None), [0, 40]), ((None, 1), [40, 1]), (None, [40])])
+def test_the_post_processor_alone_says_what_goes_around_a_text(tmp_path, config, processor, ids):
+    """As in Transformers 5: published embedding models have add_bos_token there, and an end in the post-processor."""
+    spec = json.loads(byte_level_json()) | {"post_processor": processor and around(*processor)}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(spec), bos_token=BOS, eos_token=TURN, **config))
     assert tokenizer.encode(tokenizer.decode([40])) == ids
     assert tokenizer.encode_prompt(tokenizer.decode([40])) == [i for i in ids if i != 1]
 

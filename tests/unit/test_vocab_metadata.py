@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_text_vocab import SAMPLES, sentencepiece_metadata
-from text_samples import BOS, CORPUS, EOS, TURN, byte_level_json, metaspace_json, sentencepiece_json, write_folder
+from text_samples import (
+    BOS,
+    CORPUS,
+    EOS,
+    TURN,
+    around,
+    byte_level_json,
+    metaspace_json,
+    sentencepiece_json,
+    write_folder,
+)
 
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.gguf_file import read_gguf
@@ -112,8 +122,8 @@ def test_sentencepiece_vocabularies(tmp_path, kind):
 
 def test_templates_and_the_tokens_around_a_text(tmp_path):
     templates = [{"name": "default", "template": "{{ 1 }}"}, {"name": "tool_use", "template": "{{ 2 }}"}]
-    spec = cut(byte_level(use_regex=True))
-    write_folder(tmp_path, spec, bos_token=BOS, eos_token=EOS, add_eos_token=True, chat_template=templates)
+    spec = changed(post_processor=around(None, 1))
+    write_folder(tmp_path, spec, bos_token=BOS, eos_token=EOS, chat_template=templates)
     tokenizer = Tokenizer.from_folder(tmp_path)
     metadata = metadata_of(tokenizer, tokenizer.vocab_size)
     assert metadata["tokenizer.chat_templates"] == ["tool_use"]
@@ -125,6 +135,20 @@ def test_templates_and_the_tokens_around_a_text(tmp_path):
         {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 8},
         [9],
     )
+
+
+@pytest.mark.parametrize("template, message", [("{{ 1 }}", None), ("{{ eos_token }}", "other tokens around a text")])
+def test_a_text_may_end_with_another_token_than_the_named_one(tmp_path, template, message):
+    """As in embedding models of Qwen3; a template that writes the named one would write the other."""
+    spec = changed(post_processor=around(None, 1))
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, spec, eos_token=TURN, chat_template=template))
+    if message:
+        with pytest.raises(Unsupported, match=message):
+            metadata_of(tokenizer, tokenizer.vocab_size)
+        return
+    found = back(tokenizer, metadata_of(tokenizer, tokenizer.vocab_size), tmp_path / "x.gguf")
+    assert_equal(found, tokenizer)
+    assert found.affixes == ([], [1]) and set(tokenizer.eos_ids) <= set(found.eos_ids)
 
 
 def changed(**more):

@@ -44,6 +44,16 @@ def byte_level_json() -> str:
     return tokenizer.to_str()
 
 
+def around(before: int | None, behind: int | None) -> dict[str, Any]:
+    """A post-processor that puts special tokens of this sample in front of a text and behind it."""
+    names = [None if token_id is None else (BOS, EOS, TURN)[token_id] for token_id in (before, behind)]
+    special = [(name, token_id) for name, token_id in zip(names, (before, behind), strict=True) if name]
+    template = f"{names[0] or ''} $A {names[1] or ''}".split()
+    processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    state: dict[str, Any] = json.loads(processor.__getstate__())
+    return state
+
+
 @cache
 def sentencepiece_json() -> str:
     """A BPE as Llama 2's: marks for spaces, byte tokens, a space added in front and taken away again."""

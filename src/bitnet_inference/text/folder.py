@@ -21,9 +21,10 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class TextFiles:
     """What the text files of a model folder say.
 
-    `named` maps "bos_token" and its like to the token's text. `add_bos` and `add_eos` are None where the configuration
-    leaves it to tokenizer.json. `templates` maps names to Jinja sources ("default" is the one for chats).
-    `generation` is generation_config.json, empty where there is none.
+    `named` maps "bos_token" and its like to the token's text. `add_bos` and `add_eos` are None where tokenizer.json
+    says what goes around a text: beside it, the configuration's word does not count, as in Transformers 5.
+    `templates` maps names to Jinja sources ("default" is the one for chats). `generation` is generation_config.json,
+    empty where there is none.
     """
 
     path: Path
@@ -49,13 +50,15 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
     if "added_tokens_decoder" not in config:  # written by older versions, and then it has the last word
         map_file = folder / "special_tokens_map.json"
         named |= _named_tokens(map_file, read_json(map_file))
-    explicit = "add_bos_token" in config or "add_eos_token" in config
+    add_bos, add_eos = (vocabulary.add_bos, vocabulary.add_eos) if vocabulary else (None, None)
+    if vocabulary and ("add_bos_token" in config or "add_eos_token" in config):
+        add_bos, add_eos = bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
     return TextFiles(
         path=folder,
         tokenizer_json=vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json"),
         named={**(vocabulary.named if vocabulary else {}), **named},
-        add_bos=bool(config.get("add_bos_token")) if explicit else vocabulary.add_bos if vocabulary else None,
-        add_eos=bool(config.get("add_eos_token")) if explicit else vocabulary.add_eos if vocabulary else None,
+        add_bos=add_bos,
+        add_eos=add_eos,
         templates=_config_templates(config_file, config) | _template_files(folder),
         generation=read_json(folder / "generation_config.json"),
     )

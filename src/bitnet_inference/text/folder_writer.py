@@ -6,18 +6,18 @@ import json
 from typing import Any
 
 from bitnet_inference.text.folder import TextFiles
+from bitnet_inference.text.tokenizer import Tokenizer
 
 
 def folder_files(files: TextFiles) -> dict[str, bytes]:
-    """Their contents by name; reading these gives the same again."""
+    """Their contents by name; reading these gives the same again, with the tokens around a text in tokenizer.json."""
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **files.named}
-    if files.add_bos is not None:
-        config |= {"add_bos_token": files.add_bos, "add_eos_token": bool(files.add_eos)}
     if set(files.templates) == {"default"}:
         config["chat_template"] = files.templates["default"]
     elif files.templates:
         config["chat_template"] = [{"name": name, "template": text} for name, text in files.templates.items()]
-    written = {"tokenizer.json": files.tokenizer_json, "tokenizer_config.json": to_json(config)}
+    tokenizer = files.tokenizer_json if files.add_bos is None else Tokenizer(files).to_json().encode()
+    written = {"tokenizer.json": tokenizer, "tokenizer_config.json": to_json(config)}
     return written | ({"generation_config.json": to_json(files.generation)} if files.generation else {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +50,7 @@ class Tokenizer:
         self.bos_id = self._named_id("bos_token")
         self.eos_ids = self._read_eos_ids()
         self.decoding = self._read_decoding()
-        self._prefix, self._suffix = self._read_affixes(files)
+        self._prefix, self._suffix = self._read_affixes()
         self._pieces: dict[int, bytes | str | None] = {}
 
     @classmethod
@@ -122,7 +123,8 @@ class Tokenizer:
         return list(self._prefix), list(self._suffix)
 
     def to_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json, with all special tokens marked as such."""
+        """The tokenizer as the text of a tokenizer.json, with all special tokens marked as such, and what goes around
+        a text."""
         return self._at_the_door(lambda: self._rust.to_str())
 
     def piece(self, token_id: int, skip_special_tokens: bool = True, opening: bool = False) -> bytes | str | None:
@@ -211,12 +213,8 @@ class Tokenizer:
         except Unsupported as error:
             raise Unsupported(f"{self._file}: {error}") from None
 
-    def _read_affixes(self, files: TextFiles) -> tuple[list[int], list[int]]:
-        """What goes around a text; the configuration's word goes before tokenizer.json's, as in Transformers 5."""
-        if files.add_bos is not None:
-            bos = self.bos_id if files.add_bos else None
-            eos = self._named_id("eos_token") if files.add_eos else None
-            return [] if bos is None else [bos], [] if eos is None else [eos]
+    def _read_affixes(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts around a text."""
         probes = [self._encode(self._rust, text) for text in ("a", "0", " ")]
         bare = next((ids for ids in probes if ids), [])
         text = ("a", "0", " ")[probes.index(bare)]
@@ -237,4 +235,19 @@ def _load(files: TextFiles) -> tokenizers.Tokenizer:
     named = [token for token in files.named.values() if rust.token_to_id(token) is not None]
     # What the configuration names is special, even where tokenizer.json forgot to say so.
     rust.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in named])
+    if files.add_bos is not None:
+        wanted = (("bos_token", files.add_bos), ("eos_token", files.add_eos))
+        rust.post_processor = _around(rust, *(files.named.get(name) if adds else None for name, adds in wanted))
     return rust
+
+
+def _around(rust: tokenizers.Tokenizer, *names: str | None) -> tokenizers.processors.PostProcessor:
+    """Puts a token in front of a text and one behind it, where there are such tokens."""
+    ids = {name: token_id for name in names if name and (token_id := rust.token_to_id(name)) is not None}
+    begin, end = ([{"SpecialToken": {"id": name, "type_id": 0}}] if name in ids else [] for name in names)
+    single, second = ([*begin, {"Sequence": {"id": text, "type_id": 0}}, *end] for text in "AB")
+    special = {name: {"id": name, "ids": [token_id], "tokens": [name]} for name, token_id in ids.items()}
+    state = {"type": "TemplateProcessing", "single": single, "pair": single + second, "special_tokens": special}
+    processor = tokenizers.processors.TemplateProcessing()
+    processor.__setstate__(json.dumps(state).encode())
+    return processor

@@ -66,7 +66,7 @@ def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
         values |= {"scores": _scores(tokens, merges), "add_space_prefix": _adds_space(tokenizer)}
     else:
         values["merges"] = list(map(" ".join, merges))
-    values |= _affixes(tokenizer) | dict(_roles(tokenizer))
+    values |= dict(_roles(tokenizer)) | _affixes(tokenizer)
     metadata = {PREFIX + key: value for key, value in values.items()} | dict(_templates(tokenizer))
     _check(tokenizer, metadata, merges)
     return metadata
@@ -149,11 +149,15 @@ def _roles(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
 
 def _affixes(tokenizer: Tokenizer) -> dict[str, Any]:
     before, behind = tokenizer.affixes
-    ends = [tokenizer.token_to_id(tokenizer.named.get("eos_token", ""))]
-    if len(before) > 1 or (before and tokenizer.bos_id not in (None, *before)) or behind not in ([], ends):
+    named = tokenizer.token_to_id(tokenizer.named.get("eos_token", ""))
+    # Another token than the named one may end a text, as in embedding models of Qwen3, where no template writes it.
+    is_free = not any("eos_token" in template for template in tokenizer.templates.values())
+    is_eos = behind in ([], [named]) or (len(behind) == 1 and is_free)
+    if len(before) > 1 or (before and tokenizer.bos_id not in (None, *before)) or not is_eos:
         raise _refusal(tokenizer, f"other tokens around a text than BOS and EOS ({before} and {behind})")
-    begin = {"bos_token_id": before[0]} if before else {}
-    return {"add_bos_token": bool(before), "add_eos_token": bool(behind), **begin}
+    ids = {"bos_token_id": before, "eos_token_id": behind}
+    around = {key: value[0] for key, value in ids.items() if value}
+    return {"add_bos_token": bool(before), "add_eos_token": bool(behind), **around}
 
 
 def _templates(tokenizer: Tokenizer) -> Iterator[tuple[str, Any]]:
