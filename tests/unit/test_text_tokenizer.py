@@ -88,6 +88,14 @@ def test_what_the_configuration_names_is_special(tmp_path):
     assert tokenizer.special_ids == {0, 1}
 
 
+@pytest.mark.parametrize("role", ["pad_token", "unk_token"])
+def test_padding_may_be_an_ordinary_token(tmp_path, role):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **{role: "!"}))
+    assert tokenizer.decode(tokenizer.encode("Hello!")) == "Hello!"
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **{role: TURN}))
+    assert tokenizer.special_ids == {0, 1, 2}
+
+
 def test_truncation_and_padding_of_the_file_are_off(tmp_path):
     state = json.loads(byte_level_json())
     state["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}

@@ -69,6 +69,20 @@ def test_control_tokens_in_a_text_are_text():
     assert tokenizer.eos_ids == (end,)
 
 
+@pytest.mark.parametrize("role", ["padding", "unknown"])
+def test_padding_may_be_an_ordinary_token(role):
+    """0 is what converters write where there is none; in byte-level vocabularies it is "!"."""
+    tokenizer = Tokenizer.from_metadata("model.gguf", bpe_metadata(**{f"tokenizer.ggml.{role}_token_id": 0}))
+    ids = tokenizer.encode("abc!", add_special_tokens=False)
+    assert ids[-1] == 0 and tokenizer.decode(ids) == "abc!" and set(tokenizer.special) == {"<|begin|>", "<|end|>"}
+
+
+def test_an_unknown_token_is_special_by_its_type():
+    metadata = sentencepiece_metadata(SAMPLES["prefix"], True)
+    del metadata["tokenizer.ggml.unknown_token_id"]
+    assert Tokenizer.from_metadata("model.gguf", metadata).special == {"<unk>": 0, "<s>": 1, "</s>": 2}
+
+
 @pytest.mark.parametrize(
     "pre, merge, text, is_merged",
     [

@@ -232,13 +232,23 @@ def _load(files: TextFiles) -> tokenizers.Tokenizer:
     rust = tokenizers.Tokenizer.from_buffer(files.tokenizer_json)
     rust.no_truncation()
     rust.no_padding()
-    named = [token for token in files.named.values() if rust.token_to_id(token) is not None]
-    # What the configuration names is special, even where tokenizer.json forgot to say so.
-    rust.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in named])
+    _make_special(rust, files.named)
     if files.add_bos is not None:
         wanted = (("bos_token", files.add_bos), ("eos_token", files.add_eos))
         rust.post_processor = _around(rust, *(files.named.get(name) if adds else None for name, adds in wanted))
     return rust
+
+
+def _make_special(rust: tokenizers.Tokenizer, named: Mapping[str, str]) -> None:
+    """What the configuration names is special, even where tokenizer.json forgot to say so.
+
+    But padding or the unknown token may be any token of the vocabulary, as "!" is, the first one of many: those are
+    special only if they are listed as added tokens, which no ordinary text is made of.
+    """
+    listed = {token.content for token in rust.get_added_tokens_decoder().values()}
+    for role, token in named.items():
+        if rust.token_to_id(token) is not None and (token in listed or role not in ("pad_token", "unk_token")):
+            rust.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
 
 
 def _around(rust: tokenizers.Tokenizer, *names: str | None) -> tokenizers.processors.PostProcessor:

@@ -135,12 +135,12 @@ class _Vocab:
                 yield role, token_id
 
     def added(self) -> list[dict[str, Any]]:
-        """The tokens that a text is searched for before it is cut into words; control tokens are special."""
+        """The tokens that a text is searched for before it is cut into words; control and unknown ones are special."""
         plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         return [
-            {"id": token_id, "content": token, "special": kind == CONTROL, **plain}
+            {"id": token_id, "content": token, "special": kind != USER_DEFINED, **plain}
             for token_id, (token, kind) in enumerate(zip(self.tokens, self._types, strict=True))
-            if kind in (CONTROL, USER_DEFINED) and self.ids[token] == token_id and token
+            if kind in (CONTROL, UNKNOWN, USER_DEFINED) and self.ids[token] == token_id and token
         ]
 
     def bpe(self) -> dict[str, Any]:

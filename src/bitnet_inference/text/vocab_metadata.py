@@ -116,10 +116,12 @@ def _types(tokenizer: Tokenizer, spec: dict[str, Any], ids: dict[int, str], num_
 
     def kind(token_id: int) -> int:
         token = ids.get(token_id)
-        if token is None or token == unknown:
-            return UNUSED if token is None else UNKNOWN
-        if token_id in tokenizer.special_ids or token_id in added:
-            return CONTROL if token_id in tokenizer.special_ids else USER_DEFINED
+        if token is None:
+            return UNUSED
+        if token_id in tokenizer.special_ids:
+            return UNKNOWN if token == unknown else CONTROL
+        if token_id in added:
+            return USER_DEFINED
         is_byte = tokenizer.decoding.byte_fallback and _BYTE_TOKEN.fullmatch(token)
         return BYTE if is_byte else NORMAL
 
