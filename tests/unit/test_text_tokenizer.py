@@ -88,6 +88,15 @@ def test_what_the_configuration_names_is_special(tmp_path):
     assert tokenizer.special_ids == {0, 1}
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_what_the_configuration_names_takes_in_the_spaces_that_it_should(tmp_path, special):
+    state = json.loads(byte_level_json())
+    state["added_tokens"][2] |= {"lstrip": True, "rstrip": True, "special": special}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state), mask_token=TURN))
+    assert tokenizer.encode(f"a {TURN} b", parse_special=True) == tokenizer.encode(f"a{TURN}b", parse_special=True)
+    assert tokenizer.special[TURN] == 2
+
+
 @pytest.mark.parametrize("role", ["pad_token", "unk_token"])
 def test_padding_may_be_an_ordinary_token(tmp_path, role):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **{role: "!"}))

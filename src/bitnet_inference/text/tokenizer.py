@@ -245,10 +245,14 @@ def _make_special(rust: tokenizers.Tokenizer, named: Mapping[str, str]) -> None:
     But padding or the unknown token may be any token of the vocabulary, as "!" is, the first one of many: those are
     special only if they are listed as added tokens, which no ordinary text is made of.
     """
-    listed = {token.content for token in rust.get_added_tokens_decoder().values()}
-    for role, token in named.items():
-        if rust.token_to_id(token) is not None and (token in listed or role not in ("pad_token", "unk_token")):
-            rust.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False)])
+    listed = {token.content: token for token in rust.get_added_tokens_decoder().values()}
+    for role, text in named.items():
+        token = listed.get(text)
+        if token is None and role not in ("pad_token", "unk_token") and rust.token_to_id(text) is not None:
+            token = tokenizers.AddedToken(text, normalized=False)
+        if token is not None and not token.special:  # those that are keep the spaces that they take in
+            token.special = True
+            rust.add_special_tokens([token])
 
 
 def _around(rust: tokenizers.Tokenizer, *names: str | None) -> tokenizers.processors.PostProcessor:
