@@ -97,6 +97,18 @@ def test_what_the_configuration_names_takes_in_the_spaces_that_it_should(tmp_pat
     assert tokenizer.special[TURN] == 2
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_tokens_beside_the_vocabulary_are_read(tmp_path, is_listed):
+    ids = {"[PAD]": 376, "<|new|>": 377, "ab": 378, "!": 3}  # the sample has 376 tokens, and "!" is one
+    decoder = {str(each): {"content": text, "special": text[0] in "[<"} for text, each in ids.items()}
+    more = {"added_tokens_decoder": decoder} if is_listed else {"additional_special_tokens": [{"content": "<|new|>"}]}
+    folder = write_folder(tmp_path, pad_token="[PAD]", bos_token=BOS, eos_token=EOS, **more)
+    (folder / "added_tokens.json").write_text(json.dumps({} if is_listed else ids))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.special == {BOS: 0, EOS: 1, TURN: 2, "[PAD]": 376, "<|new|>": 377}
+    assert tokenizer.encode("ab[PAD]<|new|>", parse_special=True) == [0, 378, 376, 377]
+
+
 @pytest.mark.parametrize("role", ["pad_token", "unk_token"])
 def test_padding_may_be_an_ordinary_token(tmp_path, role):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **{role: "!"}))
@@ -210,6 +222,15 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
         ("tokenizer_config.json", '{"chat_template": [{"name": "x", "template": 1}]}', "chat_template: template 'x'"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: must be"),
         ("generation_config.json", '{"eos_token_id": [true]}', "eos_token_id: must be"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": []}', "added_tokens_decoder: must be an object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"9": {}}}', "added_tokens_decoder: token '9' must have"),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": {"x": {"content": "x"}}}',
+            "added_tokens_decoder: 'x' is",
+        ),
+        ("added_tokens.json", '{"<|new|>": 377}', "the token '<|new|>' has the id 377, which is not the next free"),
+        ("added_tokens.json", '{"x": true}', "True is no id"),
         ("chat_template.jinja", b"\xff", "byte 0: is not UTF-8"),
         ("tokenizer_config.json", b"\xff\xfe", "this is not JSON"),
     ],

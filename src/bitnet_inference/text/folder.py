@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from bitnet_inference.errors import FormatError, NotFound
 from bitnet_inference.json_objects import parse_object
 from bitnet_inference.own_files import require_own
+from bitnet_inference.text.added_tokens import listed_tokens, mapped_tokens, with_added
 
 MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
 MAX_CONFIG_BYTES = 8 << 20
@@ -47,15 +49,20 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file)
     named = _named_tokens(config_file, config)
-    if "added_tokens_decoder" not in config:  # written by older versions, and then it has the last word
-        map_file = folder / "special_tokens_map.json"
-        named |= _named_tokens(map_file, read_json(map_file))
+    if "added_tokens_decoder" in config:
+        source, added = config_file, listed_tokens(config_file, config)
+    else:  # older versions wrote two more files, and then these have the last word
+        map_file, source = folder / "special_tokens_map.json", folder / "added_tokens.json"
+        more = read_json(map_file)
+        named |= _named_tokens(map_file, more)
+        added = mapped_tokens(source, read_json(source), {*named.values(), *_more_special(config, more)})
     add_bos, add_eos = (vocabulary.add_bos, vocabulary.add_eos) if vocabulary else (None, None)
     if vocabulary and ("add_bos_token" in config or "add_eos_token" in config):
         add_bos, add_eos = bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
+    tokenizer_json = vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json")
     return TextFiles(
         path=folder,
-        tokenizer_json=vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json"),
+        tokenizer_json=with_added(source, tokenizer_json, added),
         named={**(vocabulary.named if vocabulary else {}), **named},
         add_bos=add_bos,
         add_eos=add_eos,
@@ -111,6 +118,16 @@ def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
             raise FormatError(path, name, 'must be a string, or an object with a string under "content": correct it')
         named[name] = text
     return named
+
+
+def _more_special(*configs: dict[str, Any]) -> Iterator[str]:
+    """The texts of special tokens that have no role."""
+    for config in configs:
+        tokens = config.get("additional_special_tokens")
+        for token in tokens if isinstance(tokens, list) else ():
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                yield text
 
 
 def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
