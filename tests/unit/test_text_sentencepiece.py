@@ -74,11 +74,21 @@ def test_a_text_begins_with_the_bos_unless_the_configuration_says_no(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"trainer": {3: 1}}, {"trainer": {}}, {"normalizer": {4: 1}}, {"normalizer": {}}, {"normalizer": {4: 0, 2: "x"}}],
+    [{"trainer": {3: 1}}, {"trainer": {}}, {"trainer": {**BPE, 24: 1}}, {"normalizer": {4: 1}}, {"normalizer": {}}, {"normalizer": {4: 0, 2: "x"}}],
 )
 def test_what_is_not_done(tmp_path, changes):
     with pytest.raises(Unsupported, match=r"tokenizer\.json of the model beside it"):
         Tokenizer.from_folder(folder(tmp_path, model(**changes)))
+
+
+def test_user_defined_spaces_are_found_in_a_text(tmp_path):
+    """Gemma has such pieces for runs of spaces."""
+    piece = (1, message({1: "▁▁", 2: 0.0, 3: 4}))
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model("plain") + message([piece])))
+    spaces = len(SAMPLES["plain"]["tokens"])
+    one = tokenizer.encode("a", add_special_tokens=False)
+    assert tokenizer.encode("a  a", add_special_tokens=False) == [*one, spaces, *one]
+    assert tokenizer.decode([*one, spaces, *one]) == "a  a"
 
 
 def test_a_broken_file_is_named(tmp_path):

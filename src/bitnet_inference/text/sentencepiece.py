@@ -17,7 +17,7 @@ import numpy as np
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import TextFiles, read_bytes, read_text_files
-from bitnet_inference.text.vocab import text_files
+from bitnet_inference.text.vocab import USER_DEFINED, text_files
 
 _FILE = "tokenizer.model"
 _MAX_BYTES, _MAX_PIECES = 8 << 20, 1 << 19  # Gemma's, with 262,144 pieces, has 4.7 MB
@@ -54,6 +54,8 @@ def _metadata(file: Path, data: bytes) -> dict[str, Any]:
     trainer, cleaning = _message(model.get(2, b"")), _message(model.get(3, b""))
     if trainer.get(3, 1) != _BPE:
         raise Unsupported(f"{file}: a SentencePiece model of another kind than BPE: {_OTHERWISE}")
+    if trainer.get(24):
+        raise Unsupported(f"{file}: a SentencePiece model with spaces at the end of words: {_OTHERWISE}")
     if cleaning.get(2) or cleaning.get(6) or cleaning.get(4, 1) or not cleaning.get(5, 1):
         raise Unsupported(f"{file}: a SentencePiece model that changes texts before it cuts them: {_OTHERWISE}")
     if not all(map(math.isfinite, scores)):
@@ -74,7 +76,10 @@ def _piece(message: Message) -> tuple[str, float, int]:
     """Its text, score and type."""
     if not message.get(1):
         raise ValueError("a piece has no text")
-    return str(message[1], "utf-8"), struct.unpack("<f", message.get(2, bytes(4)))[0], int(message.get(3, 1))
+    text, kind = str(message[1], "utf-8"), int(message.get(3, 1))
+    if kind == USER_DEFINED:  # looked for in the text as it stands, before its spaces become marks
+        text = text.replace("▁", " ")
+    return text, struct.unpack("<f", message.get(2, bytes(4)))[0], kind
 
 
 def _message(data: Any) -> Message:
