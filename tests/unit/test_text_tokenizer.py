@@ -252,8 +252,11 @@ def test_templates_come_from_the_configuration_and_from_files(tmp_path):
     assert Tokenizer.from_folder(folder).templates == {"default": "new", "tool_use": "tools"}
     (tmp_path / "named").mkdir()
     named = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
-    folder = write_folder(tmp_path / "named", chat_template=named)
-    assert Tokenizer.from_folder(folder).templates == {"default": "a", "rag": "b"}
+    for listed in (named, {"default": "a", "rag": "b"}):
+        folder = write_folder(tmp_path / "named", chat_template=listed)
+        assert Tokenizer.from_folder(folder).templates == {"default": "a", "rag": "b"}
+    (folder / "chat_template.jinja").write_text("new")
+    assert Tokenizer.from_folder(folder).templates == {"default": "new"}
 
 
 @given(st.randoms(use_true_random=False))

@@ -66,7 +66,7 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
         named={**(vocabulary.named if vocabulary else {}), **named},
         add_bos=add_bos,
         add_eos=add_eos,
-        templates=_config_templates(config_file, config) | _template_files(folder),
+        templates=_template_files(folder) or _config_templates(config_file, config),
         generation=read_json(folder / "generation_config.json"),
     )
 
@@ -131,13 +131,14 @@ def _more_special(*configs: dict[str, Any]) -> Iterator[str]:
 
 
 def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The template of tokenizer_config.json: one string, or a list of named ones."""
+    """The template of tokenizer_config.json: one string, or named ones in a list or an object."""
     value = config.get("chat_template")
     if value is None:
         return {}
-    entries = [{"name": "default", "template": value}] if isinstance(value, str) else value
     try:
-        templates = {entry["name"]: entry["template"] for entry in entries}
+        if isinstance(value, list):
+            value = {entry["name"]: entry["template"] for entry in value}
+        templates: dict[str, str] = {"default": value} if isinstance(value, str) else {**value}
     except (TypeError, KeyError):
         raise FormatError(path, "chat_template", "must be a string or a list of {name, template}: correct it") from None
     for name, source in templates.items():
@@ -149,7 +150,7 @@ def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _template_files(folder: Path) -> dict[str, str]:
-    """The templates that Transformers 5 keeps in files of their own; they go before those of the configuration."""
+    """The templates that Transformers 5 keeps in files of their own; beside one, the configuration's do not count."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     templates = {}
