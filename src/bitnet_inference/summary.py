@@ -155,8 +155,7 @@ def _num_ternary(checkpoint: Checkpoint) -> list[int]:
 
 def _words(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     def shown(token_id: int | None) -> str:
-        inside = token_id is not None and token_id < tokenizer.vocab_size
-        return "none" if token_id is None else f"{tokenizer.id_to_token(token_id) if inside else '?'} ({token_id})"
+        return "none" if token_id is None else f"{tokenizer.id_to_token(token_id)} ({token_id})"
 
     params = default_params(tokenizer.generation)
     sampling = "greedy" if params.is_greedy else f"temperature {params.temperature:g}, top-p {params.top_p:g}"

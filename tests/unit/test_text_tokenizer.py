@@ -74,7 +74,10 @@ def test_named_tokens_may_be_objects_and_stand_in_the_old_map(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
 
 
-@pytest.mark.parametrize("listed, ids", [(5, (1, 2, 5)), ([5, 1, 9], (1, 2, 5, 9)), (None, (1, 2))])
+@pytest.mark.parametrize(
+    "listed, ids",
+    [(5, (1, 2, 5)), ([5, 1, 9], (1, 2, 5, 9)), (None, (1, 2)), (-1, (1, 2)), ([375, 376, 1 << 40], (1, 2, 375))],
+)
 def test_every_end_token_counts(tmp_path, listed, ids):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, generation={"eos_token_id": listed}))
     assert tokenizer.eos_ids == ids

@@ -200,7 +200,9 @@ class Tokenizer:
             raise FormatError(file, "eos_token_id", f"must be an id or a list of ids, not {listed!r:.60}: correct it")
         added = self._rust.get_added_tokens_decoder()
         turns = [token_id for token_id, token in added.items() if token.content in END_OF_TURN]
-        return tuple(sorted({*ids, *turns, *([named] if (named := self._named_id("eos_token")) is not None else [])}))
+        named = self._named_id("eos_token")
+        inside = (token_id for token_id in ids if 0 <= token_id < self.vocab_size)  # -1 is written for none
+        return tuple(sorted({*inside, *turns, *([] if named is None else [named])}))
 
     def _read_decoding(self) -> Decoding:
         normalizer, decoder = (
