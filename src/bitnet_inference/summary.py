@@ -40,11 +40,8 @@ def summarize(path: str | Path) -> Summary:
     try:
         tokenizer = load_tokenizer(checkpoint)
         groups["words"] = [*_words(tokenizer), *(("note", note) for note in notes(checkpoint.metadata))]
-        if tokenizer.vocab_size > checkpoint.config.vocab_size:
-            problems.append(
-                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {checkpoint.config.vocab_size}: "
-                "they do not belong together"
-            )
+        if beyond := tokenizer.added_beyond(checkpoint.config.vocab_size):
+            groups["words"].append(("note", f"the model has no rows for added tokens: {', '.join(beyond[:3])}"))
     except BitNetError as error:
         problems.append(str(error))
     return Summary(groups, problems)

@@ -209,3 +209,14 @@ def test_qwen_with_a_scale_for_every_64_weights(tmp_path):
         expected = llm.logits(IDS)
     with LLM.load(tmp_path / "f.gguf", device="cpu", cache_dtype="float32", threads=1) as llm:
         assert np.square(llm.logits(IDS) - expected).mean() < 0.03**2 * np.square(expected).mean()
+
+
+def test_an_added_token_that_the_model_has_no_row_for_is_a_note(tmp_path):
+    """Gemma 3's tokenizer has one for images, more than its embeddings have rows."""
+    folder = shutil.copytree(GOLDEN / "gemma3-bf16", tmp_path / "model")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["added_tokens"].append({**spec["added_tokens"][-1], "id": 384, "content": "<image>"})
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    summary = summarize(folder)
+    assert not summary.problems
+    assert ("note", "the model has no rows for added tokens: <image>") in summary.groups["words"]

@@ -74,7 +74,14 @@ def test_a_text_begins_with_the_bos_unless_the_configuration_says_no(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"trainer": {3: 1}}, {"trainer": {}}, {"trainer": {**BPE, 24: 1}}, {"normalizer": {4: 1}}, {"normalizer": {}}, {"normalizer": {4: 0, 2: "x"}}],
+    [
+        {"trainer": {3: 1}},
+        {"trainer": {}},
+        {"trainer": {**BPE, 24: 1}},
+        {"normalizer": {4: 1}},
+        {"normalizer": {}},
+        {"normalizer": {4: 0, 2: "x"}},
+    ],
 )
 def test_what_is_not_done(tmp_path, changes):
     with pytest.raises(Unsupported, match=r"tokenizer\.json of the model beside it"):

@@ -181,6 +181,20 @@ def test_what_a_gguf_file_cannot_say_is_refused(tmp_path, spec, message):
         metadata_of(tokenizer, tokenizer.vocab_size)
 
 
+def test_added_tokens_that_the_model_has_no_rows_for_are_left_out(tmp_path):
+    spec = json.loads(cut(byte_level(use_regex=True)))
+    whole = Tokenizer.from_folder(write_folder(tmp_path / "whole", json.dumps(spec), bos_token=BOS))
+    token = {**spec["added_tokens"][0], "id": whole.vocab_size, "content": "<image>"}
+    more = json.dumps(spec | {"added_tokens": [*spec["added_tokens"], token]})
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path / "more", more, bos_token=BOS))
+    assert tokenizer.added_beyond(whole.vocab_size) == ["<image>"] and not tokenizer.added_beyond(tokenizer.vocab_size)
+    metadata = metadata_of(tokenizer, whole.vocab_size)
+    assert_equal(back(tokenizer, metadata, tmp_path / "x.gguf"), whole)
+    ends = Tokenizer.from_folder(write_folder(tmp_path / "ends", more, eos_token="<image>"))
+    with pytest.raises(Unsupported, match="do not belong together"):
+        metadata_of(ends, whole.vocab_size)
+
+
 def test_a_model_with_fewer_tokens_than_its_tokenizer():
     with pytest.raises(Unsupported, match="the tokenizer has 3072 tokens, the model 3000"):
         metadata_of(Tokenizer.from_folder(find_model("default")), 3000)

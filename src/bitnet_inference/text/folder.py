@@ -138,7 +138,7 @@ def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     try:
         if isinstance(value, list):
             value = {entry["name"]: entry["template"] for entry in value}
-        templates: dict[str, str] = {"default": value} if isinstance(value, str) else {**value}
+        templates: dict[Any, Any] = {"default": value} if isinstance(value, str) else {**value}
     except (TypeError, KeyError):
         raise FormatError(path, "chat_template", "must be a string or a list of {name, template}: correct it") from None
     for name, source in templates.items():

@@ -117,6 +117,19 @@ class Tokenizer:
         """All tokens, as the vocabulary spells them, and their ids."""
         return self._rust.get_vocab(with_added_tokens=True)
 
+    def added_beyond(self, num_tokens: int) -> list[str]:
+        """The tokens that a model of so many has no rows for, as Gemma 3 has none for its image token.
+
+        Raises Unsupported where one of them is more than an added token, or begins or ends a text.
+        """
+        added = {token_id: token.content for token_id, token in self._rust.get_added_tokens_decoder().items()}
+        needed = {self.bos_id, *self.eos_ids, *self._prefix, *self._suffix}
+        beyond = [token_id for token_id in self.vocabulary().values() if token_id >= num_tokens]
+        if any(token_id in needed or token_id not in added for token_id in beyond):
+            why = f"the tokenizer has {self.vocab_size} tokens, the model {num_tokens}: they do not belong together"
+            raise Unsupported(f"{self.path}: {why}")
+        return [added[token_id] for token_id in sorted(beyond)]
+
     @property
     def affixes(self) -> tuple[list[int], list[int]]:
         """The ids that the model wants before and behind a text."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bitnet_inference.errors import BitNetError, InvalidParams, Unsupported
+from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import (
     BYTE,
@@ -45,13 +46,11 @@ _PROBES = (
 
 
 def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
-    """The metadata of a tokenizer, for a model of that many tokens.
+    """The metadata of a tokenizer, for a model of that many tokens; added tokens beyond those are left out.
 
     Raises Unsupported for tokenizers that a GGUF file cannot describe, naming what was found.
     """
-    if tokenizer.vocab_size > num_tokens:
-        why = f"the tokenizer has {tokenizer.vocab_size} tokens, the model {num_tokens}: they do not belong together"
-        raise Unsupported(f"{tokenizer.path}: {why}")
+    tokenizer = _cut(tokenizer, num_tokens)
     spec = json.loads(tokenizer.to_json())
     model = spec["model"]
     if model["type"] != "BPE":
@@ -70,6 +69,26 @@ def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
     metadata = {PREFIX + key: value for key, value in values.items()} | dict(_templates(tokenizer))
     _check(tokenizer, metadata, merges)
     return metadata
+
+
+def _cut(tokenizer: Tokenizer, num_tokens: int) -> Tokenizer:
+    """The tokenizer without those added tokens that the model has no rows for."""
+    beyond = set(tokenizer.added_beyond(num_tokens))
+    if not beyond:
+        return tokenizer
+    spec = json.loads(tokenizer.to_json())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in beyond]
+    spec["model"]["vocab"] = {token: each for token, each in spec["model"]["vocab"].items() if token not in beyond}
+    files = TextFiles(
+        path=tokenizer.path,
+        tokenizer_json=json.dumps(spec).encode(),
+        named=dict(tokenizer.named),
+        add_bos=None,
+        add_eos=None,
+        templates=dict(tokenizer.templates),
+        generation=dict(tokenizer.generation),
+    )
+    return Tokenizer(files)
 
 
 def end_ids(eos_ids: Iterable[int], found: Tokenizer) -> tuple[dict[str, Any], list[int]]:
