@@ -88,6 +88,11 @@ def test_what_is_not_done(tmp_path, changes):
         Tokenizer.from_folder(folder(tmp_path, model(**changes)))
 
 
+def test_a_list_of_ranks_is_no_sentencepiece_model(tmp_path):
+    with pytest.raises(Unsupported, match=r"a list of ranks.*put the tokenizer\.json of the model beside it"):
+        Tokenizer.from_folder(folder(tmp_path, b"IQ== 0\nIg== 1\n"))
+
+
 def test_user_defined_spaces_are_found_in_a_text(tmp_path):
     """Gemma has such pieces for runs of spaces."""
     piece = (1, message({1: "▁▁", 2: 0.0, 3: 4}))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator
 from itertools import islice
@@ -22,6 +23,7 @@ from bitnet_inference.text.vocab import USER_DEFINED, text_files
 _FILE = "tokenizer.model"
 _MAX_BYTES, _MAX_PIECES = 8 << 20, 1 << 19  # Gemma's, with 262,144 pieces, has 4.7 MB
 _BPE = 2  # of trainer_spec.model_type
+_RANK = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")  # a line of tiktoken's file
 _AGAIN = "download the file again"
 _OTHERWISE = "put the tokenizer.json of the model beside it"
 Message = dict[int, Any]  # the last value of each field: a number, or bytes
@@ -36,8 +38,11 @@ def is_sentencepiece_folder(path: str | Path) -> bool:
 def read_sentencepiece_files(path: str | Path) -> TextFiles:
     """What the text files of such a folder say. Raises FormatError, and Unsupported for models other than BPE."""
     file = Path(path) / _FILE
+    data = read_bytes(file, _MAX_BYTES)
+    if _RANK.match(data):
+        raise Unsupported(f"{file}: a list of ranks, as tiktoken reads it, without the special tokens: {_OTHERWISE}")
     try:
-        metadata = _metadata(file, read_bytes(file, _MAX_BYTES))
+        metadata = _metadata(file, data)
     except (ValueError, TypeError, struct.error) as error:  # a number where bytes should stand, and the other way
         raise FormatError(file, "", f"this is no SentencePiece model ({error}): {_AGAIN}") from None
     return read_text_files(path, text_files(file, metadata))
