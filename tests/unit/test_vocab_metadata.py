@@ -25,7 +25,7 @@ from bitnet_inference.formats.gguf_file import read_gguf
 from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.text.tokenizer import Tokenizer
-from bitnet_inference.text.vocab import GPT2, LLAMA3_PATTERN, PATTERNS
+from bitnet_inference.text.vocab import GPT2, LLAMA3_PATTERN, NFC, PATTERNS
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -89,7 +89,7 @@ def test_tokenizers_of_models(tmp_path, folder):
     [
         ((split(LLAMA3_PATTERN), byte_level()), True, "llama-bpe"),
         ((split(LLAMA3_PATTERN), byte_level()), False, "smaug-bpe"),
-        ((split(PATTERNS["qwen2"][0]), byte_level()), False, "qwen2"),
+        ((split(PATTERNS["qwen2"][0]), byte_level()), False, "deepseek-r1-qwen"),
         ((byte_level(use_regex=True),), False, "gpt-2"),
         ((split(GPT2), byte_level()), False, "gpt-2"),
         (FALCON, False, "falcon"),  # without merges, for those of the sample cross its digits
@@ -102,6 +102,16 @@ def test_the_pre_tokenizer_is_known_by_its_patterns(tmp_path, steps, ignore_merg
     metadata = metadata_of(tokenizer, tokenizer.vocab_size)
     assert metadata["tokenizer.ggml.pre"] == name
     assert_equal(back(tokenizer, metadata, tmp_path / "x.gguf"), tokenizer)
+
+
+def test_the_tokenizers_of_qwen_compose_accents(tmp_path):
+    spec = json.loads(cut(split(PATTERNS["qwen2"][0]), byte_level(), ignore_merges=False)) | {"normalizer": NFC}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(spec), bos_token=BOS, eos_token=EOS))
+    metadata = metadata_of(tokenizer, tokenizer.vocab_size)
+    assert metadata["tokenizer.ggml.pre"] == "qwen2"
+    found = back(tokenizer, metadata, tmp_path / "x.gguf")
+    assert_equal(found, tokenizer)
+    assert found.encode("cafe\u0301") == found.encode("caf\u00e9") == tokenizer.encode("cafe\u0301")
 
 
 @pytest.mark.parametrize("kind", SAMPLES)

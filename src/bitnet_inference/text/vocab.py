@@ -22,18 +22,20 @@ LLAMA3_PATTERN = (
 )
 _QWEN2 = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 THREE_DIGITS = "[0-9][0-9][0-9]"
+NFC = {"type": "NFC"}
 # What cuts a text into words, one pattern after the other, by the name of the pre-tokenizer.
 PATTERNS = {
     "llama-bpe": (LLAMA3_PATTERN,),
     "smaug-bpe": (LLAMA3_PATTERN,),  # the same without ignore_merges
     "qwen2": (_QWEN2,),
+    "deepseek-r1-qwen": (_QWEN2,),  # the same for texts as they are; Qwen's own tokenizers compose accents first
     "gpt-2": (GPT2,),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, THREE_DIGITS),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
 }
 _ALIASES = {
     "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon-h1": "llama-bpe",
-    "gpt2": "gpt-2", "deepseek-r1-qwen": "qwen2", "megrez": "qwen2",
+    "gpt2": "gpt-2", "megrez": "qwen2",
 }  # fmt: skip
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
 _WRONG_TEMPLATE = "BITNETAssistant: "
@@ -151,7 +153,8 @@ class _Vocab:
         merges = [merge.split(" ", 1) for merge in self._strings("merges", at_least=0)]
         if any(len(merge) != 2 for merge in merges):
             raise self._wrong("merges", "has an entry that is no pair")
-        return byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre == "llama-bpe")
+        spec = byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre == "llama-bpe")
+        return spec | ({"normalizer": NFC} if self.pre == "qwen2" else {})
 
     def sentencepiece(self) -> dict[str, Any]:
         """SentencePiece's BPE: a merge for every way to cut a token into two, the best score first."""

@@ -16,6 +16,7 @@ from bitnet_inference.text.vocab import (
     BYTE,
     CONTROL,
     GPT2,
+    NFC,
     NORMAL,
     PATTERNS,
     PREFIX,
@@ -104,7 +105,8 @@ def _byte_level(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, Any]:
     if (cuts, ignores_merges) not in _NAMES:
         how = f"{', '.join(cuts)}{', ignore_merges' * ignores_merges}"
         raise _refusal(tokenizer, f"a pre-tokenizer other than {', '.join(PATTERNS)} ({how:.300})")
-    return {"model": "gpt2", "pre": _NAMES[cuts, ignores_merges]}
+    name = _NAMES[cuts, ignores_merges]
+    return {"model": "gpt2", "pre": "qwen2" if name == "deepseek-r1-qwen" and spec["normalizer"] == NFC else name}
 
 
 def _cuts(tokenizer: Tokenizer, step: dict[str, Any] | None) -> Iterator[str]:
