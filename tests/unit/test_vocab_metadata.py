@@ -130,6 +130,21 @@ def test_sentencepiece_vocabularies(tmp_path, kind):
         assert found.encode(text, add_special_tokens=False) == ids
 
 
+def test_gemmas_runs_of_spaces(tmp_path):
+    """They are added tokens and come from merges too, which SentencePiece has no scores for."""
+    spec = json.loads(Tokenizer.from_metadata("x", sentencepiece_metadata(SAMPLES["plain"], False)).to_json())
+    run = len(spec["model"]["vocab"])
+    spec["model"]["vocab"]["▁▁"] = run
+    spec["model"]["merges"].insert(0, ["▁", "▁"])
+    spec["added_tokens"].append({**spec["added_tokens"][0], "id": run, "content": "▁▁", "special": False})
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(spec), bos_token="<s>"))
+    metadata = metadata_of(tokenizer, tokenizer.vocab_size)
+    assert (metadata["tokenizer.ggml.tokens"][run], metadata["tokenizer.ggml.token_type"][run]) == ("  ", 4)
+    found = back(tokenizer, metadata, tmp_path / "x.gguf")
+    assert_equal(found, tokenizer)
+    assert run in found.encode("the  fox") and found.decode(found.encode("the  fox")) == "the  fox"
+
+
 def test_templates_and_the_tokens_around_a_text(tmp_path):
     templates = [{"name": "default", "template": "{{ 1 }}"}, {"name": "tool_use", "template": "{{ 2 }}"}]
     spec = changed(post_processor=around(None, 1))

@@ -116,6 +116,10 @@ class _Vocab:
         self._types = self._numbers("token_type", [1] * len(self.tokens))
         if len(self._types) != len(self.tokens):
             raise self._wrong("token_type", f"has {len(self._types)} entries for {len(self.tokens)} tokens")
+        self.prefix = self.model == "llama" and self.flag("add_space_prefix", True)
+        if self.model == "llama" and not self.prefix:  # their spaces are written as they are; see added
+            spelt = zip(self.tokens, self._types, strict=True)
+            self.tokens = [token.replace(" ", "▁") if kind == USER_DEFINED else token for token, kind in spelt]
         self.ids: dict[str, int] = {}
         for token_id, token in enumerate(self.tokens):
             if self._types[token_id] != UNUSED or token != filler(token_id):
@@ -137,10 +141,20 @@ class _Vocab:
                 yield role, token_id
 
     def added(self) -> list[dict[str, Any]]:
-        """The tokens that a text is searched for before it is cut into words; control and unknown ones are special."""
-        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        """The tokens that a text is searched for before it is cut into words; control and unknown ones are special.
+
+        Gemma's runs of spaces are searched for when spaces are marks, as SentencePiece does; with a space in front of
+        every text that is not possible, and there they are spelt with spaces.
+        """
+        plain = {"single_word": False, "lstrip": False, "rstrip": False}
+        has_marks = self.model == "llama" and not self.prefix
+
+        def is_spaced(token: str, kind: int) -> bool:
+            return has_marks and kind == USER_DEFINED and "▁" in token
+
         return [
-            {"id": token_id, "content": token, "special": kind != USER_DEFINED, **plain}
+            {"id": token_id, "content": token, "special": kind != USER_DEFINED, "normalized": is_spaced(token, kind)}
+            | plain
             for token_id, (token, kind) in enumerate(zip(self.tokens, self._types, strict=True))
             if kind in (CONTROL, UNKNOWN, USER_DEFINED) and self.ids[token] == token_id and token
         ]
@@ -161,16 +175,15 @@ class _Vocab:
         scores = self._numbers("scores", None)
         if len(scores) != len(self.tokens):
             raise self._wrong("scores", f"has {len(scores)} entries for {len(self.tokens)} tokens")
-        prefix = self.flag("add_space_prefix", True)
         space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
         text = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if self.prefix else []
         unknown = next((token_id for role, token_id in self.named_ids() if role == "unk"), 0)
         model = {"type": "BPE", "vocab": self.ids, "merges": self._merges(scores), "unk_token": self.tokens[unknown]}
         return {
             "normalizer": {
                 "type": "Sequence",
-                "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if prefix else []), space],
+                "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if self.prefix else []), space],
             },
             "pre_tokenizer": None,
             "post_processor": None,

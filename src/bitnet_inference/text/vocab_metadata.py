@@ -64,6 +64,11 @@ def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
     values: dict[str, Any] = kind | {"tokens": tokens, "token_type": np.array(types, "<i4")}
     if kind["model"] == "llama":
         values |= {"scores": _scores(tokens, merges), "add_space_prefix": _adds_space(tokenizer)}
+        # Those that are looked for before anything is merged: their own merges come from nothing that a file says.
+        whole = {token for token, each in zip(tokens, types, strict=True) if each == USER_DEFINED}
+        merges = [pair for pair in merges if "".join(pair) not in whole]
+        if not values["add_space_prefix"]:
+            values["tokens"] = [token.replace("▁", " ") if token in whole else token for token in tokens]
     else:
         values["merges"] = list(map(" ".join, merges))
     values |= dict(_roles(tokenizer)) | _affixes(tokenizer)
