@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf_samples import I2_S, codes_of, i2_s_bytes, own_name, write_default
 from meta_samples import PARAMS, cut, meta_tensors, random_weights, write_meta, write_ranks
-from tiny_folders import BITLINEAR, folder
+from tiny_folders import BITLINEAR, ONLINE, folder
 
 from bitnet_inference import LLM, Conversion, SamplingParams, convert
 from bitnet_inference.errors import FormatError, InvalidParams, ModelError, Unsupported
@@ -173,13 +173,35 @@ def test_scales_that_float16_does_not_have(tmp_path):
 
 
 def test_groups_of_columns_with_scales_of_their_own(tmp_path):
-    codes = codes_of(open_checkpoint(find_model("default")).matrix("layers.0.down"))
-    values = codes * np.repeat(np.array([[0.5, 0.25, 2.0]], np.float32), 256, axis=1)
-    write_default(tmp_path / "a.gguf", "TQ2_0", change={"layers.0.down": Dense(values, "float32")})
+    """Become float16 in a "llama" file. In one of BitNet they would be read as ternary again, with one scale."""
+    folder = open_checkpoint(find_model("default"))
+    values = codes_of(folder.matrix("layers.0.down")) * np.repeat(np.array([[0.5, 0.25, 2.0]], np.float32), 256, axis=1)
+    drop = [name for name, _ in expected_shapes(folder.config) if "sub_norm" in name]
+    change = {"layers.0.down": Dense(values, "float32")}
+    write_default(tmp_path / "a.gguf", "TQ2_0", arch="llama", drop=drop, change=change)
     result = convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "i2_s")
     assert "groups of 128 columns, so 1 became F16: blk.0.ffn_down.weight" in result.notes[0]
     raw = open_checkpoint(result.path)._tensors["blk.0.ffn_down.weight"].raw()
     assert np.array_equal(raw.view(np.float16).reshape(values.shape), values)
+    write_default(tmp_path / "a.gguf", "TQ2_0", change=change)
+    with pytest.raises(Unsupported, match=r"layers.0.down has scales for groups of columns, .* X.safetensors"):
+        convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "i2_s")
+
+
+@pytest.mark.parametrize(
+    "quantization, dense", [(None, "q"), (ONLINE | {"modules_to_not_convert": ["lm_head", "down_proj"]}, "down")]
+)
+def test_dense_layers_of_bitnet_have_no_place_in_a_gguf_file(tmp_path, quantization, dense):
+    """Who reads the architecture takes them for ternary ones; rounded so, they are."""
+    model = folder("bitnet", quantization)
+    model.config["vocab_size"], model.tensors["model.embed_tokens.weight"] = 384, np.ones((384, 8), np.float32)
+    model.write(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "llama-f16" / name, tmp_path / name)
+    for kind in ("i2_s", "f16"):
+        with pytest.raises(Unsupported, match=f"layers.0.{dense} is dense, .* --quantize ternary"):
+            convert(tmp_path, tmp_path / "x.gguf", kind)
+    assert open_checkpoint(convert(tmp_path, tmp_path / "x.gguf", "f16", quantize="ternary").path).check() == []
 
 
 def test_the_metadata_of_a_gguf_file_stays_as_it_is(tmp_path):

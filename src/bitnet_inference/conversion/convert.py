@@ -15,9 +15,9 @@ from bitnet_inference.conversion.coreml_files import COMPUTES, write_coreml_pack
 from bitnet_inference.conversion.coreml_weights import Compute
 from bitnet_inference.conversion.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.conversion.onnx_files import write_onnx_model
-from bitnet_inference.errors import InvalidParams
+from bitnet_inference.errors import InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes, is_projection
 from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
@@ -122,6 +122,7 @@ def _write_gguf(
     path: Path, checkpoint: Checkpoint, weights: Checkpoint, target: Path, kind: Kind, progress: Progress | None
 ) -> Conversion:
     """`weights` is the checkpoint, quantised or not."""
+    _refuse_remade(weights)
     metadata, notes = _metadata(checkpoint)
     metadata["general.file_type"] = record("general.file_type", _FILE_TYPES[kind])
     metadata.pop("general.alignment", None)
@@ -131,6 +132,21 @@ def _write_gguf(
         write_gguf(out, metadata.values(), tensors.shapes, tensors.encode)
     notes = [*tensors.notes(), *notes, *findings_of(weights)]
     return Conversion(target, target.stat().st_size, tuple(tensors.written), tuple(notes))
+
+
+def _refuse_remade(weights: Checkpoint) -> None:
+    """Refuse projections that a GGUF file of the architecture gives back as others: as ternary, with one scale."""
+    if not (weights.config.sub_norms or weights.config.linear_norm):
+        return
+    for name in (name for name, _ in expected_shapes(weights.config) if is_projection(name)):
+        if not weights.is_ternary(name):
+            why, cure = "is dense", "or round it with --quantize ternary"
+        elif weights.group_size(name):
+            why, cure = "has scales for groups of columns", "which keep them"
+        else:
+            continue
+        lost = "and would be read from GGUF as ternary with one scale"
+        raise Unsupported(f"{weights.path}: {name} {why}, {lost}: write X{_PACKED} or X{_ONNX}, {cure}")
 
 
 def _check_quantize(quantize: str) -> None:
