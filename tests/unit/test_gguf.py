@@ -16,6 +16,8 @@ from bitnet_inference import LLM, SamplingParams, convert
 from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, RopeScaling, Ternary, expected_shapes
+from bitnet_inference.formats.gguf_config import read_config
+from bitnet_inference.model.rope import inverse_frequencies
 from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.summary import summarize
 
@@ -119,8 +121,6 @@ def test_blocks_with_several_scales_are_groups(tmp_path):
 
 def test_a_model_of_microsofts_under_the_wrong_name():
     """Upstream's converter calls it "bitnet", which stands for SiLU; the vocabulary gives it away."""
-    from bitnet_inference.formats.gguf_config import read_config
-
     sizes = {"context_length": 64, "embedding_length": 64, "feed_forward_length": 64, "block_count": 1}
     values = sizes | {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5}
     metadata = {"general.architecture": "bitnet"} | {f"bitnet.{key}": value for key, value in values.items()}
@@ -128,23 +128,62 @@ def test_a_model_of_microsofts_under_the_wrong_name():
     assert read_config(Path("x"), metadata, 32002, True, ()).activation == "silu"
 
 
+def config_of(tensor_factors=(), arch="llama", **keys):
+    """The configuration of a file with these keys of its architecture; "__" stands for a dot."""
+    values = {
+        "context_length": 64, "embedding_length": 128, "feed_forward_length": 64, "block_count": 1,
+        "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
+    }  # fmt: skip
+    values |= {key.replace("__", "."): value for key, value in keys.items()}
+    metadata = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in values.items()}
+    return read_config(Path("x"), metadata, 1000, True, tensor_factors)
+
+
 def test_factors_of_rotary_frequencies():
     """Those of Llama 3.1 are known as its rule; any others divide one by one."""
-    from bitnet_inference.formats.gguf_config import read_config
-    from bitnet_inference.model.rope import inverse_frequencies
-
-    sizes = {"context_length": 64, "embedding_length": 128, "feed_forward_length": 64, "block_count": 1}
-    values = sizes | {"attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0}
-    metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in values.items()}
-    plain = read_config(Path("x"), metadata, 1000, True, ())
+    plain = config_of()
     stretched = replace(plain, rope_scaling=RopeScaling(kind="llama3", factor=8.0))
     factors = inverse_frequencies(plain) / inverse_frequencies(stretched)
-    found = read_config(Path("x"), metadata, 1000, True, tuple(map(float, factors)))
-    assert found.rope_scaling == stretched.rope_scaling
-    halves = read_config(Path("x"), metadata, 1000, True, (2.0,) * 64)
+    assert config_of(tuple(map(float, factors))).rope_scaling == stretched.rope_scaling
+    halves = config_of((2.0,) * 64)
     assert np.array_equal(inverse_frequencies(halves), inverse_frequencies(plain) / 2)
+    with pytest.raises(Unsupported, match="beside rope_freqs"):
+        config_of((2.0,) * 64, rope__scaling__factor=4.0)
     with pytest.raises(FormatError, match="no 64 factors"):
-        read_config(Path("x"), metadata, 1000, True, (2.0,))
+        config_of((2.0,))
+
+
+@pytest.mark.parametrize(
+    "keys, factor",
+    [
+        ({"rope__scaling__factor": 4.0}, 4.0),
+        ({"rope__scale_linear": 4.0}, 4.0),
+        ({"rope__scaling__factor": 0.5, "rope__scale_linear": 4.0}, 0.5),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, 4.0),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, None),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None),
+        ({"rope__scaling__attn_factor": 1.0}, None),
+    ],
+)
+def test_positions_are_divided_as_llama_cpp_divides_them(keys, factor):
+    """Measured: llama.cpp takes a factor without a type for a linear one, under its older name too."""
+    assert config_of(**keys).rope_scaling == (factor and RopeScaling(kind="linear", factor=factor))
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"attention__causal": False}, "attention.causal is false"),
+        ({"rope__scaling__attn_factor": 0.5}, "attn_factor is not 1"),
+        ({"rope__scaling__type": "yarn"}, "'yarn' is not supported"),
+        ({"rope__scaling__factor": -2.0}, "is not a finite number above 0"),
+        ({"rope__scaling__factor": np.ones(2)}, "is not a finite number above 0"),
+    ],
+)
+def test_what_a_key_says_is_not_ignored(keys, message):
+    for factors in ((), (2.0,) * 64):
+        with pytest.raises(ModelError, match=message):
+            config_of(factors, **keys)
 
 
 class Bytes:

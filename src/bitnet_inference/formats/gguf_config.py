@@ -82,6 +82,8 @@ def read_config(
     fields = Fields(path, values, prefix)
     if not 1 <= vocab_size <= MAX_VOCAB:
         raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again")
+    if not fields.flag("attention.causal", True):
+        raise Unsupported(f"{path}: attention.causal is false: tokens cannot look ahead: use another model")
     num_heads, num_kv_heads, head_dim = _heads(fields)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     tokens = Fields(path, dict(metadata))
@@ -121,9 +123,9 @@ def gemma_scale(num_layers: int, features_a_head: float) -> float | None:
 def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
     """All but every sixth layer, where the file names a window."""
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if fields.values.get(key):
+        if _is_set(fields, key):
             raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported: use another model")
-    if not fields.values.get("attention.sliding_window"):
+    if not _is_set(fields, "attention.sliding_window"):
         return None
     period = fields.size("attention.sliding_window_pattern", MAX_LAYERS, GEMMA_PERIOD)
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
@@ -159,18 +161,33 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
 
 
 def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeScaling | None:
-    kind = fields.text("rope.scaling.type", "none")
-    if factors:
-        if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
-            raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
-        theta = fields.positive("rope.freq_base", 10000.0)
-        known = (scaling for scaling in _LLAMA3 if _is_close(factors, llama3_factors(scaling, theta, head_dim)))
-        return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors))
-    if kind == "none":
-        return None
-    if kind != "linear":
+    linear = _linear_factor(fields)
+    if not factors:
+        return RopeScaling(kind="linear", factor=linear) if linear else None
+    if linear not in (None, 1.0):
+        raise Unsupported(f"{fields.path}: rope.scaling.factor beside rope_freqs.weight is not supported: leave it out")
+    if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
+        raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
+    theta = fields.positive("rope.freq_base", 10000.0)
+    known = (scaling for scaling in _LLAMA3 if _is_close(factors, llama3_factors(scaling, theta, head_dim)))
+    return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors))
+
+
+def _linear_factor(fields: Fields) -> float | None:
+    """What positions are divided by: as in llama.cpp without a type too, and under an older name."""
+    kind = fields.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear"):
         raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear")
-    return RopeScaling(kind="linear", factor=fields.positive("rope.scaling.factor"))
+    if fields.positive("rope.scaling.attn_factor", 1.0) != 1:
+        raise Unsupported(f"{fields.path}: rope.scaling.attn_factor is not 1: scaled rotations are not supported")
+    key = "rope.scaling.factor" if "rope.scaling.factor" in fields else "rope.scale_linear"
+    return fields.positive(key) if kind == "linear" and _is_set(fields, key) else None
+
+
+def _is_set(fields: Fields, key: str) -> bool:
+    """Whether a value stands there, and not 0, which means none."""
+    value = fields.values.get(key)
+    return value is not None and not (type(value) in (int, float) and value == 0)
 
 
 # Llama 3.1 and 3.2. Files hold their factors rounded to float32; the rule itself gives the frequencies to the last bit.
