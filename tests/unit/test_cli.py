@@ -374,6 +374,13 @@ def test_convert_writes_a_file_that_runs_and_says_how_exact_it_is(tmp_path):
     assert (refused.exit_code, refused.stdout) == (2, "") and "end it in .gguf" in refused.stderr
 
 
+def test_a_file_that_does_not_open_here_was_written_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_ISA", "vax")
+    result = bitnet("convert", "default", str(tmp_path / "story.safetensors"))
+    assert result.exit_code == 0 and "story.safetensors: " in result.stdout
+    assert "MB, does not open here: " in result.stdout and "vax" in result.stdout
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\nfrom bitnet_inference import cli\n"

@@ -141,7 +141,7 @@ def test_dense_models_become_float16(tmp_path, name):
 
 
 def test_what_tq2_0_has_no_room_for_falls_back(tmp_path):
-    """Rows of 64 are no blocks of 256. Beside dense projections, the rest is of their type, or could not be loaded."""
+    """Rows of 64 are no blocks of 256. Beside dense projections, the rest is of their type."""
     result = convert(GOLDEN / "llama-bitlinear", tmp_path / "model.gguf", "tq2_0")
     assert {each.type for each in result.tensors} == {"BF16", "F16", "F32"}
     assert "multiples of 256 columns, so 14 became F16: blk.0.attn_q.weight" in result.notes[0]

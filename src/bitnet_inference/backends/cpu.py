@@ -18,6 +18,7 @@ from bitnet_inference.backends.cpu_program import NativePlan, Weights, compile_p
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities
@@ -357,11 +358,12 @@ def _group_scales(matrix: Ternary, group_size: int) -> NDArray[np.float32]:
 
 
 def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
+    """One below the other, in the dtype that they have; in float32, which is exact, where dtypes differ."""
     matrices = [checkpoint.matrix(name) for name in names]
     dense = [matrix for matrix in matrices if isinstance(matrix, Dense)]
     assert len(dense) == len(names), f"{names} are not all dense"
     if len({matrix.dtype for matrix in dense}) > 1:
-        raise FormatError(checkpoint.path, " ".join(names), "dtypes differ: convert the checkpoint to one dtype")
+        dense = [Dense(to_float32(matrix.data, matrix.dtype), "float32") for matrix in dense]
     data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
     return native.DenseWeight(_bits(data), dense[0].dtype)
 

@@ -92,9 +92,9 @@ def convert(
 
 
 def _opened(target: Path) -> str:
-    """How long it takes to open; of ONNX and Core ML, which others run, nothing is said."""
+    """How long it takes to open, or why it does not here; of ONNX and Core ML, which others run, nothing is said."""
     from bitnet_inference.conversion.convert import seconds_to_open
-    from bitnet_inference.errors import OutOfMemory
+    from bitnet_inference.errors import BitNetError, OutOfMemory
 
     if target.suffix in (".onnx", ".mlpackage"):
         return ""
@@ -103,6 +103,8 @@ def _opened(target: Path) -> str:
             return f", opens in {seconds_to_open(target, progress):.2f} s"
     except OutOfMemory:
         return ", this machine has not the memory to open it"
+    except BitNetError as error:
+        return f", does not open here: {error}"
 
 
 def _agreement(found: Agreement) -> str:

@@ -61,7 +61,7 @@ class GgufTensors:
         self._has_ternary = bool(ternary := [name for name in names if checkpoint.is_ternary(name)])
         if self._type is not None and not ternary:
             raise InvalidParams(f"{checkpoint.path} has no ternary matrix: convert it to the type f16")
-        # Matrices that are computed together have one dtype: what falls back takes that of the dense projections.
+        # What falls back takes the dtype of the dense projections: matrices of several run in float32, twice as large.
         dense = [name for name in names if name.rpartition(".")[2] in PROJECTIONS and name not in ternary]
         matrix = checkpoint.matrix(dense[0]) if dense and self._type is not None else None
         self._fallback = _FLOATS[matrix.dtype] if isinstance(matrix, Dense) else ggml.F16
