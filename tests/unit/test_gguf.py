@@ -186,6 +186,18 @@ def test_what_a_key_says_is_not_ignored(keys, message):
             config_of(factors, **keys)
 
 
+def test_sizes_may_stand_there_for_each_layer():
+    sizes = {"feed_forward_length": 64, "attention__head_count": 4, "attention__head_count_kv": 2, "block_count": 3}
+    lists = {key: np.full(3, value, np.uint32) for key, value in sizes.items() if key != "block_count"}
+    assert config_of(**sizes | lists) == config_of(**sizes)
+    for key in lists:
+        with pytest.raises(Unsupported, match=f"{key.replace('__', '.')} differs from layer to layer"):
+            config_of(**sizes | {key: np.array([4, 4, 2], np.int32)})
+        for bad in (np.zeros(0, np.int32), np.full(3, 2.5), ["4", "4"]):
+            with pytest.raises(FormatError, match="is not a whole number"):
+                config_of(**sizes | {key: bad})
+
+
 class Bytes:
     """A GGUF file by hand."""
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
 from bitnet_inference.formats.json_files import Fields, shown
@@ -49,6 +51,7 @@ ARCHITECTURES = {
     ),
 }
 _POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
+_PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads
 GEMMA_PERIOD, GEMMA_LOCAL_THETA = 6, 10000.0  # where a file does not say them: every sixth layer is no local one
 
@@ -79,7 +82,7 @@ def read_config(
     kind = read_architecture(path, metadata)
     prefix = f"{metadata['general.architecture']}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    fields = Fields(path, values, prefix)
+    fields = Fields(path, values | {key: _in_all_layers(path, key, values.get(key)) for key in _PER_LAYER}, prefix)
     if not 1 <= vocab_size <= MAX_VOCAB:
         raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again")
     if not fields.flag("attention.causal", True):
@@ -113,6 +116,15 @@ def read_config(
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab_size),
     )
+
+
+def _in_all_layers(path: Path, key: str, value: Any) -> Any:
+    """A size for which a file may have a list, one for each layer; raises Unsupported where they differ."""
+    if not isinstance(value, np.ndarray) or not len(value):
+        return value
+    if (value != value[0]).any():
+        raise Unsupported(f"{path}: {key} differs from layer to layer: use another model")
+    return value[0].item()
 
 
 def gemma_scale(num_layers: int, features_a_head: float) -> float | None:
