@@ -17,7 +17,7 @@ from bitnet_inference.formats.kinds import refuse_graph
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.model.loader import describe
-from bitnet_inference.model_folder import default_params, load_tokenizer
+from bitnet_inference.model_folder import defaults_of, load_tokenizer
 from bitnet_inference.onnx_summary import describe_onnx
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import notes
@@ -154,7 +154,7 @@ def _words(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     def shown(token_id: int | None) -> str:
         return "none" if token_id is None else f"{tokenizer.id_to_token(token_id)} ({token_id})"
 
-    params = default_params(tokenizer.generation)
+    params = defaults_of(tokenizer)
     sampling = "greedy" if params.is_greedy else f"temperature {params.temperature:g}, top-p {params.top_p:g}"
     templates = ", ".join(sorted(tokenizer.templates)) or "none: plain prompts only"
     return [

@@ -27,6 +27,7 @@ from bitnet_inference.errors import (
 from bitnet_inference.in_flight import MAX_IN_FLIGHT, InFlight
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import default_params, find_model
+from bitnet_inference.summary import summarize
 from bitnet_inference.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -629,6 +630,10 @@ class TestLife:
         folder = write_folder(tmp_path, generation={"do_sample": True, "temperature": -1})
         with pytest.raises(FormatError, match=r"generation_config\.json: temperature is -1"):
             scripted_llm(folder)
+        model = shutil.copytree(find_model("default"), tmp_path / "model")
+        shutil.copy(folder / "generation_config.json", model)
+        (problem,) = summarize(model).problems
+        assert problem.startswith(f"{model / 'generation_config.json'}: temperature is -1")
 
 
 @pytest.mark.parametrize(

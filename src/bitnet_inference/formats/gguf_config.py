@@ -191,7 +191,9 @@ def _linear_factor(fields: Fields) -> float | None:
     if kind not in ("none", "linear"):
         raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear")
     if fields.positive("rope.scaling.attn_factor", 1.0) != 1:
-        raise Unsupported(f"{fields.path}: rope.scaling.attn_factor is not 1: scaled rotations are not supported")
+        raise Unsupported(
+            f"{fields.path}: rope.scaling.attn_factor is not 1, which is not supported: use another model"
+        )
     key = "rope.scaling.factor" if "rope.scaling.factor" in fields else "rope.scale_linear"
     return fields.positive(key) if kind == "linear" and _is_set(fields, key) else None
 

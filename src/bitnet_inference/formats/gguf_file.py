@@ -246,7 +246,8 @@ def _check_type(path: Path, info: _Info) -> None:
     block = BLOCKS.get(info.type_id)
     if block is None:
         known = ", ".join(block.name for block in BLOCKS.values())
-        raise Unsupported(f"{path}: {where}: tensors of type {_type_name(info.type_id)} are not read: only {known}")
+        why = f"tensors of type {_type_name(info.type_id)} are not read, only {known}"
+        raise Unsupported(f"{path}: {where}: {why}: use the model in Q8_0")
     if info.shape[-1] % block.num_values and info.type_id != I2_S:
         raise FormatError(path, where, f"rows of {info.shape[-1]} are no multiple of {block.num_values}: {_AGAIN}")
     if info.type_id == I2_S and math.prod(info.shape) % block.num_values:
@@ -255,11 +256,14 @@ def _check_type(path: Path, info: _Info) -> None:
         )
 
 
-# What is refused, and why; 38 and 39 are of Microsoft's forks (upstream gave 39 to MXFP4 later).
+# What is refused: names of ggml, and why; 38 and 39 are of Microsoft's forks (upstream gave 39 to MXFP4 later).
 _REFUSED = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 40: "NVFP4", 41: "Q1_0",
     38: "38 (TL1: permuted for lookup tables by settings that the file does not hold: convert it to I2_S)",
     39: "39 (TL2: permuted for lookup tables by settings that the file does not hold: convert it to I2_S; or MXFP4)",
-}
+}  # fmt: skip
 
 
 def _type_name(type_id: int) -> str:

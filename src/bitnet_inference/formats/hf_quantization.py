@@ -50,7 +50,8 @@ def read_quantization(config: Fields) -> Quantization | None:
         return None
     method = fields.text("quant_method", "")
     if method != "bitnet":
-        raise Unsupported(f"{config.path}: quant_method {shown(method)}: only 'bitnet' and unquantised models are read")
+        why = f"quant_method {shown(method)}: only 'bitnet' and unquantised models are read"
+        raise Unsupported(f"{config.path}: {why}: use the unquantised repository, or a GGUF file in Q8_0")
     linear_class = _one_of(fields, "linear_class", "bitlinear", "autobitlinear")
     mode = _one_of(fields, "quantization_mode", "offline", "online")
     return Quantization(
