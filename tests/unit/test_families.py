@@ -16,7 +16,7 @@ from gguf_samples import codes_of, write_model
 from bitnet_inference import LLM, convert
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.formats.checkpoint import LocalLayers, expected_shapes
+from bitnet_inference.formats.checkpoint import LocalLayers, RopeScaling, expected_shapes
 from bitnet_inference.formats.safetensors_files import open_tensors
 from bitnet_inference.summary import summarize
 
@@ -80,6 +80,9 @@ def test_what_a_gemma_config_says(tmp_path):
     config = open_checkpoint(changed(tmp_path, "gemma3-bf16", **old, rope_local_base_freq=500.0)).config
     assert config.local == LocalLayers(layers=(0, 1), window=6, rope_theta=500.0)
     assert config.attention_scale == 1 / 16
+    both = {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}, "rope_scaling": {"type": "linear", "factor": 8}}
+    config = open_checkpoint(changed(tmp_path / "both", "gemma3-bf16", **both)).config
+    assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling(kind="linear", factor=8.0))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_what_a_gemma_config_says(tmp_path):
         {"hidden_activation": "gelu"},
         {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
-        {"rope_parameters": {"sliding_attention": {}}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
     ],
 )
 def test_what_is_not_done_of_gemma(tmp_path, changes):

@@ -73,6 +73,13 @@ def test_a_missing_architecture_is_taken_from_the_model_type(tmp_path):
                 kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
             ),
         ),
+        (  # outside of rope_parameters it wins
+            {"rope_parameters": LLAMA3, "original_max_position_embeddings": 512},
+            10000.0,
+            RopeScaling(
+                kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=512
+            ),
+        ),
         (
             {"rope_parameters": {**LLAMA3, "rope_theta": 5.0, "original_max_position_embeddings": None}},
             5.0,
@@ -135,6 +142,8 @@ def test_token_ids(tmp_path, eos, bos, expected):
     [
         {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
         {"use_sliding_window": True},
+        {"is_causal": False},
+        {"use_bidirectional_attention": True},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"architectures": None, "model_type": "gemma2"},
         {"architectures": None, "model_type": None},
@@ -155,6 +164,11 @@ def test_what_is_not_done(tmp_path, changes):
         read(tmp_path, **changes)
     assert "\n" not in str(caught.value)
     assert "config.json" in str(caught.value)
+
+
+def test_quantised_folders_say_what_to_use(tmp_path):
+    with pytest.raises(Unsupported, match=r"'gptq'.*: use the unquantised repository, or a GGUF file in Q8_0"):
+        read(tmp_path, quantization_config={"quant_method": "gptq"})
 
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

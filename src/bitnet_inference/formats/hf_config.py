@@ -18,6 +18,7 @@ from bitnet_inference.formats.sizes import (
 )
 from bitnet_inference.formats.yarn import yarn_attention, yarn_factors
 
+_ORIGINAL = "original_max_position_embeddings"
 _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
 
 
@@ -77,8 +78,9 @@ def _refuse_extras(fields: Fields, family: Family) -> None:
         raise Unsupported(
             f"{fields.path}: use_sliding_window: windows of this family are not supported: use another model"
         )
-    if fields.flag("use_bidirectional_attention"):
-        raise Unsupported(f"{fields.path}: use_bidirectional_attention: tokens cannot look ahead: use another model")
+    for key, looks_ahead in (("use_bidirectional_attention", True), ("is_causal", False)):
+        if fields.flag(key, not looks_ahead) == looks_ahead:
+            raise Unsupported(f"{fields.path}: {key}: tokens cannot look ahead: use another model")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if key in fields:
             raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported: use another model")
@@ -125,23 +127,43 @@ def _attention_scale(scalar: float | None, sharpness: float, head_dim: int) -> f
 
 def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> tuple[float, RopeScaling | None, float]:
     """The base, how frequencies are scaled, and what cosine and sine are multiplied by."""
-    # transformers 5: rope_scaling, where it says anything, replaces rope_parameters; a theta inside wins.
-    section = fields.section("rope_scaling")
-    if section is None or not section.values:
-        section = fields.section("rope_parameters")
+    section = _rope_section(fields, family)
     theta = fields.positive("rope_theta", family.rope_theta)
     if section is None or not section.values:
         return theta, None, 1.0
-    whole = section.section(_FULL) if family.local_rope_theta else None  # else it is all of that
-    if whole is None and any(isinstance(value, dict) for value in section.values.values()):
-        raise Unsupported(
-            f"{fields.path}: rope_parameters: not one for each kind of layer is supported: use another model"
-        )
-    section = whole or section
     theta = section.positive("rope_theta", theta)
+    # transformers 5: outside of rope_parameters it wins, where they are not for each kind of layer.
+    owner = fields if _ORIGINAL in fields and family.local_rope_theta is None else section
     if _rope_type(section) == "yarn":
-        return theta, *_yarn(section, theta, max_positions, head_dim)
-    return theta, _scaling(section, max_positions), 1.0
+        return theta, *_yarn(section, owner, theta, max_positions, head_dim)
+    return theta, _scaling(section, owner, max_positions), 1.0
+
+
+def _rope_section(fields: Fields, family: Family) -> Fields | None:
+    """What is said of rotations, in layers without a window where there are others, as transformers 5 finds it."""
+    scaling, section = fields.section("rope_scaling"), fields.section("rope_parameters")
+    if family.local_rope_theta is not None:
+        section = _of_full_layers(fields, scaling, section)
+    elif scaling is not None and scaling.values:  # replaces rope_parameters
+        section = scaling
+    if section is not None and any(isinstance(value, dict) for value in section.values.values()):
+        raise _not_by_kinds(fields)
+    return section
+
+
+def _of_full_layers(fields: Fields, scaling: Fields | None, section: Fields | None) -> Fields:
+    """rope_scaling is added to what rope_parameters say of layers without a window."""
+    if section is not None and not {*section.values} <= {_FULL, _LOCAL}:
+        raise _not_by_kinds(fields)
+    whole = section.section(_FULL) if section is not None else None
+    values = (whole.values if whole else {}) | (scaling.values if scaling else {})
+    return Fields(fields.path, values, "rope_scaling." if scaling else f"rope_parameters.{_FULL}.")
+
+
+def _not_by_kinds(fields: Fields) -> Unsupported:
+    return Unsupported(
+        f"{fields.path}: rope_parameters: not one for each kind of layer is supported: use another model"
+    )
 
 
 def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayers | None:
@@ -157,7 +179,7 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
     local = section.section(_LOCAL) if section else None
     if local is not None:
         theta = local.positive("rope_theta", theta)
-        if _scaling(local, 1) is not None:
+        if _scaling(local, local, 1) is not None:
             raise Unsupported(f"{fields.path}: rope_parameters: only layers without a window can have scaled rotations")
     layers = tuple(at for at, kind in enumerate(types) if kind == _LOCAL)
     window = fields.size("sliding_window", MAX_POSITIONS, 4096)
@@ -168,9 +190,10 @@ def _rope_type(section: Fields) -> str:
     return section.text("rope_type", section.text("type", "default"))
 
 
-def _yarn(section: Fields, theta: float, max_positions: int, head_dim: int) -> tuple[RopeScaling, float]:
+def _yarn(section: Fields, owner: Fields, theta: float, max_positions: int, head_dim: int) -> tuple[RopeScaling, float]:
+    """`owner` says for how many positions the model was trained first."""
     _refuse_partial(section)
-    original = section.size("original_max_position_embeddings", MAX_POSITIONS, max_positions)
+    original = owner.size(_ORIGINAL, MAX_POSITIONS, max_positions)
     factor = section.positive("factor", max_positions / original)
     if theta <= 1:
         raise section.wrong("rope_theta", "is not above 1: correct it")
@@ -189,7 +212,7 @@ def _yarn(section: Fields, theta: float, max_positions: int, head_dim: int) -> t
     return RopeScaling(kind="factors", factor=factor, factors=factors), sharpness
 
 
-def _scaling(section: Fields, max_positions: int) -> RopeScaling | None:
+def _scaling(section: Fields, owner: Fields, max_positions: int) -> RopeScaling | None:
     _refuse_partial(section)
     kind = _rope_type(section)
     if kind == "default":
@@ -208,5 +231,5 @@ def _scaling(section: Fields, max_positions: int) -> RopeScaling | None:
         factor=section.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_positions=section.size("original_max_position_embeddings", MAX_POSITIONS, max_positions),
+        original_max_positions=owner.size(_ORIGINAL, MAX_POSITIONS, max_positions),
     )
