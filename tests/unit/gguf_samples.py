@@ -85,11 +85,11 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
     """The model of a folder: `projections` in "I2_S", "Q2_0", "TQ2_0", "F16" or "F32" ..., table and norms likewise.
 
     `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
-    and to replace; `per_file` cuts the model into files of that many tensors.
+    and to replace, `extra` has vectors by their own names; `per_file` cuts the model into files of that many tensors.
     """
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
-    drop, change = more.pop("drop", ()), more.pop("change", {})
+    drop, change, extra = more.pop("drop", ()), more.pop("change", {}), more.pop("extra", {})
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=more.pop("per_file", 0))
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
@@ -113,6 +113,8 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
         values = checkpoint.vector(name) if len(shape) == 1 else checkpoint.matrix(name)
         kind = table if name in ("embed", "head") else norms if len(shape) == 1 else projections
         add_tensor(writer, own_name(name), change.get(name, values), kind)
+    for name, values in extra.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

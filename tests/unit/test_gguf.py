@@ -119,6 +119,27 @@ def test_blocks_with_several_scales_are_groups(tmp_path):
         assert llm.generate("a", GREEDY).token_ids
 
 
+@pytest.mark.parametrize("kind", ["TQ2_0", "F16", "Q8_0"])
+def test_a_scale_beside_a_matrix_multiplies_it(tmp_path, kind):
+    folder = open_checkpoint(find_model("default"))
+    drop = [name for name, _ in expected_shapes(folder.config) if "sub_norm" in name]
+    extra = {"blk.1.attn_q.scale": np.full(1, 0.25, np.float32)}
+    models = []
+    for name, more in (("plain", {}), ("scaled", {"extra": extra})):
+        write_default(tmp_path / name, kind, arch="llama", drop=drop, **more)
+        models.append(open_checkpoint(tmp_path / name))
+    plain, scaled = (model.matrix("layers.1.q") for model in models)
+    assert models[1].check() == []
+    if kind == "TQ2_0":
+        assert scaled.scale == plain.scale / 4
+    else:
+        assert np.array_equal(scaled.data, plain.data.astype(np.float32) / 4) and scaled.dtype == "float32"
+    for name, value in (("blk.1.attn_q.scale", np.nan), ("blk.1.attn_norm.scale", 1.0)):
+        bad = {name: np.full(1, value, np.float32)}
+        write_default(tmp_path / "bad", kind, arch="llama", drop=drop, extra=bad)
+        assert len(open_checkpoint(tmp_path / "bad").check()) == 1
+
+
 def test_a_model_of_microsofts_under_the_wrong_name():
     """Upstream's converter calls it "bitnet", which stands for SiLU; the vocabulary gives it away."""
     sizes = {"context_length": 64, "embedding_length": 64, "feed_forward_length": 64, "block_count": 1}

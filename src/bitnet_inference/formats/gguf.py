@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
-from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes, problem_lines
+from bitnet_inference.formats.checkpoint import (
+    PROJECTIONS,
+    Dense,
+    Ternary,
+    expected_shapes,
+    is_projection,
+    problem_lines,
+)
 from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
 from bitnet_inference.formats.gguf_file import GgufTensor
@@ -127,8 +134,9 @@ class GgufCheckpoint:
         return ggml.decode(tensor.type_id, tensor.raw(), tensor.shape)
 
     def _dense(self, name: str, tensor: GgufTensor) -> Dense:
-        if tensor.type_id not in _FLOATS:
-            return Dense(self._in_halves(name, self._values(tensor)), "float32")
+        factor = self._factor(name)
+        if tensor.type_id not in _FLOATS or factor != 1:
+            return Dense(self._in_halves(name, self._values(tensor)) * np.float32(factor), "float32")
         form, dtype = _FLOATS[tensor.type_id]
         data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
         return Dense(self._in_halves(name, data), dtype)  # type: ignore[arg-type]
@@ -182,7 +190,7 @@ class GgufCheckpoint:
         return Ternary(packed, "codes" if packed.dtype == np.int8 else "quarters", (num_rows, num_columns), scale)
 
     def _factor(self, name: str) -> float:
-        """What a tensor of its own multiplies the product by: old files of "bitnet" have one a projection."""
+        """What a tensor of its own multiplies the product by: some files have one a projection."""
         tensor = self._tensors.get(tensor_name(name, "scale"))
         return 1.0 if tensor is None else float(self._values(tensor).reshape(-1)[0])
 
@@ -204,7 +212,8 @@ class GgufCheckpoint:
     def _problems(self) -> Iterator[FormatError]:
         for name in self._shapes:
             yield from self._problems_of(name)
-        known = {tensor_name(name, kind) for name in self._shapes for kind in ("weight", "scale")}
+        known = {tensor_name(name) for name in self._shapes}
+        known |= {tensor_name(name, "scale") for name in self._shapes if is_projection(name)}
         extra = [name for name in self._tensors if name not in {*known, ROPE_FACTORS, "output.weight"}]
         if extra:
             why = f"the architecture has no place for {len(extra)} tensors, such as {shown(extra[0])}"
@@ -220,8 +229,10 @@ class GgufCheckpoint:
             yield FormatError(self.path, own, f"has the shape {found}, not {expected}: {_AGAIN}")
         elif len(shape) == 1 and not np.isfinite(self._values(tensor)).all():
             yield FormatError(self.path, own, f"a norm weight is NaN or infinite: {_AGAIN}")
-        if factor is not None and (factor.shape != (1,) or factor.type_id != ggml.F32):
-            yield FormatError(self.path, tensor_name(name, "scale"), f"should be one F32: {_AGAIN}")
+        if factor is not None and (
+            factor.shape != (1,) or factor.type_id != ggml.F32 or not np.isfinite(self._values(factor)).all()
+        ):
+            yield FormatError(self.path, tensor_name(name, "scale"), f"should be one finite F32: {_AGAIN}")
 
     def _notes(self) -> Iterator[str]:
         counts: dict[str, int] = {}
