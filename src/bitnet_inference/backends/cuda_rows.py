@@ -80,6 +80,9 @@ def variants() -> Iterator[Variant]:
         kernel, constants, num_warps = _row_launch(width, activation, is_normed, is_quantised)
         outputs = {"out": "*i8:16" if is_quantised else "*fp32:16", "scales": "*fp32:16"}
         yield Variant(kernel, inputs | outputs | numbers, constants, num_warps)
+    kernel, constants, num_warps = _row_launch(1, None, True, False)
+    single = constants | dict.fromkeys(("x_stride", "up_stride", "out_stride", "width"), 1)  # as Triton takes any 1
+    yield Variant(kernel, inputs | {"out": "*fp32:16", "scales": "*fp32:16", "eps": "fp32"}, single, num_warps)
     angles = {"positions": "*i32:16", "frequencies": "*fp32:16", "out": "*fp32:16"}
     yield Variant(_rotations, angles | {"out_stride": "i32:16", "half": "i32:16"}, {"BLOCK": 64}, 1)
     tensors = dict.fromkeys(("x", "y", "out"), "*fp32:16")
@@ -115,7 +118,7 @@ def _gated(x, up, columns, width, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _root(squares, width, eps):
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, width.to(tl.float32)) + eps))
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, tl.cast(width, tl.float32)) + eps))  # 1 is no tensor
 
 
 @triton.jit
