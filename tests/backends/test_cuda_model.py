@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.errors import TritonError  # noqa: E402
+from triton.runtime.errors import PTXASError  # noqa: E402
 
 from bitnet_inference import LLM, SamplingParams  # noqa: E402
 from bitnet_inference.backends import load_model  # noqa: E402
@@ -192,6 +195,14 @@ def test_a_cache_that_does_not_fit_is_refused():
     model.close()
 
 
+def uncompiled() -> CompilationError:
+    """As Triton raises it where a function that a kernel calls does not compile."""
+    place = ast.parse("f(1)").body[0]
+    error = CompilationError("f(1)", place)
+    error.__cause__ = CompilationError("x.to(1)", place, "AttributeError('no x')")
+    return error
+
+
 def test_what_fails_is_told_in_a_line():
     gpu = Gpu("cuda")
     for raised, expected, words in (
@@ -201,6 +212,8 @@ def test_what_fails_is_told_in_a_line():
             "access: start",
         ),
         (TritonError("out of resources"), KernelError, 'failed: out of resources: .* choose device="cpu"$'),
+        (uncompiled(), KernelError, r"failed: AttributeError\('no x'\): start"),
+        (PTXASError("error\n`ptxas` stderr:\nline 5: syntax"), KernelError, "stderr: line 5: syntax: start"),
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory, "lower max_cache_tokens"),
     ):
         with pytest.raises(expected, match=words), gpu.working():

@@ -90,7 +90,10 @@ def _find(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _shown(error: Exception) -> str:
-    """The first line of what a library says."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+def _shown(error: BaseException) -> str:
+    """What a library says, in a line: Triton's reason, or what else begins the message."""
+    while isinstance(error.__cause__, TritonError):  # the kernel does not compile because a function of it does not
+        error = error.__cause__
+    reason = getattr(error, "error_message", None)  # without the source that Triton shows before it
+    lines = [" ".join(reason.split())] if reason else str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:_MAX_SHOWN].rstrip(". ")
