@@ -8,6 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from triton.runtime.interpreter import GridExecutor  # noqa: E402
+
 from bitnet_inference.backends.cuda_device import Gpu  # noqa: E402
 from bitnet_inference.backends.cuda_inputs import Inputs, Shape, padded_shape, usual_shapes  # noqa: E402
 from bitnet_inference.backends.cuda_steps import MIN_STREAK, Steps  # noqa: E402
@@ -93,7 +95,14 @@ def step(line: Line, texts: list[Text]) -> None:
         text.token_ids.append(token_id)
 
 
-def test_greedy_steps_are_queued_ahead_and_not_again():
+def test_greedy_steps_are_queued_ahead_and_not_again(monkeypatch):
+    launch = GridExecutor.__call__
+
+    def told(self, *arguments, **options):
+        assert "enable_fp_fusion" in options, "Triton warns of a launch on a GPU that does not say"
+        return launch(self, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", told)
     line, pool = Line(), list(range(NUM_BLOCKS))
     texts = [Text([5, 6, 7], pool), Text([9], pool)]
     for _ in range(3 * BLOCK):

@@ -28,6 +28,7 @@ from bitnet_inference.model.contract import Batch
 MAX_SEQUENCES = 256
 MIN_STREAK = 8  # steps of as many sequences in a row: then the next is likely to be one too
 _ROWS = 64  # of token ids that one program of a kernel moves
+_LOOK_UP = {"ROWS": _ROWS, "enable_fp_fusion": False}  # Triton warns of launches that do not say
 
 
 class _Queued(NamedTuple):
@@ -60,7 +61,7 @@ class Steps:
         """See Graphs."""
         self._graphs.prepare(shapes)
         nothing = torch.zeros(_ROWS, dtype=torch.int32, device=self._gpu.device)
-        _look_up[(1,)](nothing, nothing, 0, ROWS=_ROWS)
+        _look_up[(1,)](nothing, nothing, 0, **_LOOK_UP)
 
     def clear(self) -> None:
         """Forget everything: what steps read or write moves elsewhere."""
@@ -111,7 +112,7 @@ class Steps:
         step.inputs.send(batch)
         if best is not None:
             count = len(batch.token_ids)
-            _look_up[(triton.cdiv(count, _ROWS),)](step.inputs.batch.token_ids, best[0], count, ROWS=_ROWS)
+            _look_up[(triton.cdiv(count, _ROWS),)](step.inputs.batch.token_ids, best[0], count, **_LOOK_UP)
         found, on_host = step.run(), self._on_host[0]
         self._on_host.reverse()
         if found is not None:
