@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from triton.runtime.errors import PTXASError  # noqa: E402
 
 from bitnet_inference import LLM, SamplingParams  # noqa: E402
 from bitnet_inference.backends import load_model  # noqa: E402
-from bitnet_inference.backends.cuda_device import Gpu  # noqa: E402
+from bitnet_inference.backends.cuda_device import Gpu, start_triton  # noqa: E402
 from bitnet_inference.backends.sizes import estimate_bytes  # noqa: E402
 from bitnet_inference.config import EngineConfig  # noqa: E402
 from bitnet_inference.errors import BackendError, InvalidParams, KernelError, OutOfMemory, Stopped, Unavailable  # noqa: E402
@@ -236,6 +237,24 @@ def test_without_a_gpu_the_backend_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(Unavailable, match=r"backend 'cuda:1' is not available: .*PyTorch has.*nvidia-smi"):
         Gpu("cuda:1")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CalledProcessError(1, ["gcc", "main.c"]),
+        FileNotFoundError(2, "No such file or directory", "/sbin/ldconfig"),
+        AssertionError("libcuda.so cannot found!\nrun ldconfig"),
+        RuntimeError("Failed to find C compiler."),
+    ],
+)
+def test_without_a_compiler_the_backend_says_what_to_install(monkeypatch, error):
+    def fail(driver):
+        raise error
+
+    monkeypatch.setattr(type(triton.runtime.driver), "active", property(fail))
+    with pytest.raises(Unavailable, match="Triton does not start: .*: install gcc and Python's"):
+        start_triton("cuda")
 
 
 def test_without_pytorch_the_backend_says_what_to_install(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import CalledProcessError
 
 import torch
 import triton
@@ -27,6 +28,8 @@ class Gpu:
         """`name`: "cuda" or "cuda:N". Raises Unavailable."""
         self.is_real = not triton.knobs.runtime.interpret
         self.device = _find(name) if self.is_real else torch.device("cpu")
+        if self.is_real:
+            start_triton(name)
         self.stream = torch.cuda.Stream(self.device) if self.is_real else None
 
     @contextmanager
@@ -71,6 +74,15 @@ class Gpu:
         if self.is_real:
             self.wait()
             torch.cuda.empty_cache()
+
+
+def start_triton(name: str) -> None:
+    """Have Triton build its launcher, unless it is in its cache: that takes a C compiler. Raises Unavailable."""
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except (RuntimeError, OSError, AssertionError, CalledProcessError) as error:
+        why, cure = " ".join(str(error).split())[:_MAX_SHOWN].rstrip(". "), "install gcc and Python's headers (python3-dev)"
+        raise Unavailable(name, f"Triton does not start: {why}", f'{cure}, or choose device="cpu"') from error
 
 
 def _find(name: str) -> torch.device:
