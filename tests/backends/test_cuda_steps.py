@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
 from bitnet_inference.backends.cuda_device import Gpu  # noqa: E402
-from bitnet_inference.backends.cuda_inputs import Inputs, Shape, padded_shape, usual_shapes  # noqa: E402
+from bitnet_inference.backends.cuda_inputs import Inputs, padded_shape, usual_shapes  # noqa: E402
 from bitnet_inference.backends.cuda_steps import MIN_STREAK, Steps  # noqa: E402
 from bitnet_inference.model.contract import Batch  # noqa: E402
 
@@ -216,6 +216,19 @@ def test_shapes_have_room_for_their_batches():
         assert len(positions) <= shape.num_tokens <= max_tokens and len(counts) <= shape.num_sequences <= 100
         assert positions.max() < shape.num_blocks * BLOCK < 4 * positions.max() + 1024
         assert shape.decodes == bool((counts == 1).all())
-    assert Shape(256, 256, 32, True) in list(usual_shapes(1024, 256)) and Shape(1024, 1, 32, False) in list(
-        usual_shapes(1024, 256)
-    )
+
+
+def batch_of_prompts(num_sequences: int, num_tokens: int) -> Batch:
+    """Sequences with as many tokens each, behind nothing."""
+    positions = np.tile(np.arange(num_tokens, dtype=np.int32), num_sequences)
+    starts = np.arange(num_sequences + 1, dtype=np.int32) * num_tokens
+    return Batch(positions, positions, positions, starts, np.zeros((num_sequences, 1), np.int32))
+
+
+@pytest.mark.parametrize(("max_tokens", "max_sequences"), [(4096, 256), (600, 256), (100, 256), (64, 4)])
+def test_usual_shapes_are_those_of_decoding_and_of_a_prompt_alone(max_tokens, max_sequences):
+    batches = [batch_of_prompts(count, 1) for count in range(1, min(max_tokens, max_sequences) + 1)]
+    batches += [batch_of_prompts(1, count) for count in range(2, max_tokens + 1)]
+    expected = {padded_shape(batch, max_tokens, max_sequences) for batch in batches}
+    shapes = list(usual_shapes(max_tokens, max_sequences))
+    assert set(shapes) == expected and len(shapes) == len(expected)

@@ -42,13 +42,13 @@ def padded_shape(batch: Batch, max_tokens: int, max_sequences: int) -> Shape:
 
 
 def usual_shapes(max_tokens: int, max_sequences: int) -> Iterator[Shape]:
-    """Those of sequences of up to some hundred tokens: decoding, and alone with a piece of its prompt."""
+    """Those of sequences of up to some hundred tokens that decode, and of one that is alone, with its prompt."""
     most = min(max_sequences, max_tokens)
     for count in sorted({min(_padded(count, _DECODE_STEP), most) for count in range(1, most + 1)}):
         yield Shape(count, count, _MIN_BLOCKS, True)
     prompts = range(min(_MIN_PROMPT, max_tokens), max_tokens + 1)
     for count in sorted({min(_padded(count, _PROMPT_STEP), max_tokens) for count in prompts}):
-        yield Shape(count, 1, _MIN_BLOCKS, False)
+        yield Shape(count, 1, _power_of_two(-(-count // BLOCK_TOKENS), _MIN_BLOCKS), False)
 
 
 def _padded(count: int, step: int) -> int:
