@@ -1,12 +1,14 @@
-"""The CUDA backend on a real card, checked and measured in one command: `gpu.py [FOLDER] [--section NAMES]`.
+"""The CUDA backend on a real card, measured and checked in one command: `gpu.py [FOLDER] [--section NAMES]`.
 
-- "checks": the tests of the CUDA backend on the card, and the default model's logits beside the reference's;
 - "kernels": each kernel alone, by the card's own copy bandwidth and int8 peak, which are measured first;
 - "model": a model of the size that counts: loading, prompts, decoding, batches, memory;
-- "peer": the same shape in bfloat16 in torch, with cuBLAS and CUDA graphs.
+- "peer": the same shape in bfloat16 in torch, with cuBLAS and CUDA graphs;
+- "agreement": the default model's logits on the card beside the reference's;
+- "checks": the tests of the CUDA backend on the card.
 
 FOLDER is what `synthesize.py --shape bitnet-2b-4t FOLDER` writes; it is written into a temporary folder where none is
-given. All of it takes some minutes. Without a card, TRITON_INTERPRET=1 runs it on tiny problems, to try the program.
+given. Each section is a process of its own with a time limit, so that one that fails spoils no other, and all of it
+takes less than ten minutes. Without a card, TRITON_INTERPRET=1 runs it on tiny problems, to try the program.
 """
 
 from __future__ import annotations
@@ -17,37 +19,28 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import gpu_kernels
-import gpu_model
-import torch
-from engine import table
-from engine_streams import Rows
-from gpu_card import Card, describe, measure_card
-from synthesize import synthesize
-
+from bitnet_inference.backends.cuda_check import has_driver
+from bitnet_inference.config import is_interpreted
 from bitnet_inference.errors import BitNetError, InvalidParams
-from bitnet_inference.model_folder import find_model
 from bitnet_inference.output_files import refuse_unwritable, write_whole
 
 ROOT = Path(__file__).parents[1]
-SECTIONS: Mapping[str, Callable[[Card, Path], Iterator[tuple[str, Rows]]]] = {
-    "checks": lambda card, folder: _checks(),
-    "kernels": lambda card, folder: _kernels(card),
-    "model": lambda card, folder: _model(card, folder),
-    "peer": lambda card, folder: iter([("peer", gpu_model.peer(card, folder))]),
-}
+MOST_S = 590  # for all sections
+LIMITS: Mapping[str, int] = {"kernels": 120, "model": 240, "peer": 60, "agreement": 60, "checks": MOST_S}  # seconds
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path)
-    parser.add_argument("--section", metavar="NAMES", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    parser.add_argument("--section", metavar="NAMES", default=",".join(LIMITS), help=f"of {', '.join(LIMITS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too, after each section")
     arguments = parser.parse_args()
     try:
         sys.exit(_run(arguments))
@@ -60,55 +53,46 @@ def _run(arguments: argparse.Namespace) -> int:
         refuse_unwritable(arguments.json)
     names = [name for name in arguments.section.split(",") if name]
     for name in names:
-        if name not in SECTIONS:
-            raise InvalidParams(f"--section has {name!r}: choose of {', '.join(SECTIONS)}")
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        if name not in LIMITS:
+            raise InvalidParams(f"--section has {name!r}: choose of {', '.join(LIMITS)}")
+    if not has_driver() and not is_interpreted():
         raise InvalidParams("there is no NVIDIA GPU here: set TRITON_INTERPRET=1 to try the program without one")
-    card = measure_card(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    print("\n".join(f"{name}: {text}" for name, text in describe(card)), flush=True)
-    numbers: dict[str, object] = {**dict(describe(card)), "bandwidth": card.bandwidth, "int8_peak": card.int8_peak}
-    with _folder(arguments.folder, card) as folder:
+    end, found = time.monotonic() + MOST_S, {}
+    with tempfile.TemporaryDirectory() as room:
+        folder = arguments.folder or Path(room, "model")
         for name in names:
-            for title, rows in SECTIONS[name](card, folder):
-                print("\n".join(["", *table(title, rows)]), flush=True)
-                numbers[title] = rows
-    if arguments.json:
-        write_whole(arguments.json, json.dumps(numbers, indent=2) + "\n")
-    wrong = [rows for rows in numbers.values() if isinstance(rows, dict) and _is_wrong(rows)]
-    return 1 if wrong else 0
+            file = Path(room, f"{name}.json")
+            found[name] = run(command(name, folder, file), file, min(LIMITS[name], end - time.monotonic()))
+            if arguments.json:
+                write_whole(arguments.json, json.dumps(found, indent=2) + "\n")
+    print()
+    for name, numbers in found.items():
+        print(f"{name}: {numbers['s']:.0f} s, {numbers.get('failed', 'done')}")
+    return int(any("failed" in numbers for numbers in found.values()))
 
 
-def _checks() -> Iterator[tuple[str, Rows]]:
+def command(name: str, folder: Path, file: Path) -> list[str]:
+    """What runs a section, which writes its numbers into the file."""
+    if name != "checks":
+        return [sys.executable, str(Path(__file__).with_name("gpu_section.py")), name, str(folder), str(file)]
     tests = sorted(map(str, (ROOT / "tests" / "backends").glob("test_cuda*.py")))
-    on_card = {"TRITON_INTERPRET": "0"} | os.environ
-    status = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=on_card, check=False)
-    yield "checks", {"tests of the CUDA backend": {"exit status": status.returncode}}
-    yield "default model", gpu_model.agreement(find_model("default"), "cuda")
+    return [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", *tests]
 
 
-def _is_wrong(rows: Rows) -> bool:
-    return any(row.get("exit status") or row.get("other clear tokens") for row in rows.values())
-
-
-def _kernels(card: Card) -> Iterator[tuple[str, Rows]]:
-    yield "products", gpu_kernels.products(card)
-    yield "attention", gpu_kernels.attention(card)
-    yield "rows", gpu_kernels.rows(card)
-
-
-def _model(card: Card, folder: Path) -> Iterator[tuple[str, Rows]]:
-    for head in ("exact", "int8"):
-        yield f"{head} head", gpu_model.speeds(card, folder, head, "cuda")
-
-
-@contextmanager
-def _folder(given: Path | None, card: Card) -> Iterator[Path]:
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        synthesize("bitnet-2b-4t" if card.device.type == "cuda" else "tiny", Path(folder))
-        yield Path(folder)
+def run(command: Sequence[str], file: Path, limit_s: float) -> dict[str, Any]:
+    """The numbers of a section, how many seconds it took, and why it has failed, if it has."""
+    begin, why = time.monotonic(), ""
+    if "pytest" in command and find_spec("pytest") is None:
+        return {"failed": 'pytest is not installed: pip install ".[cuda,test]"', "s": 0.0}
+    try:
+        environment = {"TRITON_INTERPRET": "0"} | os.environ
+        status = subprocess.run(command, env=environment, timeout=max(limit_s, 0), check=False).returncode
+        if status:
+            why = f"exit status {status}"
+    except subprocess.TimeoutExpired:
+        why = f"not done within {limit_s:.0f} s"
+    numbers = json.loads(file.read_text()) if file.exists() else {}
+    return ({"failed": why} if why else {}) | numbers | {"s": time.monotonic() - begin}
 
 
 if __name__ == "__main__":

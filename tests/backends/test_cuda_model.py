@@ -253,7 +253,7 @@ def test_without_a_compiler_the_backend_says_what_to_install(monkeypatch, error)
         raise error
 
     monkeypatch.setattr(type(triton.runtime.driver), "active", property(fail))
-    with pytest.raises(Unavailable, match="Triton does not start: .*: install gcc and Python's"):
+    with pytest.raises(Unavailable, match=r"Triton does not start: .*: install gcc and Python's"):
         start_triton("cuda")
 
 

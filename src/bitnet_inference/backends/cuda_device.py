@@ -81,8 +81,9 @@ def start_triton(name: str) -> None:
     try:
         triton.runtime.driver.active.get_current_target()
     except (RuntimeError, OSError, AssertionError, CalledProcessError) as error:
-        why, cure = " ".join(str(error).split())[:_MAX_SHOWN].rstrip(". "), "install gcc and Python's headers (python3-dev)"
-        raise Unavailable(name, f"Triton does not start: {why}", f'{cure}, or choose device="cpu"') from error
+        why = " ".join(str(error).split())[:_MAX_SHOWN].rstrip(". ")
+        cure = 'install gcc and Python\'s headers (python3-dev), or choose device="cpu"'
+        raise Unavailable(name, f"Triton does not start: {why}", cure) from error
 
 
 def _find(name: str) -> torch.device:
