@@ -226,10 +226,12 @@ class Runner:
         if num_sequences > 1:
             table = table[0, : num_sequences * self._each].reshape(num_sequences, self._each)
         size = self._limits.block_size
-        for position in range(context, context + num_steps):
+        last = context + num_steps - 1
+        for position in range(context, last + 1):
             slots = table[:, position // size] * size + position % size
             starts = np.arange(num_sequences + 1, dtype=np.int32)
-            output = self.model.forward(Batch(tokens, np.full_like(rows, position), slots, starts, table))
+            batch = Batch(tokens, np.full_like(rows, position), slots, starts, table, has_next=position < last)
+            output = self.model.forward(batch)
             tokens = output.top(rows.tolist(), 1)[0][:, 0]
 
 

@@ -295,3 +295,19 @@ def test_an_llm_says_what_the_reference_says():
                 break  # cancels
             found.append((text, np.round(llm.embed("two three"), 3).tolist()))
     assert found[0] == found[1]
+
+
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="takes a minute; test_cuda_steps.py has such steps")
+def test_steps_that_were_queued_ahead_say_the_same():
+    checkpoint = open_checkpoint(GOLDEN / "bitnet-packed")
+    model, tokenizer = load("bitnet-packed"), load_tokenizer(checkpoint)
+    with LLM(model, tokenizer, max_cache_tokens=256) as llm:
+        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        found = llm.generate("one", params).token_ids
+        assert model._steps.num_ahead > 20
+    model = load("bitnet-packed")
+    prompt = tokenizer.encode_prompt("one")
+    sequence = Sequence(np.array([*prompt, *found]), list(range(NUM_BLOCKS)))
+    rows = [forward(model, [(sequence, count)]).top([count - 1], 1)[0] for count in (len(prompt), *[1] * 39)]
+    assert [int(row[0, 0]) for row in rows] == found and model._steps.num_ahead == 0
+    model.close()

@@ -1,9 +1,10 @@
 from pathlib import Path
 
 import pytest
+from scripted import ScriptedModel
 
 from bitnet_inference.backends import load_model
-from bitnet_inference.bench import Workload, measure, num_multiply_adds
+from bitnet_inference.bench import Runner, Workload, measure, num_multiply_adds
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams, NotFound
 from bitnet_inference.formats import open_checkpoint
@@ -42,6 +43,17 @@ def test_the_shape_of_the_json():
     assert set(result["prompt"]) == {"8", "16"} and set(result["decode"]) == {"0", "4"}
     assert result["batch"]["3"] > 0 and result["load_s"] > 0 and result["peak_rss_mb"] > 10
     assert set(result["limits"]) == {"bandwidth_gb_s", "int8_gmac_s"} and min(result["limits"].values()) > 0
+
+
+def test_decoding_lets_a_device_look_ahead_but_behind_the_last_step():
+    model, seen = ScriptedModel(looks_ahead=True), []
+    model.before_forward = seen.append
+    runner = Runner(model, Workload(prompts=(8,), contexts=(0,), batches=(3,), num_decoded=9, num_batch_steps=9))
+    for count in (1, 3):
+        runner.decode(0, 9, count)
+        assert [batch.has_next for batch in seen] == [True] * 8 + [False]
+        assert all(int(batch.positions[0]) + 1 < batch.block_tables.shape[1] * 4 for batch in seen[:-1])
+        seen.clear()
 
 
 def test_the_reference_has_no_limits():
