@@ -10,6 +10,7 @@ triton = pytest.importorskip("triton")
 
 from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
+from bitnet_inference.backends import cuda_attention, cuda_top  # noqa: E402
 from bitnet_inference.backends.cuda_device import Gpu  # noqa: E402
 from bitnet_inference.backends.cuda_inputs import Inputs, padded_shape, usual_shapes  # noqa: E402
 from bitnet_inference.backends.cuda_steps import MIN_STREAK, Steps  # noqa: E402
@@ -202,6 +203,14 @@ def test_batches_of_nothing_write_nothing():
     line = Line()
     line.steps.prepare(usual_shapes(64, 4))
     assert line.launched == [0] * 2 * 6 and (line.cache == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "number"), [(cuda_attention._few, "slots"), (cuda_attention._merge, "slots"), (cuda_top._take, "k")]
+)
+def test_numbers_that_grow_while_serving_compile_nothing_anew(kernel, number):
+    """Triton compiles a kernel again for a number that is a multiple of 16 where the last was none."""
+    assert number in kernel.arg_names and number in kernel.kwargs["do_not_specialize"]
 
 
 def test_shapes_have_room_for_their_batches():

@@ -128,6 +128,7 @@ class CudaModel:
             self._cache.reserve(num_blocks)
             if self._gpu.is_real:
                 self._steps.prepare(usual_shapes(self._max_tokens, MAX_SEQUENCES))
+                self._head.prepare()
 
     def forward(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> CudaOutput:
         """Queue a step that advances every sequence by its tokens; the last stage, from `hidden` of the one before."""

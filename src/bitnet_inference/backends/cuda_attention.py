@@ -180,7 +180,7 @@ def _segments(position, window):
     return first, steps, (num_steps + steps - 1) // steps
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def _few(
     q, out, keys, values, key_scales, value_scales, positions, starts, tables, sequences, partial, extents, q_stride,
     out_stride, table_stride, scale, window, slots, KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr,
@@ -213,7 +213,7 @@ def _few(
             tl.store(extents + place * 2 + 1, total, mask=rows < SHARE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def _merge(
     out, positions, starts, sequences, partial, extents, out_stride, window, slots, DIM: tl.constexpr, D: tl.constexpr
 ):

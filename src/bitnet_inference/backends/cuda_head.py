@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitnet_inference.backends.cuda_device import Gpu
 from bitnet_inference.backends.cuda_program import Parts, Program
-from bitnet_inference.backends.cuda_top import top
+from bitnet_inference.backends.cuda_top import QUICK_TOP, top
 from bitnet_inference.model.loader import Plans
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
@@ -33,6 +33,10 @@ class Head:
             room = torch.zeros(HEAD_ROWS * sizes.vocab_size, device=parts.device)
         self._logits = room[: HEAD_ROWS * sizes.vocab_size].view(HEAD_ROWS, sizes.vocab_size)
         self._normed = torch.zeros(HEAD_ROWS, sizes.hidden_size, device=parts.device)
+
+    def prepare(self) -> None:
+        """Compile what finds more than the likeliest token, which steps of nothing do not want."""
+        top(self._logits[:1], QUICK_TOP)
 
     def queue_best(self, num_rows: int) -> Best:
         """Queue the search for the likeliest token of each of the first rows; what will have them."""

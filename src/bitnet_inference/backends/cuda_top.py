@@ -86,7 +86,7 @@ def _best_keys(keys, kept, stride, num_left, KEPT: tl.constexpr, PART: tl.conste
     tl.store(kept + (row * tl.num_programs(1) + part) * KEPT + tl.arange(0, KEPT), _best(found, KEPT))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _take(
     keys, logits, ids, best, stride, k,
     KEPT: tl.constexpr,
