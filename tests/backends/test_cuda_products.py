@@ -234,14 +234,15 @@ def test_weights_know_their_size() -> None:
     assert (rounded.rows, rounded.columns, rounded.num_bytes) == (5, 9, 16 * 256 + 5 * 4)
 
 
-def test_a_device_with_wrong_products_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "words"), [("ternary", "wrong products"), ("dense", "wrong dense products")])
+def test_a_device_with_wrong_products_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
     cuda_self_check.check_products(DEVICE)
-    right = products.ternary
+    right = getattr(cuda_self_check, name)
 
-    def wrong(weight, codes, scales, output, residual):
-        right(weight, codes, scales, output, residual)
-        output[-1, -1] *= -1
+    def wrong(weight, *arguments):
+        right(weight, *arguments)
+        arguments[-2][-1, -1] *= -1
 
-    monkeypatch.setattr(cuda_self_check, "ternary", wrong)
-    with pytest.raises(KernelError, match="computes wrong products of 1 tokens"):
+    monkeypatch.setattr(cuda_self_check, name, wrong)
+    with pytest.raises(KernelError, match=f"computes {words} of 1 tokens"):
         cuda_self_check.check_products(DEVICE)
