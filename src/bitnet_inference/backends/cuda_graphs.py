@@ -55,6 +55,8 @@ class Graphs(Generic[Result]):
         """Forget all: what they read or write moves elsewhere."""
         self._gpu.wait()
         self._steps.clear()
+        if self._pool is not None:
+            self._pool = torch.cuda.graph_pool_handle()  # PyTorch refuses one that it is about to free
 
 
 class GraphStep(Generic[Result]):
