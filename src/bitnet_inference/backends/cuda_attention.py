@@ -109,7 +109,7 @@ def variants() -> Iterator[Variant]:
                 constants, options = _launch(dtype, kv_heads, share, dim, kernel is _few, True)
                 how, units = (
                     (options["num_warps"], options["num_stages"]),
-                    () if constants["EXACT"] else ("HMMA", "HGMMA"),
+                    () if constants["EXACT"] else ("HMMA", "HGMMA", "UTCHMMA"),
                 )
                 yield Variant(kernel, tensors | more | numbers, constants, *how, units)
     signature = dict.fromkeys(("out", "partial", "extents"), "*fp32:16")
