@@ -330,6 +330,9 @@ def test_a_page_of_the_web_whose_name_leads_here_is_refused(running: Running, ho
 def test_any_name_is_good_for_who_has_a_key_and_for_the_health_check(served: ServedModels, running: Running) -> None:
     with Running(served, ServerOptions(keys=read_keys(["sesame-open"]))) as server:
         assert get(f"{server.url}/v1/models", {"Host": "a.example", "x-api-key": "sesame-open"})[0] == 200
+    with Running(served, ServerOptions(cors_origins=["https://a.example"])) as server:
+        assert get(f"{server.url}/v1/models", {"Host": "a.example"})[0] == 200
+        assert get(f"{server.url}/v1/models", {"Host": "b.example"})[0] == 403
     assert get(f"{running.url}/health", {"Host": "a.example"})[0] == 200
     assert raw(running, b"GET /v1/models HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
 

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import re
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ class Gate:
         if self.is_closing:
             raise Failure(503, "the server is shutting down: try again soon", code="shutting_down", retry_after_s=5)
         if self.is_private:
-            _check_host(scope)
+            _check_host(scope, self._options.cors_origins)
         scope[CALLER], scope[OPTIONS] = self._caller(scope), self._options
         if path in UNCOUNTED:
             yield
@@ -150,16 +150,21 @@ def _address(scope: MutableMapping[str, Any]) -> str:
     return client[0] if client else "unknown"
 
 
-def _check_host(scope: MutableMapping[str, Any]) -> None:
-    """Refuse a page of the web that lets its own name lead to this machine, and so may read what it says."""
+def _check_host(scope: MutableMapping[str, Any], origins: Sequence[str]) -> None:
+    """Refuse a page of the web that lets its own name lead to this machine, and so may read what it says.
+
+    Pages of the origins may do so anyway: that is how a proxy in front is told.
+    """
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
+    if "*" in origins or given.lower() in (origin.partition("://")[2] for origin in origins):
+        return
     name = re.sub(r":\d*$", "", given).strip("[]").rstrip(".").lower()
     if f".{name}".endswith(_OWN_NAMES):
         return
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        why = f"the Host is {given!r:.80}, and without API keys only localhost is answered: start with --api-key"
+        why = f"the Host is {given!r:.80}, and without API keys only localhost is answered: use --api-key or --cors-origin"
         raise Failure(403, why, code="unknown_host") from None
 
 
