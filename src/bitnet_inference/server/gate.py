@@ -164,8 +164,8 @@ def _check_host(scope: MutableMapping[str, Any], origins: Sequence[str]) -> None
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        why = f"the Host is {given!r:.80}, and without API keys only localhost is answered: use --api-key or --cors-origin"
-        raise Failure(403, why, code="unknown_host") from None
+        why = f"the Host is {given!r:.80}, and without API keys only localhost is answered"
+        raise Failure(403, f"{why}: give --api-key or --cors-origin", code="unknown_host") from None
 
 
 def _sent_key(scope: MutableMapping[str, Any]) -> str | None:
