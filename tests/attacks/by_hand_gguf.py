@@ -100,7 +100,8 @@ def ggufs() -> Iterator[tuple[str, Attack]]:
                 f"{key} = {value}",
                 Attack(seed, _with_keys(_key(key, 11, struct.pack("<q", value))), harmless=harmless),
             )
-        yield f"{key} is a list", Attack(seed, _with_keys(_key(key, 9, struct.pack("<IQI", 4, 1, 1))))
+        for_each_layer = _with_keys(_key(key, 9, struct.pack("<IQI", 4, 1, 1)))
+        yield f"{key} is a list", Attack(seed, for_each_layer, harmless=key == "llama.attention.head_count_kv")
         yield f"{key} is a text", Attack(seed, _with_keys(_key(key, 8, _gguf_text(b"1"))))
     for value in (float("nan"), float("inf"), 0.0, -1.0, 1e-45):
         for key in ("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base"):
