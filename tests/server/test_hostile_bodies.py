@@ -100,6 +100,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": []}, "prompt"),
     ("/v1/completions", {"prompt": [[]]}, "prompt"),
     ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
+    ("/v1/completions", {"prompt": [99999]}, "prompt"),
+    ("/v1/embeddings", {"input": [99999]}, "input"),
     ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
     ("/v1/completions", {"prompt": "x", "n": 2, "best_of": 1}, "best_of"),
     ("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True}, "best_of"),
@@ -184,7 +186,8 @@ def test_a_prompt_that_can_never_fit_is_the_clients_mistake(max_cache_tokens: in
             ("/v1/embeddings", {"input": text}),
             ("/v1/responses", {"input": text}),
         ]:
-            assert refusal(app, path, body)["code"] == "context_length_exceeded"
+            error = refusal(app, path, body)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
         refusal(app, "/v1/messages", {"messages": talk, "max_tokens": 1})
 
 

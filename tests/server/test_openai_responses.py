@@ -52,6 +52,9 @@ def test_what_is_stored_can_be_fetched_and_forgotten(client: openai.OpenAI) -> N
     made = client.responses.create(model="story", input=ASK, max_output_tokens=2)
     assert client.responses.retrieve(made.id) == made
     assert [each.content[0].text for each in client.responses.input_items.list(made.id)] == [ASK]  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.input_items.list(made.id, after="zz")
+    assert refused.value.param == "after"
     client.responses.delete(made.id)
     not_kept = client.responses.create(model="story", input=ASK, max_output_tokens=2, store=False)
     for identity in (made.id, not_kept.id):

@@ -141,7 +141,7 @@ class Answers:
             fingerprint = self._fingerprints.of(path, self.served.models)
             return begin(Asked(llm, name, fingerprint, terms, gone or threading.Event()), body)
         except OutOfMemory as error:  # the model is loaded, so it is this prompt that can never fit
-            raise Failure(400, str(error), code="context_length_exceeded") from error
+            raise Failure(400, str(error), param=body.PROMPT, code="context_length_exceeded") from error
         except BitNetError as error:
             raise named(error, type(body)) from error
 

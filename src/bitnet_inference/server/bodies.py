@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, PromptTooLong
 from bitnet_inference.server.failures import CLIENT_GONE, Failure, failure_of
 from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.schema import Fields, field_of
@@ -48,10 +48,11 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 def named(error: Exception, kind: type[Fields]) -> Failure:
-    """How an error is told, with the field that its message begins with, if it does."""
+    """How an error is told, with the field that its message begins with, if it does, or that has the prompt."""
     failure = failure_of(error)
     first = failure.message.replace("[", " ").replace(":", " ").replace(".", " ").split(" ", 1)[0]
-    first = kind.TOLD_AS.get(first, first)
+    is_of_prompt = isinstance(error, PromptTooLong) or failure.message.startswith("the prompt ")
+    first = kind.PROMPT if is_of_prompt else kind.TOLD_AS.get(first, first)
     if failure.status == 400 and failure.param is None and first in kind.model_fields:
         return Failure(400, failure.message, param=first, code=failure.code)
     return failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import FastAPI, Request
@@ -21,6 +21,8 @@ from bitnet_inference.server.schema import Fields, Prompts, salt_of
 
 class EmbeddingRequest(Fields):
     """POST /v1/embeddings. `dimensions` can only be what the model has: no model that is read here may be cut."""
+
+    PROMPT: ClassVar[str] = "input"
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"

@@ -133,6 +133,7 @@ class InputTokensRequest(Fields):
     """POST /v1/responses/input_tokens."""
 
     TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "text", "response_format": "text", "messages": "input"}
+    PROMPT: ClassVar[str] = "input"
 
     input: TextOrList[Annotated[list[Item], Field(min_length=1)]]
     instructions: str | None = None

@@ -69,6 +69,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     # What the library calls differently in its messages: its word -> our field.
     TOLD_AS: ClassVar[Mapping[str, str]] = {}
+    PROMPT: ClassVar[str] = "prompt"  # the field that the library calls so
 
     model: str = ""
 
@@ -192,6 +193,8 @@ class SamplingFields(Fields):
 
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
+
+    PROMPT: ClassVar[str] = "messages"
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Count | None = None
