@@ -136,7 +136,8 @@ class GgufCheckpoint:
     def _dense(self, name: str, tensor: GgufTensor) -> Dense:
         factor = self._factor(name)
         if tensor.type_id not in _FLOATS or factor != 1:
-            return Dense(self._in_halves(name, self._values(tensor)) * np.float32(factor), "float32")
+            values = self._in_halves(name, self._values(tensor))
+            return Dense(values if factor == 1 else values * np.float32(factor), "float32")
         form, dtype = _FLOATS[tensor.type_id]
         data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
         return Dense(self._in_halves(name, data), dtype)  # type: ignore[arg-type]
