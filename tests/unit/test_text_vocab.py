@@ -77,10 +77,12 @@ def test_padding_may_be_an_ordinary_token(role):
     assert ids[-1] == 0 and tokenizer.decode(ids) == "abc!" and set(tokenizer.special) == {"<|begin|>", "<|end|>"}
 
 
-def test_an_unknown_token_is_special_by_its_type():
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_unknown_token_is_special_where_the_file_names_it(is_named):
     metadata = sentencepiece_metadata(SAMPLES["prefix"], True)
-    del metadata["tokenizer.ggml.unknown_token_id"]
-    assert Tokenizer.from_metadata("model.gguf", metadata).special == {"<unk>": 0, "<s>": 1, "</s>": 2}
+    metadata["tokenizer.ggml.unknown_token_id"] = 0 if is_named else -1
+    special = {"<s>": 1, "</s>": 2} | ({"<unk>": 0} if is_named else {})
+    assert Tokenizer.from_metadata("model.gguf", metadata).special == special
 
 
 @pytest.mark.parametrize(

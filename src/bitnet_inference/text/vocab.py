@@ -141,12 +141,13 @@ class _Vocab:
                 yield role, token_id
 
     def added(self) -> list[dict[str, Any]]:
-        """The tokens that a text is searched for before it is cut into words; control and unknown ones are special.
+        """The tokens that a text is searched for before it is cut into words; control ones and the unknown are special.
 
         Gemma's runs of spaces are searched for when spaces are marks, as SentencePiece does; with a space in front of
         every text that is not possible, and there they are spelt with spaces.
         """
         plain = {"single_word": False, "lstrip": False, "rstrip": False}
+        unknown = dict(self.named_ids()).get("unk")
         has_marks = self.model == "llama" and not self.prefix
 
         def is_spaced(token: str, kind: int) -> bool:
@@ -156,7 +157,9 @@ class _Vocab:
             {"id": token_id, "content": token, "special": kind != USER_DEFINED, "normalized": is_spaced(token, kind)}
             | plain
             for token_id, (token, kind) in enumerate(zip(self.tokens, self._types, strict=True))
-            if kind in (CONTROL, UNKNOWN, USER_DEFINED) and self.ids[token] == token_id and token
+            if (kind in (CONTROL, USER_DEFINED) or (kind == UNKNOWN and token_id == unknown))
+            and self.ids[token] == token_id
+            and token
         ]
 
     def bpe(self) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
             values["tokens"] = [token.replace("▁", " ") if token in whole else token for token in tokens]
     else:
         values["merges"] = list(map(" ".join, merges))
+    if UNKNOWN in types:  # special only where it is named
+        values["unknown_token_id"] = types.index(UNKNOWN)
     values |= dict(_roles(tokenizer)) | _affixes(tokenizer)
     metadata = {PREFIX + key: value for key, value in values.items()} | dict(_templates(tokenizer))
     _check(tokenizer, metadata, merges)
