@@ -15,9 +15,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from bitnet_inference.errors import BitNetError, ModelError
+from bitnet_inference.errors import BitNetError, FormatError, ModelError
+from bitnet_inference.text.chat import Template
 
 MAX_SECONDS, MAX_BYTES = 1.0, 200 << 20
 _MAX_MESSAGE = 2000
@@ -138,9 +140,16 @@ def shape(message: str) -> str:
 
 def bounded_memory(more: int = MAX_BYTES) -> None:
     """From now on this process gets that much more address space and no more: else a MemoryError, or its end."""
+    _deepen_stack()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+
+def _deepen_stack() -> None:
+    """Have the stack grow as far as Python lets it: at a limit that would end the process, not be a MemoryError."""
+    with suppress(FormatError):
+        Template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "stack").render({})
 
 
 def bounded_time(seconds: float) -> None:
