@@ -13,9 +13,10 @@ namespace {
 constexpr int kRoughInputs = 4;  // from so many on products take longer than fetching the rows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count) {
+InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
     const InputForm form = head.form(kernels, count);
-    return form == InputForm::whole && count >= kRoughInputs ? InputForm::rough : form;
+    const bool is_fast = kernels.head_matrix && k == 1;  // with AMX, VNNI too is as fast as the memory
+    return form == InputForm::whole && count >= kRoughInputs && !is_fast ? InputForm::rough : form;
 }
 
 // How many bits of the weights are read: 6 while that leaves few rows to compute.
@@ -60,7 +61,7 @@ Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Execu
     : head_(head), quantised_(head.rows, head.columns, parts, executor) {}
 
 int64_t Screen::bytes_read(const Kernels& kernels, int num_inputs) const {
-    return quantised_.bytes() / 8 * bits_of(kernels, form_of(kernels, quantised_, num_inputs), 1);
+    return quantised_.bytes() / 8 * bits_of(kernels, form_of(kernels, quantised_, num_inputs, 1), 1);
 }
 
 int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
@@ -81,7 +82,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 
 // The logits of all rows that may be among the k best, k at least, of each input.
 std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k) const {
-    const InputForm form = form_of(executor.kernels(), quantised_, count);
+    const InputForm form = form_of(executor.kernels(), quantised_, count, k);
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
