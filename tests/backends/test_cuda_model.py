@@ -20,6 +20,7 @@ from triton.runtime.errors import PTXASError  # noqa: E402
 from bitnet_inference import LLM, SamplingParams  # noqa: E402
 from bitnet_inference.backends import load_model  # noqa: E402
 from bitnet_inference.backends.cuda_device import Gpu, start_triton  # noqa: E402
+from bitnet_inference.backends.cuda_steps import MIN_STREAK  # noqa: E402
 from bitnet_inference.backends.sizes import estimate_bytes  # noqa: E402
 from bitnet_inference.config import EngineConfig  # noqa: E402
 from bitnet_inference.errors import BackendError, InvalidParams, KernelError, OutOfMemory, Stopped, Unavailable  # noqa: E402
@@ -290,14 +291,17 @@ def test_an_llm_says_what_the_reference_says():
     name, found = GOLDEN / "bitnet-packed", []
     for device in ("cuda", "reference"):
         with LLM.load(name, device=device, cache_dtype="float32", max_cache_tokens=256) as llm:
-            text = llm.generate("one", SamplingParams(temperature=0, max_tokens=2)).text
+            # As many as it takes until a step is queued ahead.
+            params = SamplingParams(temperature=0, max_tokens=MIN_STREAK + 2, ignore_eos=True)
+            text = llm.generate("one", params).text
+            assert device != "cuda" or llm._engine._model._steps.num_ahead
             for _ in llm.stream("one", SamplingParams(temperature=1, top_k=5, seed=1, max_tokens=100)):
                 break  # cancels
             found.append((text, np.round(llm.embed("two three"), 3).tolist()))
     assert found[0] == found[1]
 
 
-@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="takes a minute; test_cuda_steps.py has such steps")
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="takes a minute; the test above has one such step")
 def test_steps_that_were_queued_ahead_say_the_same():
     checkpoint = open_checkpoint(GOLDEN / "bitnet-packed")
     model, tokenizer = load("bitnet-packed"), load_tokenizer(checkpoint)

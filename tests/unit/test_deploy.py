@@ -108,7 +108,7 @@ def test_panels_have_numbers_and_places_of_their_own() -> None:
 
 @pytest.fixture
 def serve() -> Any:
-    return typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    return typer.main.get_group(app).commands["serve"]
 
 
 def variable(option: Any) -> str:
