@@ -65,6 +65,32 @@ def test_the_gap_between_tokens_is_bounded_while_a_long_prompt_enters():
     assert newcomer.token_ids == greedy_text(model, prompt, 1)
 
 
+class Reader(Listener):
+    """Is woken when the engine lets it, and notes how long its tokens had lain there."""
+
+    def __init__(self, engine, clock):
+        super().__init__()
+        self.waits, self._engine, self._clock = [], engine, clock
+
+    def token(self, token_id, logprobs):
+        came = self._clock.now
+        self._engine.wakeups.add(lambda: self.waits.append(self._clock.now - came))
+        return super().token(token_id, logprobs)
+
+
+@pytest.mark.parametrize(("decode_s", "most_s", "num_late"), [(0.031, 0.0, 0), (0.0004, 0.0004, 11)])
+def test_readers_of_a_small_model_wait_a_millisecond_at_most_and_others_not_at_all(decode_s, most_s, num_late):
+    model = ScriptedModel()
+    clock = Clock(model, decode_s)
+    engine = Engine(model, clock=clock)
+    reader = Reader(engine, clock)
+    engine.submit(Request([1, 2], endless(23), reader))
+    run(engine)
+    engine.wakeups.make()
+    assert len(reader.waits) == 23 and max(reader.waits) == pytest.approx(most_s)
+    assert sum(wait > 0 for wait in reader.waits) == num_late
+
+
 @pytest.mark.parametrize(("decode_s", "token_s"), [(0.0004, 0.00002), (0.031, 0.002), (1.0, 0.5), (0.001, 1.0)])
 def test_estimates_find_the_costs(decode_s, token_s):
     pace = Pace()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 from scripted import Listener, ScriptedModel, generate, greedy_text, run
@@ -218,7 +219,7 @@ class TestMailbox:
         asyncio.run(read())
 
     def test_whoever_raises_when_a_stream_ends_keeps_nobody_from_being_woken(self, detokenizer, caplog):
-        wakeups, woken = Wakeups(), []
+        wakeups, woken = Wakeups(monotonic), []
         mailbox = Mailbox(detokenizer, later=wakeups.add)
         mailbox.call_at_end(lambda: next(iter(())))
         mailbox.call_at_end(lambda: woken.append(True))

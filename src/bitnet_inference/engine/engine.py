@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -50,7 +51,7 @@ class Engine:
         """
         self._clock, self._fallback = clock, fallback
         self._masks = Masks()
-        self.wakeups = Wakeups()  # of those who wait for what the engine's thread does
+        self.wakeups = Wakeups(clock)  # of those who wait for what the engine's thread does
         self._events = Events(listener, plan_times)
         pool = self._take(model, max_num_blocks)
         self._scheduler = Scheduler(
@@ -211,7 +212,12 @@ class Engine:
         num_prompt_tokens = sum([share.num_tokens + len(share.draft) for share in shares]) - num_decoding
         start = self._clock()
         self._masks.start(shares)
-        output = self._forward(shares)
+        if copies := self._scheduler.take_copies():
+            self._model.copy_blocks(copies)
+        batch = self._batches.build(shares)
+        step_s = 0.0 if num_prompt_tokens else self._scheduler.pace.step_s(num_decoding)
+        self.wakeups.make(step_s or math.inf)
+        output = self._model.forward(batch)
         self._events.enter("sample")
         for part in self._sampler.scores(output, self._take_note(output, shares)):
             self._events.enter("deliver")
@@ -219,14 +225,6 @@ class Engine:
                 self._go_on(scores)
             self._events.enter("sample")
         self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
-
-    def _forward(self, shares: Sequence[Share]) -> Output:
-        copies = self._scheduler.take_copies()
-        if copies:
-            self._model.copy_blocks(copies)
-        batch = self._batches.build(shares)
-        self.wakeups.make()
-        return self._model.forward(batch)
 
     def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
         """Write down what has been computed; the rows that tell next tokens."""
