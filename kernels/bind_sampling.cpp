@@ -49,8 +49,9 @@ namespace nb = nanobind;
 namespace bitnet {
 namespace {
 
-constexpr int64_t kCostOfLogit = 32;  // in multiply-adds, see Executor::each
-constexpr size_t kQuick = 4096;       // from so many logits a token is chosen in some ten microseconds
+// In multiply-adds, see Executor::each.
+constexpr int64_t kCostOfRow = 1'000'000, kCostOfLogit = 150;
+constexpr size_t kQuick = 4096;  // from so many logits a token is chosen in some ten microseconds
 
 // Gives the interpreter's lock to other threads, unless the work is over at once: they would give it back much later.
 class WithoutGil {
@@ -161,7 +162,7 @@ std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const Edit
     const FloatMode mode;
     self.make_room(size_t(threads.num_threads()));
     std::vector<int32_t> chosen(draws.size());
-    const int64_t cost = int64_t(self.vocab_size()) * kCostOfLogit;
+    const int64_t cost = kCostOfRow + int64_t(self.vocab_size()) * kCostOfLogit;
     threads.each(int64_t(draws.size()), cost, 1, [&](int64_t first, int64_t last, int thread) {
         RowSampler& sampler = self.of_thread(size_t(thread));
         for (int64_t i = first; i < last; ++i) {

@@ -182,17 +182,17 @@ Batch Executor::keep(const Batch& batch) {
 }
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
-    const int team = cost < kCostOfHelp ? 1 : team_.size();
-    std::atomic<int64_t> switches{0};
     const double start = now_s();
+    const int team = cost < kCostOfHelp ? 1 : team_.size(start);
+    std::atomic<int64_t> switches{0};
     phases_.set_team(team);
     pool_.run(team, [&](int thread) {
         const int64_t before = team > 1 ? forced_switches() : 0;
         work(thread);
         if (team > 1) switches += forced_switches() - before;
     });
-    // Short regions say nothing: their threads wait for each other to wake up.
-    if (team > 1 && now_s() - start > 1e-3) team_.learn(now_s() - start, phases_.waited(), switches);
+    const double end = now_s();
+    if (team > 1) team_.learn(end, end - start, phases_.waited(), switches);
 }
 
 void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,

@@ -2,6 +2,10 @@
 
 #include <sys/resource.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sched.h>
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +19,7 @@ namespace bitnet {
 
 namespace {
 
-constexpr int kSpins = 20000;
+constexpr int kSpins = 20000, kSpinsToLook = 200;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -29,6 +33,29 @@ constexpr uint32_t kTeamBits = 11;  // at most 1,024 threads
 constexpr uint32_t kTeamMask = (1u << kTeamBits) - 1;
 
 constexpr uint64_t span(int64_t first, int64_t last) { return uint64_t(first) << 32 | uint64_t(last); }
+
+#ifdef __linux__
+int current_processor() { return sched_getcpu(); }
+
+int current_id() {
+    thread_local const int id = int(syscall(SYS_gettid));
+    return id;
+}
+
+// Has a thread leave this processor, if it may run elsewhere; whether it may.
+bool move_away(int id, int processor) {
+    cpu_set_t all, others;
+    if (processor < 0 || sched_getaffinity(id, sizeof all, &all)) return false;
+    others = all;
+    CPU_CLR(size_t(processor), &others);
+    return CPU_COUNT(&others) && !sched_setaffinity(id, sizeof others, &others) &&
+           !sched_setaffinity(id, sizeof all, &all);
+}
+#else
+int current_processor() { return -1; }
+int current_id() { return 0; }
+bool move_away(int, int) { return false; }
+#endif
 
 }  // namespace
 
@@ -113,11 +140,28 @@ double Phases::waited() const {
     return sum;
 }
 
+// The system may have put two threads on one processor, though another is idle: then nobody arrives while this spins.
+void Phases::wait_for_others(int thread, uint32_t phase) {
+    for (int i = 0; i < kSpinsToLook; i++) {
+        if (phase_.load(std::memory_order_acquire) != phase) return;
+        pause();
+    }
+    const int here = current_processor();
+    for (int other = 0; other < num_threads_; other++) {
+        if (other == thread || shares_[other].processor.load(std::memory_order_relaxed) != here) continue;
+        const int id = shares_[std::max(thread, other)].id.load(std::memory_order_relaxed);  // 0 is not ours to move
+        if (!move_away(id, here)) std::this_thread::yield();
+    }
+    wait_while_equal(phase_, phase);
+}
+
 void Phases::begin(int thread, int64_t units) {
+    shares_[thread].processor.store(current_processor(), std::memory_order_relaxed);
+    shares_[thread].id.store(current_id(), std::memory_order_relaxed);
     const uint32_t phase = phase_.load(std::memory_order_acquire);
     if (int(arrived_.fetch_add(1, std::memory_order_acq_rel)) < num_threads_ - 1) {
         const double before = now_s();
-        wait_while_equal(phase_, phase);
+        wait_for_others(thread, phase);
         shares_[thread].waited += now_s() - before;
         return;
     }
@@ -170,21 +214,22 @@ int64_t forced_switches() {
     return 0;
 }
 
-int Team::size() {
-    if (size_ < most_ && now_s() >= try_again_s_) size_++;
+int Team::size(double now) {
+    if (size_ < most_ && now >= grows_at_) size_++;
     return size_;
 }
 
-void Team::learn(double seconds, double waited, int64_t switches) {
-    constexpr double kFirstPause_s = 0.5, kLongestPause_s = 4;
-    const bool disturbed = size_ > 1 && (waited > 0.6 * seconds || (switches > 0 && waited > 0.3 * seconds));
-    num_disturbed_ = disturbed ? num_disturbed_ + 1 : 0;
-    if (!disturbed && size_ == most_) pause_s_ = 0;
-    if (num_disturbed_ < 2 && !(disturbed && pause_s_ > 0)) return;  // once may be chance; after a pause it is not
+void Team::learn(double now, double seconds, double waited, int64_t switches) {
+    constexpr double kShort_s = 1e-3, kFirstPause_s = 0.5, kLongestPause_s = 4;
+    const double each = waited / std::max(1, size_ - 1);  // one has lost its processor, and all others wait
+    // Threads of a short region wait for each other to wake up.
+    const bool disturbed = seconds > kShort_s && (each > 0.6 * seconds || (switches > 0 && each > 0.3 * seconds));
+    lost_ = disturbed ? lost_ + seconds : std::max(0.0, lost_ - seconds / 2);
+    if (lost_ < std::max(0.05, 1.5 * seconds)) return;  // once may be chance
+    lost_ = 0;
     size_--;
-    num_disturbed_ = 0;
-    pause_s_ = std::clamp(2 * pause_s_, kFirstPause_s, kLongestPause_s);
-    try_again_s_ = now_s() + pause_s_;
+    pause_ = now > grows_at_ + kLongestPause_s ? kFirstPause_s : std::min(2 * pause_, kLongestPause_s);
+    grows_at_ = now + pause_;
 }
 
 }  // namespace bitnet

@@ -62,9 +62,11 @@ class Phases {
 
   private:
     struct alignas(64) Share {
-        std::atomic<uint64_t> span{0};  // first << 32 | last
-        double waited = 0;              // written by its thread alone
+        std::atomic<uint64_t> span{0};          // first << 32 | last
+        double waited = 0;                      // written by its thread alone
+        std::atomic<int> processor{-1}, id{0};  // where it was last seen, and as what the system knows it
     };
+    void wait_for_others(int thread, uint32_t phase);
     bool take_front(Share& share, int64_t chunk, int64_t* first, int64_t* last);
     bool take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last);
 
@@ -79,15 +81,18 @@ class Phases {
 class Team {
   public:
     explicit Team(int most) : most_(most), size_(most) {}
-    int size();
-    // After a region on the whole team: how long it took, how long its threads waited for each other, and how often
-    // one was made to leave its processor.
-    void learn(double seconds, double waited, int64_t switches);
+    // Times are those of now_s().
+    int size(double now);
+    // After a region on more than one thread: how long it took, how long its threads waited for each other, all
+    // together, and how often one was made to leave its processor. Regions count by their time: a processor that is
+    // shared half the time is worth less than none, and one that was taken away for a moment is forgotten.
+    void learn(double now, double seconds, double waited, int64_t switches);
 
   private:
     const int most_;
-    int size_, num_disturbed_ = 0;
-    double pause_s_ = 0, try_again_s_ = 0;
+    int size_;
+    double lost_ = 0;  // seconds of disturbed regions, less half of those of others
+    double pause_ = 0, grows_at_ = -1e9;
 };
 
 // Involuntary context switches of this thread so far; 0 where the system does not count them.

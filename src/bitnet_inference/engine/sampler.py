@@ -217,10 +217,12 @@ def _all_rows(wanted: Sequence[Rows]) -> list[int]:
 def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
     """In order, as many at a time as have so many rows together, or a single one that has more."""
     group: list[Rows] = []
+    num_rows = 0
     for rows in wanted:
-        if group and sum(1 + len(each.draft) for each in (*group, rows)) > max_rows:
+        num_rows += 1 + len(rows.draft)
+        if group and num_rows > max_rows:
             yield group
-            group = []
+            group, num_rows = [], 1 + len(rows.draft)
         group.append(rows)
     if group:
         yield group
