@@ -106,7 +106,7 @@ def test_it_finds_what_a_plain_search_finds(early_stopping, length_penalty, ends
 def test_bans_and_penalties(options):
     model, params = ScriptedModel(), BeamParams(num_beams=4, num_choices=3, max_tokens=9, **options)
     engine = Engine(model)
-    beams = search(engine, params, eos_ids=(10, 5))
+    beams = search(engine, params, eos_ids=(10, 5, 99))  # the last is the tokenizer's, and no token of the model
     run(engine)
     check(beams, truth(model, PROMPT, params, (10, 5)))
     plain = BeamParams(num_beams=4, num_choices=3, max_tokens=9)

@@ -85,7 +85,7 @@ def test_a_strategy_sees_all_edits_and_chooses():
     params = SamplingParams(
         logit_bias={4: 1.5, 7: -2.0}, min_tokens=3, stop_token_ids=[6], max_tokens=8, strategy=note, **edits
     )
-    found = generate(model, PROMPT, params).token_ids
+    found = generate(model, PROMPT, params, eos_ids=[99]).token_ids  # the tokenizer's, and no token of the model
     for count, (tokens, logits) in enumerate(seen):
         expected = sampling_truth.edited(
             model.logits_after(tokens),

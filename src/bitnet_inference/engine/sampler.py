@@ -70,6 +70,7 @@ class Sampler:
         """Translate the request's parameters once; raises InvalidParams for what the vocabulary does not have."""
         params = request.params
         params.check(self.vocab_size)
+        request.end_ids = frozenset(each for each in request.end_ids if 0 <= each < self.vocab_size)
         bias = params.logit_bias or {}
         request.rule = SamplingRule(
             self.vocab_size,
@@ -82,7 +83,7 @@ class Sampler:
             frequency_penalty=params.frequency_penalty,
             bias_ids=list(bias.keys()),
             bias_values=list(bias.values()),
-            end_ids=sorted(token_id for token_id in request.end_ids if 0 <= token_id < self.vocab_size),
+            end_ids=sorted(request.end_ids),
         )
         request.num_best = self._num_best(request)
 
