@@ -117,7 +117,9 @@ class RankedTexts(ABC):
         if best_of is None:
             return texts
         best = best_texts(texts, num_choices)
-        return best if chosen.logprobs is not None else [replace(text, logprobs=None) for text in best]
+        return (
+            best if chosen.logprobs is not None else [replace(text, logprobs=None, end_logprobs=None) for text in best]
+        )
 
     @abstractmethod
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:

@@ -39,7 +39,9 @@ def test_equal_choices_stay_in_order_and_an_empty_one_comes_last(llm):
     greedy = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0)
     assert len({text.text for text in llm.choices(PROMPT, 3, greedy, best_of=4)}) == 1
     sometimes_empty = SamplingParams(seed=1, max_tokens=1, stop_token_ids=range(0, llm.config.vocab_size, 2))
-    lengths = [len(text.token_ids) for text in llm.choices(PROMPT, 8, sometimes_empty, best_of=8)]
+    found = llm.choices(PROMPT, 8, sometimes_empty, best_of=8)
+    assert all(text.end_logprobs is None for text in found), "nobody asked for them"
+    lengths = [len(text.token_ids) for text in found]
     assert 0 < lengths.count(0) < 8 and not any(lengths[-lengths.count(0) :])
 
 
