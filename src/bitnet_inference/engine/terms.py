@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -35,8 +35,8 @@ class Terms:
             raise InvalidParams(f"cache_salt is {self.cache_salt!r}: give a string")
         if self.timeout_s is None:
             return
-        if not _is_number(self.timeout_s, Real) or not 0 < float(self.timeout_s) < math.inf:
-            raise InvalidParams(f"timeout_s is {self.timeout_s!r}: give seconds, more than 0 (None is no limit)")
+        if not _is_number(self.timeout_s, Real) or not 0 < self.timeout_s <= sys.float_info.max:
+            raise InvalidParams(f"timeout_s is {self.timeout_s!r:.60}: give seconds, more than 0 (None is no limit)")
 
 
 def _is_number(value: object, kind: type) -> bool:
