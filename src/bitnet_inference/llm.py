@@ -254,6 +254,10 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """Let SamplingParams(strategy=name) mean this one. Raises InvalidParams for a name that is taken."""
         self._named.add_strategy(name, strategy)
 
+    def resolved(self, params: SamplingParams | None) -> SamplingParams:
+        """The same parameters with callables in place of names, `default_params` for None. Raises InvalidParams."""
+        return self._named.resolve(self.default_params if params is None else params)
+
     @property
     def max_context(self) -> int:
         """How many tokens, prompt and answer together, fit."""
@@ -298,8 +302,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         return Talk(messages, token_ids, lambda kept: self.encode_chat(kept, **options))
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
-        chosen = (self.default_params if each is None else each for each in params_of_each(params, count))
-        return [self._named.resolve(each) for each in chosen]
+        return [self.resolved(each) for each in params_of_each(params, count)]
 
     def _generate(
         self,

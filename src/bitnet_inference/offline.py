@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -124,13 +125,19 @@ def _checked(llm: LLM, params: SamplingParams | None) -> SamplingParams:
     if not isinstance(params, SamplingParams | None):
         raise InvalidParams("params must be SamplingParams: options of single prompts stand in their lines")
     shared = llm.default_params if params is None else params
-    shared.check(llm.config.vocab_size)
+    llm.resolved(shared).check(llm.config.vocab_size)
     return shared
 
 
 def _settings(llm: LLM, shared: SamplingParams) -> int:
-    """A hash of what all answers of a file have in common."""
-    return int.from_bytes(blake2b(repr((shared, llm.config)).encode(), digest_size=8).digest())
+    """A hash of what all answers of a file have in common; callables count by their names, which every run has."""
+    processors = [_name(each) for each in shared.processors]
+    named = replace(shared, processors=processors, strategy=shared.strategy and _name(shared.strategy))
+    return int.from_bytes(blake2b(repr((named, llm.config)).encode(), digest_size=8).digest())
+
+
+def _name(given: str | Callable[..., Any]) -> str:
+    return given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
 
 
 def _start(llm: LLM, shared: SamplingParams, terms: TermOptions, line: PromptLine) -> Stream:
@@ -163,4 +170,6 @@ def _fields(output: Generation) -> dict[str, Any]:
     }
     if output.logprobs is not None:
         fields |= {"token_ids": output.token_ids, "logprobs": [asdict(entry) for entry in output.logprobs]}
+    if output.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [None if entry is None else asdict(entry) for entry in output.prompt_logprobs]
     return fields

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def read(path):
 
 class TestAnswers:
     def test_they_are_those_of_generate_and_chat(self, llm, files):
-        own = {"max_tokens": 3, "logprobs": 1, "logit_bias": {"5": 2}}
+        own = {"max_tokens": 3, "logprobs": 1, "logit_bias": {"5": 2}, "prompt_logprobs": 0}
         seeded = {"seed": 1, "grammar": {"regex": "[a-f]{4}"}}
         prompts = [{"prompt": "The fox"}, {"prompt": [5, 6], "id": 3}, {"messages": HI, "params": own}]
         write(files[0], [*prompts, {"prompt": "x", "params": seeded, "id": "ü\ud800"}])
@@ -66,7 +67,7 @@ class TestAnswers:
         expected = [
             llm.generate("The fox", SamplingParams(seed=7, **like)),
             llm.generate([5, 6], SamplingParams(seed=8, **like)),
-            llm.chat(HI, SamplingParams(seed=9, max_tokens=3, logprobs=1, logit_bias={5: 2})),
+            llm.chat(HI, SamplingParams(seed=9, max_tokens=3, logprobs=1, logit_bias={5: 2}, prompt_logprobs=0)),
             llm.generate("x", SamplingParams(seed=1, grammar=Grammar(regex="[a-f]{4}"), **like)),
         ]
         for line, output in enumerate(expected, 1):
@@ -74,6 +75,9 @@ class TestAnswers:
             assert answers[line]["finish_reason"] == output.finish_reason
             assert answers[line]["num_output_tokens"] == len(output.token_ids)
         assert answers[3]["token_ids"] == expected[2].token_ids and len(answers[3]["logprobs"]) == 3
+        first, *others = expected[2].prompt_logprobs
+        told = [{"logprob": each.logprob, "top": []} for each in others]
+        assert first is None and answers[3]["prompt_logprobs"] == [None, *told]
         assert [answers[line].get("id") for line in range(1, 5)] == [None, 3, None, "ü\ud800"]
         assert seen == [(done, 4) for done in range(1, 5)]
         assert (result.num_prompts, result.num_before, result.num_errors) == (4, 0, 0)
@@ -179,6 +183,28 @@ class TestGoingOn:
             generate_file(llm, *files, free, progress=lambda done, total: done < 10 or 1 / 0)
         generate_file(llm, *files, free)
         assert max(Counter(answer["text"] for answer in read(files[1]).values()).values()) < 3
+
+    def test_with_callables_of_the_same_names(self, llm, files):
+        def made():
+            def not_five(tokens, logits):
+                logits[5] = -np.inf
+
+            return not_five
+
+        write(files[0], PROMPTS[:3])
+        for num_before in (0, 3):
+            params = replace(PARAMS, processors=[made()])
+            assert generate_file(llm, *files, params).num_before == num_before
+        with pytest.raises(FormatError, match="other sampling options"):
+            generate_file(llm, *files, replace(PARAMS, processors=[print]))
+
+    def test_with_registered_names(self, llm, files):
+        named = SamplingParams(max_tokens=3, strategy="lowest")
+        with pytest.raises(InvalidParams, match="unknown strategy 'lowest'"):
+            generate_file(llm, write(files[0], PROMPTS[:3]), files[1], named)
+        llm.register_strategy("lowest", lambda tokens, logits: 5)
+        assert generate_file(llm, *files, named).num_errors == 0
+        assert generate_file(llm, *files, named).num_before == 3
 
 
 class TestFilesThatDoNotFit:
