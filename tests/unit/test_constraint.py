@@ -13,6 +13,7 @@ from scripted import Listener, ScriptedModel, generate, greedy_text, run
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import EngineError
 
 END = 22
@@ -113,6 +114,14 @@ def test_a_broken_constraint_may_fail_in_accept_too():
     constraint.accept = lambda token_id: 1 / 0
     listener = generate(ScriptedModel(), [1], SamplingParams(), constraint=constraint)
     assert listener.reason == "error" and isinstance(listener.finishes[0].error, ZeroDivisionError)
+
+
+def test_the_thread_for_masks_ends_with_the_engine():
+    before, listener = set(threading.enumerate()), Listener()
+    worker = Worker(Engine(ScriptedModel()))
+    worker.submit(Request([1, 2], SamplingParams(temperature=0.0), listener, constraint=Steps(STEPS)))
+    worker.stop(drain=True)
+    assert listener.reason == "stop" and set(threading.enumerate()) <= before
 
 
 def test_masks_are_computed_while_the_model_computes():

@@ -119,13 +119,14 @@ class Engine:
         self._events.end_step(self._scheduler)
 
     def end_all(self, finish: Finish) -> None:
-        """End every request at once. All sinks hear of it, even if our own books are wrong."""
+        """End every request at once, and the engine. All sinks hear of it, even if our own books are wrong."""
         for request in self._scheduler.all_requests():
             if request.finish is None:  # else it was a beam, which has ended with its search
                 self._tell(request, finish)
         for request in self._scheduler.all_requests():
             self._scheduler.drop(request)
         self.wakeups.make()
+        self._masks.close()
 
     def _take(self, model: Model, max_num_blocks: int | None) -> BlockPool:
         """Compute with this model from now on; its cache, in which nothing is. Nothing changes if there is no room."""

@@ -26,6 +26,10 @@ class Masks:
         """Wait for a constrained request's mask, then in `request.mask`; or its end, where no token may follow."""
         return None if self._outcomes is None else self._outcomes.result()[request]
 
+    def close(self) -> None:
+        """End the thread: nothing more is asked."""
+        self._thread.shutdown()
+
 
 def _gets_token(share: Share) -> bool:
     return share.request.num_pending == share.num_tokens and not share.request.has_enough
