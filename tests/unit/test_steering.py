@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -160,6 +161,7 @@ def spoil(tokens, logits):
         ({"processors": [lambda tokens, logits: logits.fill(-np.inf)]}, "no token to choose from at position 10"),
         ({"processors": [lambda tokens, logits: tokens.fill(0)]}, "read-only"),
         ({"strategy": raise_it}, "of the user"),
+        ({"strategy": lambda tokens, logits: sys.exit(3)}, r"raised SystemExit\(3\): have it raise an Exception"),
         ({"strategy": lambda tokens, logits: 23}, "chose token 23 at position 10: the vocabulary has 0 to 22"),
         ({"strategy": lambda tokens, logits: -1}, "chose token -1"),
         ({"strategy": lambda tokens, logits: None}, "chose None at position 10: return a token id"),

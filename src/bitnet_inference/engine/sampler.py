@@ -184,6 +184,9 @@ class Sampler:
             return Pick(request, chosen(request, row))
         except Exception as error:
             return Pick(request, -1, error=error)
+        except BaseException as error:  # SystemExit, for instance, would end the engine for all
+            why = f"a processor or the strategy raised {error!r:.60}"
+            return Pick(request, -1, error=EngineError(f"{why}: have it raise an Exception"))
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         assert request.constraint is None or request.mask is not None, "a constrained token without its mask"
