@@ -93,7 +93,7 @@ def test_readers_of_a_small_model_wait_a_millisecond_at_most_and_others_not_at_a
 
 @pytest.mark.parametrize(("decode_s", "token_s"), [(0.0004, 0.00002), (0.031, 0.002), (1.0, 0.5), (0.001, 1.0)])
 def test_estimates_find_the_costs(decode_s, token_s):
-    pace = Pace()
+    pace = Pace(16)
     assert pace.max_prompt_tokens(1) == TILE - 1
     for _ in range(40):
         pace.note(1, 0, decode_s)
@@ -111,7 +111,7 @@ def test_steps_are_whole_tiles(num_decoding, tile):
 
 
 def test_a_step_that_was_held_up_changes_little():
-    pace = Pace()
+    pace = Pace(16)
     pace.note(1, 0, DECODE_S)
     pace.note(0, 512, 512 * TOKEN_S)
     usual = pace.max_prompt_tokens(1)
@@ -122,14 +122,14 @@ def test_a_step_that_was_held_up_changes_little():
 
 
 def test_prompts_that_never_pause_are_measured_beside_the_decoding():
-    pace = Pace()
+    pace = Pace(16)
     for _ in range(40):
         pace.note(1, TILE - 1, DECODE_S + (TILE - 1) * TOKEN_S)
     assert TILE // 2 <= pace.max_prompt_tokens(1) <= 4 * TILE
 
 
 def test_few_streams_are_taken_to_be_quicker_than_many():
-    pace = Pace()
+    pace = Pace(16)
     pace.note(8, 0, 8 * DECODE_S)
     pace.note(0, 512, 512 * TOKEN_S)
     assert pace.max_prompt_tokens(1) < pace.max_prompt_tokens(4) < pace.max_prompt_tokens(8)

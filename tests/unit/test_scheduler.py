@@ -15,11 +15,19 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.terms import Terms
+from bitnet_inference.model.contract import Capabilities
 
 
 def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16, looks_ahead=False):
-    limits = {"max_sequences": max_sequences, "max_tokens": max_tokens, "max_waiting": 100, "looks_ahead": looks_ahead}
-    return Scheduler(BlockPool(num_blocks), Events(), block_size=block_size, **limits)
+    limits = Capabilities(
+        block_size=block_size,
+        block_bytes=1,
+        max_sequences=max_sequences,
+        max_tokens=max_tokens,
+        available_bytes=num_blocks,
+        looks_ahead=looks_ahead,
+    )
+    return Scheduler(BlockPool(num_blocks), Events(), limits, max_waiting=100)
 
 
 def request(num_prompt, **terms):

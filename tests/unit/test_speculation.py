@@ -228,7 +228,7 @@ def test_a_model_with_another_vocabulary_cannot_draft():
 
 
 def test_times_between_those_that_were_measured():
-    pace = Pace()
+    pace = Pace(16)
     assert pace.step_s(3) == 0
     for count, seconds in ((2, 1.0), (6, 3.0)):
         pace.note(count, 0, seconds)

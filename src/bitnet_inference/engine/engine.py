@@ -54,16 +54,7 @@ class Engine:
         self.wakeups = Wakeups(clock)  # of those who wait for what the engine's thread does
         self._events = Events(listener, plan_times)
         pool = self._take(model, max_num_blocks)
-        self._scheduler = Scheduler(
-            pool,
-            self._events,
-            block_size=self._limits.block_size,
-            max_sequences=self._limits.max_sequences,
-            max_tokens=self._limits.max_tokens,
-            max_waiting=max_waiting,
-            looks_ahead=self._limits.looks_ahead,
-            tile_tokens=self._limits.tile_tokens,
-        )
+        self._scheduler = Scheduler(pool, self._events, self._limits, max_waiting=max_waiting)
         self._speculation = drafter and Speculation(drafter, self._scheduler, max_context=self.max_context)
 
     @property
@@ -152,15 +143,7 @@ class Engine:
         except Exception:
             log.exception("there is no other model")
             return False
-        limits = self._limits
-        self._scheduler.move(
-            pool,
-            block_size=limits.block_size,
-            max_sequences=limits.max_sequences,
-            max_tokens=limits.max_tokens,
-            looks_ahead=limits.looks_ahead,
-            tile_tokens=limits.tile_tokens,
-        )
+        self._scheduler.move(pool, self._limits)
         self._events.replaced(error)
         self._adapt(error, has_shrunk=self.max_context < max_context)
         return True

@@ -19,7 +19,7 @@ class Pace:
     taken to be expensive. The estimates decide how prompts are cut, which no result depends on.
     """
 
-    def __init__(self, tile: int = 16) -> None:
+    def __init__(self, tile: int) -> None:
         """A step has a multiple of `tile` tokens, those of the decoding requests among them."""
         self._tile = tile
         self._decode_s: dict[int, float] = {}  # by the number of tokens, of requests that decode and their drafts

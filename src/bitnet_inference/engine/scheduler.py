@@ -15,6 +15,7 @@ from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.prefixes import Prefixes
 from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import QueueFull
+from bitnet_inference.model.contract import Capabilities
 
 _RANK = attrgetter("rank")
 
@@ -47,26 +48,14 @@ class Scheduler:
     in the cache what of its tokens has not had to make room.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        events: Events,
-        *,
-        block_size: int,
-        max_sequences: int,
-        max_tokens: int,
-        max_waiting: int,
-        looks_ahead: bool = False,
-        tile_tokens: int = 16,
-    ) -> None:
-        """A step has at most `max_tokens` tokens of `max_sequences` requests; at most `max_waiting` requests wait.
+    def __init__(self, pool: BlockPool, events: Events, limits: Capabilities, *, max_waiting: int) -> None:
+        """A step is within the limits of the model; at most `max_waiting` requests wait.
 
         Beside those that decode, prompts make whole multiples of `tile_tokens`.
         With `looks_ahead` those that decode get the block of the token behind the next one, too, where many are free.
         """
-        self.pool, self.block_size, self._events, self._looks_ahead = pool, block_size, events, looks_ahead
-        self.pace, self.prefixes = Pace(tile_tokens), Prefixes(pool, block_size)
-        self.max_sequences, self.max_tokens, self.max_waiting = max_sequences, max_tokens, max_waiting
+        self._events, self.max_waiting = events, max_waiting
+        self._take(pool, limits)
         self.running: list[Request] = []  # this one and the next in order of rank
         self.waiting: list[Request] = []
         self._copies: list[tuple[int, int]] = []
@@ -163,22 +152,11 @@ class Scheduler:
             insort(self.waiting, request, key=_RANK)
             self._events.preempted(request)
 
-    def move(
-        self,
-        pool: BlockPool,
-        *,
-        block_size: int,
-        max_sequences: int,
-        max_tokens: int,
-        looks_ahead: bool,
-        tile_tokens: int,
-    ) -> None:
-        """Go on with another cache, in which nothing is, and other limits: all who run wait, and compute anew."""
+    def move(self, pool: BlockPool, limits: Capabilities) -> None:
+        """Go on with another model's cache, in which nothing is: all who run wait, and compute anew."""
         for request in self.running[::-1]:
             self.send_back(request)
-        self.pool, self.block_size, self._looks_ahead = pool, block_size, looks_ahead
-        self.pace, self.prefixes = Pace(tile_tokens), Prefixes(pool, block_size)
-        self.max_sequences, self.max_tokens = max_sequences, max_tokens
+        self._take(pool, limits)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Which blocks are to be copied, (from, to) in order, before the step that was scheduled last."""
@@ -202,6 +180,11 @@ class Scheduler:
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold so many tokens."""
         return -(-num_tokens // self.block_size)
+
+    def _take(self, pool: BlockPool, limits: Capabilities) -> None:
+        self.pool, self.block_size, self._looks_ahead = pool, limits.block_size, limits.looks_ahead
+        self.pace, self.prefixes = Pace(limits.tile_tokens), Prefixes(pool, limits.block_size)
+        self.max_sequences, self.max_tokens = limits.max_sequences, limits.max_tokens
 
     def _welcome(self) -> None:
         while self._arrivals:
