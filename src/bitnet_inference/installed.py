@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet_inference.config import HubConfig
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.hub.cache import Snapshot, find, repositories, snapshots
 from bitnet_inference.hub.files import model_in
@@ -38,8 +38,10 @@ class Installed:
 def installed_models(gguf_folders: Iterable[str | Path] = (), *, config: HubConfig | None = None) -> list[Installed]:
     """The models in the cache of Hugging Face's tools, whoever has fetched them, and the GGUF files in other folders.
 
-    No weights are read. Raises NotFound for a folder that is not there.
+    No weights are read. Raises NotFound for a folder that is not there, and InvalidParams for what is no list.
     """
+    if isinstance(gguf_folders, str | Path):
+        raise InvalidParams(f"gguf_folders is {str(gguf_folders)!r:.80}: give a list of folders")
     cache = (config or HubConfig.from_env()).cache
     found = [_look(*each) for repository in repositories(cache) for each in _cached(cache, repository)]
     return found + [_look(name, "", path) for folder in gguf_folders for name, path in models_under(Path(folder))]

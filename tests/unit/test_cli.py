@@ -313,6 +313,16 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["chat", "-m", str(GOLDEN / "llama-f16")], "no chat template"),
         (["inspect", "nowhere"], "nowhere: there is no such file or folder"),
         (["bench", "-m", "nowhere"], "nowhere: there is no such file or folder"),
+        # What no model takes is refused before one is looked for.
+        (["run", "x", "-m", "nowhere", "-t", "500"], "temperature is 500"),
+        (["run", "x", "-m", "nowhere", "--json", "--logprobs", "21"], "logprobs is 21"),
+        (["chat", "-m", "nowhere", "-n", "-1"], "max_tokens is -1"),
+        (["batch", os.devnull, "answers.jsonl", "--logit-bias", "a"], "--logit-bias is 'a'"),
+        (["batch", "prompts.jsonl", "-"], "give their names instead of -"),
+        (["run", "x", "-m", ""], "or a name, not empty"),
+        (["show", ""], "the name of a model is ''"),
+        (["pull", "default"], "comes with the package"),
+        (["convert", "default", "x.gguf", "--no-check"], "leave --no-check out"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, message):
@@ -351,8 +361,16 @@ def test_the_form_of_an_answer(tmp_path):
 def test_prompts_that_are_no_text():
     result = bitnet("run", "-", stdin=b"\xff\xfe")
     assert result.exit_code == 2 and "not UTF-8 at byte 0" in result.stderr
+    result = bitnet("chat", "-n", "2", stdin=b"Hello\n\xff\n")
+    assert result.exit_code == 2 and result.stdout.strip() and "the message is not UTF-8 at byte 0" in result.stderr
     result = bitnet("run", "a" + os.fsdecode(b"\xff"))
     assert result.exit_code == 2 and "not UTF-8 at byte 1" in result.stderr
+
+
+def test_characters_that_the_output_has_not_are_shown_as_json_writes_them():
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    result = subprocess.run(command("run", "x", "--json", "--choice", "☃ä"), env=environment, capture_output=True)
+    assert result.returncode == 0 and json.loads(result.stdout.decode("latin-1"))["text"] == "☃ä", result.stderr
 
 
 def test_unknown_options_are_refused():
@@ -440,11 +458,14 @@ def test_a_closed_pipe_is_no_traceback():
     [
         ("run <&-", 2, "the prompt is empty"),
         ("run x -m nowhere 2>&-", 2, ""),
-        pytest.param(
-            "inspect >/dev/full",
-            2,
-            "No space left",
-            marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason=""),
+        *(
+            pytest.param(
+                f"{what} >/dev/full",
+                2,
+                "No space left",
+                marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason=""),
+            )
+            for what in ("inspect", "--help")
         ),
     ],
 )

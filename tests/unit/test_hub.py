@@ -121,6 +121,11 @@ class TestCache:
         (found,) = installed_models(config=HubConfig(cache=tmp_path))
         assert (found.name, found.problem) == ("me/tiny", "")
 
+    def test_one_folder_is_no_list_of_folders(self, tmp_path):
+        for given in (str(tmp_path), tmp_path):
+            with pytest.raises(InvalidParams, match="give a list of folders"):
+                installed_models(given, config=HubConfig(cache=tmp_path))
+
     def test_models_by_name_are_shared(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         cached(tmp_path, "me/tiny", OLD, model_files())

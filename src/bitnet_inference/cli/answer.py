@@ -19,6 +19,8 @@ from bitnet_inference.cli.options import (
     FILTERING,
     LOADING,
     SAMPLING,
+    check_sampling,
+    from_utf8,
     load_llm,
     sampling_params,
     with_options,
@@ -55,6 +57,7 @@ def run(
     if logprobs is not None and not as_json:
         raise InvalidParams("--logprobs are shown with --json only: add it")
     text, grammar, search = _read_prompt(prompt), grammar_option(ctx), beam_params(ctx)
+    check_sampling(ctx, logprobs=logprobs)
     offer_to_pull(ctx.params["model"])
     with profiling(profile) as more, load_llm(ctx, **more) as llm:
         plain = raw or not llm.tokenizer.templates
@@ -74,10 +77,7 @@ def _read_prompt(prompt: str | None) -> str:
         raise InvalidParams('there is no prompt: write bitnet run "your prompt"')
     is_piped = prompt is None or prompt == "-"
     given = sys.stdin.buffer.read().removesuffix(b"\n") if is_piped else os.fsencode(prompt or "")
-    try:
-        text = given.decode()  # an argument too, whatever the locale says that its bytes are
-    except UnicodeDecodeError as error:
-        raise InvalidParams(f"the prompt is not UTF-8 at byte {error.start}: convert it") from None
+    text = from_utf8("the prompt", given)  # an argument too, whatever the locale says that its bytes are
     if not text:
         raise InvalidParams("the prompt is empty: give some text")
     return text

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitnet_inference.cli.form import FORM, grammar_option
-from bitnet_inference.cli.options import LOADING, SAMPLING, load_llm, progress_bar, sampling_params, with_options
+from bitnet_inference.cli.options import (
+    LOADING,
+    SAMPLING,
+    check_sampling,
+    load_llm,
+    progress_bar,
+    sampling_params,
+    with_options,
+)
+from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
     from bitnet_inference.offline import BatchResult
@@ -38,7 +47,10 @@ def batch(
     """
     from bitnet_inference.offline import BatchRun
 
+    if "-" in (str(prompts), str(answers)):
+        raise InvalidParams("prompts and answers are in files, which are read again: give their names instead of -")
     grammar = grammar_option(ctx)
+    check_sampling(ctx)
     with BatchRun(prompts, answers, retry_errors=not keep_errors) as run:
         try:
             with load_llm(ctx) as llm, progress_bar("answering") as progress:

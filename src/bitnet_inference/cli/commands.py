@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -27,18 +27,21 @@ EXIT_INTERRUPTED = 130
 class _Commands(TyperGroup):
     """Mistakes of users become one line and exit code 2, Ctrl-C becomes exit code 130."""
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Parse and run the command; its help is written in here too."""
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            typer.echo(f"bitnet: input or output fails ({error}): free space, or check the device", err=True)
+            sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
+            sys.exit(EXIT_MISTAKE)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
         except BitNetError as error:
             typer.echo(f"bitnet: {error}", err=True)
-            raise typer.Exit(EXIT_MISTAKE) from None
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader has seen enough; the library ends us quietly
-                raise
-            typer.echo(f"bitnet: input or output fails ({error}): free space, or check the device", err=True)
-            sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
             raise typer.Exit(EXIT_MISTAKE) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -51,15 +54,21 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point of the command."""
-    _open_missing_streams()
+    _prepare_streams()
     app(prog_name="bitnet")
 
 
-def _open_missing_streams() -> None:
-    """Where a stream was closed by whoever started us (`<&-`), nothing can be read or is shown."""
+def _prepare_streams() -> None:
+    """Where a stream was closed by whoever started us (`<&-`), nothing can be read or is shown.
+
+    Where it cannot hold all characters, as in Latin-1, the others are shown as Python and JSON write them.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, _nowhere(mode))
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _nowhere(mode: str) -> Any:

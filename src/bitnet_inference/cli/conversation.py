@@ -16,6 +16,8 @@ from bitnet_inference.cli.options import (
     FILTERING,
     LOADING,
     SAMPLING,
+    check_sampling,
+    from_utf8,
     load_llm,
     sampling_params,
     with_options,
@@ -43,6 +45,7 @@ def chat(
     no terminal, every line is a message. When the context is full, the oldest turns are left out ("keep_system"),
     unless --overflow says otherwise.
     """
+    check_sampling(ctx)
     offer_to_pull(ctx.params["model"])
     with load_llm(ctx) as llm:
         if not llm.tokenizer.templates:
@@ -61,7 +64,7 @@ def chat(
 def _messages() -> Iterator[str]:
     """What the user writes, message by message."""
     if not sys.stdin.isatty():
-        yield from (line.rstrip("\r\n") for line in sys.stdin)
+        yield from (from_utf8("the message", line.rstrip(b"\r\n")) for line in sys.stdin.buffer)
         return
     session = _terminal()
     typer.echo("/help tells what you can do.", err=True)

@@ -205,12 +205,32 @@ def progress_bar(
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def from_utf8(what: str, data: bytes) -> str:
+    """A text that was read as bytes."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{what} is not UTF-8 at byte {error.start}: convert it") from None
+
+
 def sampling_params(ctx: typer.Context, llm: LLM) -> SamplingParams:
     """The model's own parameters, but for the options that were given."""
+    return replace(llm.default_params, **_given_sampling(ctx))
+
+
+def check_sampling(ctx: typer.Context, **more: Any) -> None:
+    """Refuse what no model takes, before one is fetched or loaded."""
+    from bitnet_inference.engine.params import SamplingParams
+
+    # Whether min_tokens fits shows with the model's own max_tokens.
+    SamplingParams(**{"max_tokens": None, **_given_sampling(ctx), **more})
+
+
+def _given_sampling(ctx: typer.Context) -> dict[str, Any]:
     given = {name: ctx.params[name] for name in SAMPLING if ctx.params[name] not in (None, [], ())}
     if "logit_bias" in given:
         given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
-    return replace(llm.default_params, **given)
+    return given
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -85,7 +85,7 @@ def convert(
     """
     path, target = find_model(source), Path(target)
     _check_quantize(quantize)
-    _check_target(path, target, kind, compressed, small)
+    _check_target(path, target, kind, compressed, small, check)
     _check_coreml(target, compute, context)
     checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
     refuse_graph(checkpoint)
@@ -154,7 +154,7 @@ def _check_quantize(quantize: str) -> None:
         raise InvalidParams(f"quantize is {quantize!r}: files are written with it as none or ternary: choose one")
 
 
-def _check_target(source: Path, target: Path, kind: str | None, compressed: bool, small: bool) -> None:
+def _check_target(source: Path, target: Path, kind: str | None, compressed: bool, small: bool, check: bool) -> None:
     if kind not in (None, *KINDS):
         raise InvalidParams(f"the type {kind!r} is not known: choose one of {', '.join(KINDS)}")
     if target.suffix not in _TARGETS:
@@ -165,6 +165,8 @@ def _check_target(source: Path, target: Path, kind: str | None, compressed: bool
         raise InvalidParams(f"{target}: only packed files are compressed: give X{_PACKED}, or leave --compress out")
     if small and target.suffix not in (_ONNX, _COREML):
         raise InvalidParams(f"{target}: only ONNX and Core ML are written small: give X{_ONNX}, or leave --small out")
+    if not check and target.suffix != _ONNX:
+        raise InvalidParams(f"{target}: only ONNX files are run and compared: give X{_ONNX}, or leave --no-check out")
     if target.suffix == _COREML:
         _check_folder(target)
         return

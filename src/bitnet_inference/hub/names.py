@@ -65,7 +65,13 @@ def parse(text: str) -> Wanted:
 
     Raises NotFound for a name that models.toml doesn't have, and InvalidParams for what can be no name.
     """
+    if not isinstance(text, str) or not text:
+        raise InvalidParams(
+            f"the name of a model is {text!r:.60}: give one that bitnet show lists, or owner/repository"
+        )
     name, at, revision = text.partition("@")
+    if name == "default":
+        raise InvalidParams('"default" comes with the package, not from the hub: bitnet inspect tells what it is')
     if at and not _is_revision(revision):
         raise InvalidParams(f"{text[:200]!r} names no revision behind @: give a branch, a tag or a commit")
     entry = _by_name(name)
