@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.errors import InvalidParams
+from bitnet_inference.errors import InvalidParams, PromptTooLong
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import Progress
+from bitnet_inference.prompts import Progress, encode_each
 
 GROUP_SIZE = 256  # continuations that are handed to the engine at a time
 
@@ -65,7 +66,7 @@ def log_likelihoods(
     Tokens are those of the whole text; the context's are those that both texts begin with. What contexts have in
     common is computed once, where the cache has room. `progress(done, total)` counts pairs. Raises as `choose`.
     """
-    return score_continued(llm, [split(llm, llm.tokenizer.encode, *_pair(pair)) for pair in pairs], progress)
+    return score_continued(llm, list(encode_each(pairs, partial(_fitting, llm), "pairs")), progress)
 
 
 def split(llm: LLM, encode: Callable[[str], list[int]], context: str, continuation: str) -> Continued:
@@ -109,6 +110,13 @@ def _likelihoods(llm: LLM, parts: Sequence[Continued]) -> list[Likelihood]:
         logprob = math.fsum(entry.logprob for entry in entries)
         likelihoods.append(Likelihood(logprob, len(entries), greedy == part.ids[part.start :]))
     return likelihoods
+
+
+def _fitting(llm: LLM, pair: Any) -> Continued:
+    part = split(llm, llm.tokenizer.encode, *_pair(pair))
+    if len(part.ids) > llm.max_context:
+        raise PromptTooLong(len(part.ids), llm.max_context, "context and continuation have", "shorten them")
+    return part
 
 
 def _pair(pair: Any) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, NotRequired, TypedDict
 
@@ -146,17 +147,19 @@ def _params(
     grammar: Grammar | None = None,
     scores_prompt: bool = False,
 ) -> list[SamplingParams]:
-    if seed is not None and not _is_whole(seed):
-        raise InvalidParams(f"seed is {seed!r}: give a whole number (None draws one)")
+    shared = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        logprobs=0 if logprobs else None,
+        prompt_logprobs=0 if scores_prompt else None,
+        seed=seed,
+        grammar=grammar,
+    )
     return [
-        SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
+        replace(
+            shared,
             max_tokens=_room(llm, prompt, max_gen_len),
-            logprobs=0 if logprobs else None,
-            prompt_logprobs=0 if scores_prompt else None,
-            seed=None if seed is None else seed + index,
-            grammar=grammar,
+            seed=None if shared.seed is None else (shared.seed + index) % (1 << 64),
         )
         for index, prompt in enumerate(prompts)
     ]

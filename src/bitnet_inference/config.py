@@ -10,9 +10,11 @@ Where models come from and are kept is told by the variables that Hugging Face's
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ EMBEDDINGS = ("exact", "int8")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
 MAX_GPUS = 64
+_COUNTS = {"gpu_layers": 1 << 16, "gpus": MAX_GPUS, "threads": MAX_THREADS, "max_batch_tokens": 1 << 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_device(self.device)
         _check_gpu_layers(self.gpu_layers, self.backend)
+        for name, most in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("gpu_layers", "auto"):
+                object.__setattr__(self, name, checked_count(name, value, most))
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, ("auto", *CACHE_DTYPES, "float16"))
         _one_of("ternary_format", self.ternary_format, TERNARY_FORMATS)
@@ -86,13 +93,10 @@ class EngineConfig:
             raise InvalidParams(
                 f'fallback is "{self.fallback}", but nothing stands in for "{self.device}": leave it out'
             )
-        _count("gpus", self.gpus, MAX_GPUS)
         if self.gpus > 1 and self.device != "cuda":
             raise InvalidParams(f'gpus is {self.gpus}, but device is "{self.device}": choose device="cuda", or one GPU')
         if self.gpus > 1 and self.gpu_layers is not None:
             raise InvalidParams("gpus and gpu_layers don't go together: several GPUs have all layers; leave one out")
-        _count("threads", self.threads, MAX_THREADS)
-        _count("max_batch_tokens", self.max_batch_tokens, 1 << 16)
 
     @property
     def batch_tokens(self) -> int:
@@ -215,17 +219,16 @@ def _check_device(device: object) -> None:
 def _check_gpu_layers(gpu_layers: object, backend: str) -> None:
     if isinstance(gpu_layers, str) and gpu_layers != "auto":
         raise InvalidParams(f'gpu_layers is {gpu_layers!r}: give a whole number, or "auto"')
-    if gpu_layers != "auto":
-        _count("gpu_layers", gpu_layers, 1 << 16)
     if gpu_layers is not None and backend not in ("auto", "cuda"):
         raise InvalidParams(f'gpu_layers are for NVIDIA GPUs, but device is "{backend}": leave one of them out')
 
 
-def _count(name: str, value: object, most: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidParams(f"{name} is {value!r}: give a whole number from 1 to {most}")
+def checked_count(name: str, value: object, most: float = math.inf) -> int:
+    """How many of something: a whole number, NumPy's too, from 1 to `most`. Raises InvalidParams."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= most:
+        limits = "of at least 1" if most == math.inf else f"from 1 to {most}"
+        raise InvalidParams(f"{name} is {value!r}: give a whole number {limits}")
+    return int(value)
 
 
 def _whole_number(name: str, text: str) -> int:

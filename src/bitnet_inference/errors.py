@@ -13,6 +13,7 @@ A message is one line: what is wrong, where, and the cure.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 def _one_line(text: str) -> str:
@@ -27,6 +28,14 @@ class BitNetError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(_one_line(each) if isinstance(each, str) else each for each in args))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Made anew in another process from its message and fields, whatever its __init__ wants.
+        return _made_anew, (type(self), self.args), self.__dict__
+
+
+def _made_anew(kind: type[BitNetError], args: tuple[object, ...]) -> BitNetError:
+    return kind.__new__(kind, *args)
 
 
 class ModelError(BitNetError):

@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from time import monotonic
 from typing import NamedTuple
 
@@ -127,6 +128,6 @@ def _num_bytes(llm: LLM, text: str, unscored: Sequence[int]) -> int:
 def _checked(name: str, value: object, default: int, low: int, high: int) -> int:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise InvalidParams(f"{name} is {value!r}: give a whole number of tokens, {low} to {high}")
-    return value
+    return int(value)

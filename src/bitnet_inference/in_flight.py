@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from bitnet_inference.errors import BitNetError, QueueFull
-from bitnet_inference.prompts import BatchProgress
+from bitnet_inference.prompts import BatchProgress, placed
 from bitnet_inference.stream import Generation, Stream
 
 MAX_IN_FLIGHT = 512  # twice what a step computes at most: who ends has a successor at once
@@ -38,7 +38,9 @@ def read_all(
     outputs: dict[int, Generation] = {}
     with InFlight(enumerate(items), lambda numbered: start(numbered[1])) as in_flight:
         for ended in in_flight:
-            outputs[ended.item[0]] = ended.read()
+            index = ended.item[0]
+            with placed(index, total):
+                outputs[index] = ended.read()
             if progress is not None:
                 progress(len(outputs), total)
     return [outputs[index] for index in range(len(outputs))]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from bitnet_inference.backends import decided
-from bitnet_inference.config import EngineConfig
+from bitnet_inference.config import EngineConfig, checked_count
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams
@@ -42,11 +42,13 @@ from bitnet_inference.prompts import (
     TalkOptions,
     TermOptions,
     count,
+    encode_each,
     is_many,
     is_one_prompt,
     is_one_talk,
     one_for_all,
     params_of_each,
+    read_terms,
     split_terms,
 )
 from bitnet_inference.ranked import RankedTexts, Search, cancelling
@@ -86,7 +88,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         `fallback` gives the model that goes on where this one raises a BackendError; it may take its time. Raises
         OutOfMemory, and InvalidParams for what is no filter and for a profile that cannot be made.
         """
-        _check_profile(profile, listener)
+        _check_listener(listener, profile)
         self._filters, self._held = Filters(filters), Held(model, drafts, fallback)
         block_size = model.capabilities.block_size
         engine = Engine(
@@ -145,8 +147,9 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         bitnet.cpp wrote on ARM machines, which no file says. Raises NotFound, FormatError, Unsupported, Unavailable,
         OutOfMemory and InvalidParams.
         """
-        _check_count("max_cache_tokens", max_cache_tokens)
-        _check_profile(profile, listener)
+        if max_cache_tokens is not None:
+            max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
+        _check_listener(listener, profile)
         Filters(filters)  # wrong ones are refused before anything is read
         config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
@@ -156,7 +159,6 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
         tokenizer, choice = load_tokenizer(checkpoint), decided(checkpoint, config, max_cache_tokens)
         drafting = load_drafts(drafts, tokenizer, config)
-
         make = partial(
             cls, tokenizer=tokenizer, max_cache_tokens=max_cache_tokens, drafts=drafting, filters=filters,
             listener=listener, profile=profile,
@@ -184,7 +186,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         bad prompts and parameters, and EngineErrors; then, and on Ctrl-C, all of these requests are cancelled.
         """
         one = not is_many(prompts)
-        outputs = self._generate([prompts] if one else prompts, self._encode, params, Terms(**terms), progress)
+        outputs = self._generate([prompts] if one else prompts, self._encode, params, read_terms(terms), progress)
         return outputs[0] if one else outputs
 
     @overload
@@ -212,7 +214,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """Continue one prompt, piece by piece. What is wrong with the request is raised at once."""
         if not is_one_prompt(prompt):
             raise InvalidParams("stream takes one prompt: open a stream for each")
-        return self._stream(self._encode(prompt), self._params(params, 1)[0], Terms(**terms), max_unread=MAX_UNREAD)
+        return self._stream(self._encode(prompt), self._params(params, 1)[0], read_terms(terms), max_unread=MAX_UNREAD)
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[TalkOptions]
@@ -228,7 +230,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """Continue one prompt in several ways: the choices of one seed. The prompt is computed and kept once."""
         if not is_one_prompt(prompt):
             raise InvalidParams("choices are of one prompt: call stream_choices for each")
-        return self._choices(self._encode(prompt), num_choices, self._params(params, 1)[0], Terms(**terms))
+        return self._choices(self._encode(prompt), num_choices, self._params(params, 1)[0], read_terms(terms))
 
     def stream_chat_choices(
         self,
@@ -275,11 +277,16 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         Waits at most `timeout_s` seconds; returns whether all have ended. A stream that waits for its reader does not
         end, so give a limit where some may lie unread. Close the LLM afterwards.
         """
+        if timeout_s != 0:
+            Terms(timeout_s=timeout_s)
         return self._worker.drain(timeout_s)
 
     def close(self) -> None:
         """End all requests and give memory and threads back. Further requests raise Stopped."""
         self._close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM cannot be copied or sent to another process: load the model there")
 
     def __enter__(self) -> LLM:
         return self
@@ -315,7 +322,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
     ) -> list[Generation]:
         total = count(prompts)
         chosen = self._params(params, total) if total is not None else repeat(self._params(one_for_all(params), 1)[0])
-        items = zip(map(encode, prompts), chosen, strict=False)
+        items = zip(encode_each(prompts, encode), chosen, strict=False)
         return read_all(items, lambda item: self._stream(*item, terms, opening), total, progress)
 
     def _choices(
@@ -326,7 +333,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         terms: Terms,
         opening: bool = False,
     ) -> list[Stream]:
-        _check_count("num_choices", num_choices or 0)
+        num_choices = checked_count("num_choices", num_choices)
         streams: list[Stream] = []
         with cancelling(streams):
             for choice in range(num_choices):
@@ -382,11 +389,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         self._worker.cancel(request)
 
 
-def _check_count(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise InvalidParams(f"{name} is {value!r}: give a whole number of at least 1")
-
-
-def _check_profile(profile: bool, listener: EngineListener | None) -> None:
+def _check_listener(listener: EngineListener | None, profile: bool) -> None:
+    if listener is not None and not callable(listener):
+        raise InvalidParams(f"listener is {listener!r:.60}: give a function of one event, as Counts()")
     if profile and listener is None:
         raise InvalidParams("profile is for a listener, and there is none: give one, as a Trace, or leave profile out")

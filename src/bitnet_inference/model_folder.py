@@ -30,9 +30,10 @@ def find_model(model: str | Path) -> Path:
     """
     if model == "default":
         return Path(__file__).parent / "default_model"
-    if not isinstance(model, str | Path) or model == "":
-        given = "empty" if model == "" else type(model).__name__
-        raise InvalidParams(f'a model must be "default", a path or a name, not {given}')
+    if not isinstance(model, str | Path):
+        raise InvalidParams(f'a model must be "default", a path or a name, not {type(model).__name__}')
+    if model == "":
+        raise InvalidParams('the model is an empty text: give "default", a path or a name')
     if os.path.exists(model):  # Path.exists raises for names that are too long
         return Path(model)
     missing = f"{model}: there is no such file or folder"

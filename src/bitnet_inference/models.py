@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
-from bitnet_inference.config import EngineConfig, available_bytes
+from bitnet_inference.config import EngineConfig, available_bytes, checked_count
 from bitnet_inference.engine.events import EngineListener
-from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
+from bitnet_inference.errors import OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import find_model
@@ -102,9 +102,8 @@ class Models:
         listener: Callable[[Path], EngineListener] | None = None,
     ) -> None:
         """`listener` makes the listener of a model that is loaded from this path. Raises InvalidParams."""
-        self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else max_bytes
-        _check_count("max_bytes", self.max_bytes)
-        _check_count("max_cache_tokens", max_cache_tokens)
+        self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else checked_count("max_bytes", max_bytes)
+        max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
         self._config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
             quantize=quantize, head=head, embedding=embedding, fallback=fallback,
@@ -243,11 +242,6 @@ def path_of(model: str | Path) -> Path:
     """The path under which Models holds a model. Raises NotFound."""
     path = find_model(model)  # the name of a file says what it is, that of the blob behind it in a cache does not
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidParams(f"{name} is {value!r}: give a whole number of at least 1")
 
 
 def _refusal(path: Path, num_bytes: int, most: int, max_bytes: int) -> str:

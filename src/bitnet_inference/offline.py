@@ -12,12 +12,11 @@ from typing import Any, Unpack
 
 from bitnet_inference.answer_file import AnswerFile
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams, ModelError, Stopped
 from bitnet_inference.in_flight import Ended, InFlight
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompt_file import PromptFile, PromptLine
-from bitnet_inference.prompts import BatchProgress, TermOptions
+from bitnet_inference.prompts import BatchProgress, TermOptions, read_terms
 from bitnet_inference.stream import Generation, Stream
 
 
@@ -93,7 +92,7 @@ class BatchRun:
     ) -> BatchResult:
         """Answer what has no answer; see generate_file."""
         shared = _checked(llm, params)
-        Terms(**terms)  # refused once, and not for every line
+        read_terms(terms)  # refused once, and not for every line
         num_before, start = self.num_done, time.monotonic()
         num_prompt_tokens = num_output_tokens = 0
         self._answers.begin(_settings(llm, shared))

@@ -17,7 +17,16 @@ from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import EngineError, InvalidParams
 from bitnet_inference.formats.checkpoint import ModelConfig, Pooling
 from bitnet_inference.in_flight import read_all
-from bitnet_inference.prompts import Progress, Prompt, ScoreOptions, TermOptions, is_one_prompt, scoring_params
+from bitnet_inference.prompts import (
+    Progress,
+    Prompt,
+    ScoreOptions,
+    TermOptions,
+    encode_each,
+    is_one_prompt,
+    read_terms,
+    scoring_params,
+)
 from bitnet_inference.stream import Generation, Stream
 
 
@@ -61,7 +70,7 @@ class PromptNumbers(ABC):
         """
         encoded = self._checked(prompts)
         params = scoring_params(start, len(encoded))
-        outputs = self._compute(encoded, params, [None] * len(encoded), progress, Terms(**terms))
+        outputs = self._compute(encoded, params, [None] * len(encoded), progress, read_terms(terms))
         scores = [[0.0 if at is None else at.logprob for at in output.prompt_logprobs or ()] for output in outputs]
         return scores[0] if is_one_prompt(prompts) else scores
 
@@ -83,7 +92,7 @@ class PromptNumbers(ABC):
         encoded = self._checked(prompts)
         pools = [Pool(len(ids), pooling or self.config.pooling or "last") for ids in encoded]
         params = [SamplingParams(max_tokens=0)] * len(encoded)
-        self._compute(encoded, params, [pool.reader for pool in pools], progress, Terms(**terms))
+        self._compute(encoded, params, [pool.reader for pool in pools], progress, read_terms(terms))
         vectors = np.stack([pool.vector(normalize) for pool in pools])
         return vectors[0] if is_one_prompt(prompts) else vectors
 
@@ -103,7 +112,7 @@ class PromptNumbers(ABC):
     def _checked(self, prompts: Any) -> list[NDArray[np.int32]]:
         """The token ids of one prompt, or of many."""
         one = is_one_prompt(prompts)
-        return [checked_prompt(self._encode(prompt)) for prompt in ([prompts] if one else prompts)]
+        return list(encode_each([prompts] if one else prompts, lambda prompt: checked_prompt(self._encode(prompt))))
 
     def _compute(
         self,

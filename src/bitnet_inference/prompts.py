@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from typing import Any, NoReturn, TypedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 import numpy as np
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.terms import Terms
-from bitnet_inference.errors import InvalidParams
+from bitnet_inference.errors import InvalidParams, RequestError
 from bitnet_inference.text.messages import check_messages
+
+Encoded = TypeVar("Encoded")
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -57,10 +60,28 @@ class BatchTalkOptions(TalkOptions, BatchOptions, total=False):
     """What many conversations may be answered with."""
 
 
+def read_terms(options: Mapping[str, Any]) -> Terms:
+    """The terms that a call was given. Raises InvalidParams, and TypeError for what are no terms."""
+    _check_names(options, TermOptions)
+    return Terms(**options)
+
+
 def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
-    """The terms among the options of a conversation, and the others."""
+    """The terms among the options of a conversation, and the others. Raises as read_terms."""
+    _check_names(options, TalkOptions)
     terms = {name: value for name, value in options.items() if name in TermOptions.__annotations__}
     return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
+
+
+@contextmanager
+def placed(index: int, total: int | None, among: str = "prompts") -> Iterator[None]:
+    """In an error of a request, say which one of `total` it is about; None where nobody knows how many there are."""
+    try:
+        yield
+    except RequestError as error:
+        if total != 1:
+            error.args = (f"{among}[{index}]: {error}",)
+        raise
 
 
 def is_lazy(prompts: object) -> bool:
@@ -97,8 +118,9 @@ def is_one_talk(messages: object) -> bool:
         return False
     if not isinstance(messages, Sequence) or not messages or not isinstance(messages[0], list | tuple):
         return True
-    for talk in messages:
-        check_messages(talk)
+    for index, talk in enumerate(messages):
+        with placed(index, len(messages)):
+            check_messages(talk)
     return False
 
 
@@ -108,8 +130,10 @@ def is_many(prompts: object) -> bool:
         return True
     if is_one_prompt(prompts):
         return False
-    if isinstance(prompts, Sequence) and any(isinstance(each, Sequence) and not each for each in prompts):
-        _refuse_prompts("one of the prompts is empty")
+    if isinstance(prompts, Sequence):
+        for index, each in enumerate(prompts):
+            if isinstance(each, Sequence) and not each:
+                _refuse_prompts(f"prompts[{index}] is empty")
     return True
 
 
@@ -129,12 +153,30 @@ def is_one_prompt(prompts: object) -> bool:
     return kinds == {"id"}
 
 
+def encode_each(prompts: Iterable[Any], encode: Callable[[Any], Encoded], among: str = "prompts") -> Iterator[Encoded]:
+    """The token ids of prompts in order, as they are needed; an error says which one it is about."""
+    total = count(prompts)
+    for index, prompt in enumerate(prompts):
+        with placed(index, total, among):
+            encoded = encode(prompt)
+        yield encoded
+
+
 def scoring_params(start: int | Sequence[int], count: int) -> list[SamplingParams]:
     """To score so many prompts, from one position on or each from its own. Raises InvalidParams."""
     starts = start if isinstance(start, Sequence) else [start] * count
     if len(starts) != count:
         raise InvalidParams(f"{len(starts)} starts for {count} prompts: give one for each, or one for all")
     return [SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=each) for each in starts]
+
+
+def _check_names(options: Mapping[str, Any], known: type) -> None:
+    names = known.__annotations__
+    for name in options:
+        if name in SamplingParams.__annotations__:
+            raise TypeError(f"{name} is one of SamplingParams: give params=SamplingParams({name}=...)")
+        if name not in names:
+            raise TypeError(f"the option {name} is not known here: there are {', '.join(names)}")
 
 
 def _prompt_kind(kind: type) -> str:

@@ -10,12 +10,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, overload
 
+from bitnet_inference.config import checked_count
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams, QueueFull
-from bitnet_inference.prompts import ChatOptions, Prompt, TalkOptions, TermOptions, is_one_prompt, split_terms
+from bitnet_inference.prompts import (
+    ChatOptions,
+    Prompt,
+    TalkOptions,
+    TermOptions,
+    encode_each,
+    is_one_prompt,
+    read_terms,
+    split_terms,
+)
 from bitnet_inference.stream import Generation, Stream
 from bitnet_inference.text.messages import Message
 
@@ -57,7 +67,7 @@ class RankedTexts(ABC):
         """
         if not is_one_prompt(prompt):
             raise InvalidParams("choices are of one prompt: call choices for each")
-        return self._ranked(self._encode(prompt), num_choices, best_of, params, Terms(**terms))
+        return self._ranked(self._encode(prompt), num_choices, best_of, params, read_terms(terms))
 
     def chat_choices(
         self,
@@ -86,8 +96,8 @@ class RankedTexts(ABC):
         A search that is cut off by `timeout_s` has no text.
         """
         one = is_one_prompt(prompts)
-        encoded = [self._encode(prompt) for prompt in ([prompts] if one else prompts)]
-        found = _search_all(encoded, lambda prompt: self._search(prompt, params, Terms(**terms), opening=False))
+        encoded = list(encode_each([prompts] if one else prompts, self._encode))
+        found = _search_all(encoded, lambda prompt: self._search(prompt, params, read_terms(terms), opening=False))
         return found[0] if one else found
 
     def chat_beam_search(
@@ -107,8 +117,9 @@ class RankedTexts(ABC):
         terms: Terms,
         opening: bool = False,
     ) -> list[Generation]:
-        chosen, count = self._params(params, 1)[0], num_choices if best_of is None else best_of
-        if best_of is not None and (type(best_of) is not int or best_of < num_choices):
+        num_choices = checked_count("num_choices", num_choices)
+        chosen, count = self._params(params, 1)[0], num_choices
+        if best_of is not None and (count := checked_count("best_of", best_of)) < num_choices:
             raise InvalidParams(f"best_of is {best_of!r}: give a whole number, num_choices ({num_choices}) or more")
         scored = chosen if best_of is None or chosen.logprobs is not None else replace(chosen, logprobs=0)
         streams = self._choices(prompt, count, scored, terms, opening)

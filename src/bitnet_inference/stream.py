@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Finish, Request, Usage
@@ -296,6 +296,9 @@ class Stream:
             self._raise_error()
         finally:
             self._give_up()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Stream cannot be copied or sent to another process: read it, and pass its output on")
 
     def __enter__(self) -> Stream:
         return self

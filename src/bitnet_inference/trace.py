@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+from bitnet_inference.config import checked_count
 from bitnet_inference.engine.events import (
     PHASES,
     Event,
@@ -23,7 +24,6 @@ from bitnet_inference.engine.events import (
     Stepped,
     Token,
 )
-from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model.plan import StepTime
 from bitnet_inference.output_files import refuse_unwritable, write_whole
 
@@ -56,8 +56,7 @@ class Trace:
 
     def __init__(self, file: str | Path, *, max_kept: int = 10_000) -> None:
         """Raises InvalidParams where the file cannot be written."""
-        if max_kept < 1:
-            raise InvalidParams(f"max_kept is {max_kept}: give a whole number of at least 1")
+        max_kept = checked_count("max_kept", max_kept, 1 << 31)
         self.file = Path(file)
         refuse_unwritable(self.file)
         self._lock = threading.Lock()

@@ -102,6 +102,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
     ("/v1/completions", {"prompt": [99999]}, "prompt"),
     ("/v1/embeddings", {"input": [99999]}, "input"),
+    ("/v1/embeddings", {"input": [[1], [99999]]}, "input"),
     ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
     ("/v1/completions", {"prompt": "x", "n": 2, "best_of": 1}, "best_of"),
     ("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True}, "best_of"),

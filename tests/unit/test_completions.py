@@ -66,6 +66,12 @@ def test_a_seed_makes_rows_differ_and_runs_equal(llm):
     assert first == second and first[0] != first[1]
 
 
+def test_the_last_seed_is_followed_by_the_first(llm):
+    params = {"temperature": 1.0, "top_p": 1.0, "max_gen_len": 12}
+    first, second = text_completion(llm, ["x", "x"], **params, seed=(1 << 64) - 1)
+    assert [second] == text_completion(llm, ["x"], **params, seed=0) != [first]
+
+
 def test_chats(llm):
     says(llm, "Hello.")
     dialog = [{"role": "system", "content": "Be brief."}, *HI, {"role": "assistant", "content": "Yes?"}, *HI]

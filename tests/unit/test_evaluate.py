@@ -204,7 +204,7 @@ class TestChoices:
                 log_likelihoods(llm, pairs)
         with pytest.raises(InvalidParams, match="normalize is 'chars'"):
             choose(llm, "The fox", [" a"], normalize="chars")
-        with pytest.raises(PromptTooLong):
+        with pytest.raises(PromptTooLong, match=r"^pairs\[0\]: context and continuation have"):
             choose(llm, TEXT * 3, [" a", " b"])
 
 

@@ -1,7 +1,9 @@
 import asyncio
+import copy
 import gc
 import json
 import os
+import pickle
 import shutil
 import threading
 import time
@@ -12,6 +14,8 @@ import pytest
 from scripted import ScriptedModel
 from text_samples import BOS, TURN, sentencepiece_json, write_folder
 
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import (
     EngineError,
@@ -21,6 +25,7 @@ from bitnet_inference.errors import (
     OutOfMemory,
     PromptTooLong,
     QueueFull,
+    RequestError,
     Stopped,
     Unsupported,
 )
@@ -29,6 +34,7 @@ from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import default_params, find_model
 from bitnet_inference.summary import summarize
 from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.word_filter import WordFilter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 HI = [{"role": "user", "content": "Hi"}]
@@ -172,6 +178,45 @@ class TestGenerate:
             with pytest.raises(InvalidParams):
                 call(prompts, GREEDY)
         assert llm.model.num_forwards == 0
+
+    @pytest.mark.parametrize(
+        "call, prompts",
+        [
+            ("generate", ["a", ""]),
+            ("generate", ["a", [376]]),
+            ("generate", ["a", "a " * 300]),
+            ("generate", ["a", "\ud800"]),
+            ("chat", [HI, [{"role": "user"}]]),
+            ("score", ["a", [5] * 300]),
+            ("embed", ["a", ""]),
+            ("beam_search", ["a", ""]),
+        ],
+    )
+    def test_an_error_says_which_prompt_it_is_about(self, llm, call, prompts):
+        params = [BeamParams(num_beams=2)] if call == "beam_search" else []
+        for given in (prompts, iter(prompts)) if call in ("generate", "chat") else (prompts,):
+            with pytest.raises(RequestError, match=r"^prompts\[1\]") as raised:
+                getattr(llm, call)(given, *params)
+            assert type(pickle.loads(pickle.dumps(raised.value))) is raised.type
+        with pytest.raises(RequestError, match=r"^(?!prompts)"):
+            getattr(llm, call)(prompts[1], *params)
+
+    def test_an_option_that_is_unknown_here_says_where_it_belongs(self, llm):
+        for call, given in (
+            (llm.generate, "a"),
+            (llm.stream, "a"),
+            (llm.chat, HI),
+            (llm.stream_chat, HI),
+            (llm.score, "a"),
+        ):
+            with pytest.raises(TypeError, match=r"SamplingParams\(max_tokens=...\)"):
+                call(given, max_tokens=3)
+            with pytest.raises(TypeError, match=r"timeout is not known here: there are .*timeout_s"):
+                call(given, timeout=3)
+
+    def test_numpy_has_whole_numbers_too(self, llm):
+        assert len(llm.choices("a", np.int64(2), GREEDY, best_of=np.int32(3))) == 2
+        assert EngineConfig(threads=np.int64(2)).threads == 2
 
     def test_progress_that_raises_cancels(self, llm):
         def progress(done, total):
@@ -576,6 +621,27 @@ class TestLife:
     def test_a_timeout_ends_the_text_and_says_so(self, llm):
         output = llm.generate("The fox", GREEDY, timeout_s=1e-9)
         assert (output.finish_reason, output.text) == ("timeout", "")
+
+    @pytest.mark.parametrize("timeout_s", [-1, float("nan"), float("inf"), 10**400, "5", True])
+    def test_an_impossible_time_drains_nothing(self, llm, timeout_s):
+        with pytest.raises(InvalidParams, match="timeout_s is"):
+            llm.drain(timeout_s)
+        assert llm.generate("a", GREEDY).text
+        assert llm.drain(1e300)
+
+    def test_nobody_copies_what_runs(self, llm):
+        with llm.stream("a", replace(GREEDY, max_tokens=2)) as stream:
+            for each in (llm, stream):
+                for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                    with pytest.raises(TypeError, match="cannot be copied or sent to another process"):
+                        copied(each)
+            assert stream.read().finish_reason == "length"
+
+    def test_what_cannot_listen_or_filter_is_refused_at_once(self):
+        with pytest.raises(InvalidParams, match="listener is 1: give a function"):
+            LLM.load("nowhere", listener=1)
+        with pytest.raises(InvalidParams, match="give a list of filters"):
+            LLM.load("nowhere", filters=[WordFilter])
 
     def test_a_closed_llm_says_so(self, folder):
         llm, _ = scripted_llm(folder)

@@ -1,3 +1,5 @@
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -79,6 +81,21 @@ def test_every_error_is_public():
 
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     assert {kind.__name__ for kind in kinds} <= set(PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        bitnet_inference.PromptTooLong(5, 3),
+        bitnet_inference.FormatError("file", "line 1", "is wrong"),
+        bitnet_inference.VersionError(3, 2),
+        bitnet_inference.Unavailable("cuda", "there is none"),
+        bitnet_inference.InvalidParams("no"),
+    ],
+)
+def test_errors_can_be_sent_to_another_process(error):
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_no_other_name():

@@ -221,6 +221,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path, name, cure):
         Trace(tmp_path / name)
 
 
-def test_at_least_something_is_kept(tmp_path):
-    with pytest.raises(InvalidParams, match="max_kept is 0"):
-        Trace(tmp_path / "trace.json", max_kept=0)
+@pytest.mark.parametrize("max_kept", [0, 1.5, "3", None, 10**30])
+def test_at_least_something_is_kept(tmp_path, max_kept):
+    with pytest.raises(InvalidParams, match="max_kept is"):
+        Trace(tmp_path / "trace.json", max_kept=max_kept)

@@ -69,7 +69,7 @@ class Worker:
         with self._wake:
             self._is_open = False
             self._wake.notify()
-        self._thread.join(timeout_s)
+        self._thread.join(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         return not self._thread.is_alive()
 
     def stop(self, *, drain: bool) -> None:

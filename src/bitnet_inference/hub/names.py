@@ -65,10 +65,10 @@ def parse(text: str) -> Wanted:
 
     Raises NotFound for a name that models.toml doesn't have, and InvalidParams for what can be no name.
     """
-    if not isinstance(text, str) or not text:
-        raise InvalidParams(
-            f"the name of a model is {text!r:.60}: give one that bitnet show lists, or owner/repository"
-        )
+    if not isinstance(text, str):
+        raise InvalidParams(f"the name of a model must be a string, not {type(text).__name__}")
+    if not text:
+        raise InvalidParams("the name of a model is empty: give one that bitnet show lists, or owner/repository")
     name, at, revision = text.partition("@")
     if name == "default":
         raise InvalidParams('"default" comes with the package, not from the hub: bitnet inspect tells what it is')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ class EmbeddingRequest(Fields):
     """POST /v1/embeddings. `dimensions` can only be what the model has: no model that is read here may be cut."""
 
     PROMPT: ClassVar[str] = "input"
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"prompts": "input"}
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"

@@ -98,9 +98,13 @@ class Screen:
 
 
 def _checked(filters: object) -> tuple[Filter, ...]:
-    if not isinstance(filters, Sequence) or not all(isinstance(each, Filter) for each in filters):
+    if not isinstance(filters, Sequence) or not all(map(_is_filter, filters)):
         raise InvalidParams(f"filters is {filters!r:.80}: give a list of filters, as in [WordFilter(words=[...])]")
     return tuple(filters)
+
+
+def _is_filter(value: object) -> bool:
+    return isinstance(value, Filter) and not isinstance(value, type)  # a class has the methods too
 
 
 class _Link:

@@ -52,6 +52,7 @@ def _check_message(place: str, message: Message) -> dict[str, Any]:
     for key, value in checked.items():
         if not isinstance(value, str) or (key == "role" and not value):
             raise InvalidParams(f"{place}.{key} must be a string that is not empty")
+        check_unicode(f"{place}.{key}", value)
     texts = {key: str(value) for key, value in checked.items()}
     return texts | {"tool_calls": calls} if calls else texts
 
@@ -102,6 +103,14 @@ def _text_of_part(place: str, part: Any) -> str:
     if not isinstance(part[kind], str):
         raise InvalidParams(f"{place}.{kind} must be a string")
     return str(part[kind])
+
+
+def check_unicode(what: str, text: str) -> None:
+    """Raises InvalidParams for a text that no UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParams(f"{what} has half a surrogate pair at character {error.start}: leave it out") from None
 
 
 def check_plain(name: str, value: Any) -> Any:

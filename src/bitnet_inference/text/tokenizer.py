@@ -16,6 +16,7 @@ from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Uns
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth
+from bitnet_inference.text.messages import check_unicode
 from bitnet_inference.text.pieces import Decoding, read_decoding
 from bitnet_inference.text.vocab import text_files
 
@@ -162,10 +163,7 @@ class Tokenizer:
         return twin
 
     def _encode(self, rust: tokenizers.Tokenizer, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidParams(f"the text has half a surrogate pair at character {error.start}") from None
+        check_unicode("the text", text)
         if len(text) < LONG_TEXT:
             return self._at_the_door(lambda: rust.encode(text, add_special_tokens=False).ids)
         # Only batches let other threads run meanwhile. They start threads too, which short texts do without.
