@@ -263,13 +263,22 @@ def _cgroup_cpus() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that this process may still take: what the system calls available, within the cgroup's limit."""
+    """Memory that this process may still take: what the system calls available, within limits of cgroup and ulimit."""
     lines = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
     system = int(lines.get("MemAvailable", "8388608 kB").split()[0]) * 1024
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and used.isdigit():
-        return max(0, min(system, int(limit) - int(used)))
-    return system
+        system = min(system, int(limit) - int(used))
+    return max(0, min(system, _address_space_left(system)))
+
+
+def _address_space_left(system: int) -> int:
+    """What `ulimit -v` leaves to this process; `system` without such a limit."""
+    limits = (line.split() for line in _read("/proc/self/limits").splitlines())
+    limit = next((words[3] for words in limits if words[:3] == ["Max", "address", "space"]), "unlimited")
+    if not limit.isdigit():
+        return system
+    return int(limit) - int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _read(path: str) -> str:

@@ -512,3 +512,13 @@ def test_a_chat_on_a_terminal():
         process.kill()
         process.wait()
         os.close(ours)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="the limit is read on Linux")
+def test_the_cache_stays_within_the_limit_of_the_process():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, resource.RLIM_INFINITY))\n"
+        "from bitnet_inference.config import available_bytes\nprint(available_bytes())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(result.stdout) < 1 << 29
