@@ -96,7 +96,8 @@ def chat_completion(
 
     `response_format` is OpenAI's: {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"name": ...,
     "schema": {...}}}, which is kept to. `tools` and `tool_choice` are OpenAI's too: with "auto" a call is looked for in
-    the answer, "required" or a function's name forces one. Otherwise as text_completion.
+    the answer, "required" or a function's name forces one, and what was cut of one is not shown. Otherwise as
+    text_completion.
     """
     style = call_style(llm.tokenizer.templates)
     grammar, callable_tools = read_form(style, response_format, tools, tool_choice)
@@ -129,11 +130,7 @@ def read_form(
 ) -> tuple[Grammar | None, Tools | None]:
     """The form that an answer shall have, and what it may call. Raises InvalidParams."""
     grammar, callable_tools = read_response_format(response_format), read_tools(tools, tool_choice)
-    if callable_tools is None or not callable_tools.forced:
-        return grammar, callable_tools
-    if grammar is not None:
-        raise InvalidParams("response_format and a forced tool_choice exclude each other: leave one out")
-    return callable_tools.grammar(style), callable_tools
+    return grammar if callable_tools is None else callable_tools.grammar(style, grammar), callable_tools
 
 
 def _params(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.grammar.schema import changed_schema, check_schema, readable_schema
+from bitnet_inference.grammar.schema import changed_schema, check_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
@@ -20,8 +20,21 @@ Style = Literal["llama", "hermes"]
 PYTHON_TAG = "<|python_tag|>"
 _HERMES_OPEN = "<tool_call>"
 _HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}  # as Grammar(json_schema)
 _BETWEEN = re.compile(r"[\s;]*")
+# Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form.
+_FORCED: Mapping[Style, str] = {"llama": "start: @call", "hermes": r'start: "<tool_call>\n" @call "\n</tool_call>"'}
+_BESIDE_TEXT: Mapping[Style, str] = {
+    "llama": 'start: TEXT | @call ("; " @call)*\n' r"TEXT: /\s*([^\s{](.|\n)*)?/",
+    "hermes": r'start: (before "\n" @call "\n</tool_call>")* TEXT'
+    "\n"
+    r"before[lazy]: /(.|\n)*<tool_call>/"
+    "\n"
+    r"TEXT: /(.|\n)*/",
+}
+_BESIDE_FORM: Mapping[Style, str] = {
+    "llama": 'start: @form | @call ("; " @call)*',
+    "hermes": r'start: @form | one ("\n" one)*' "\n" r'one: "<tool_call>\n" @call "\n</tool_call>"',
+}
 
 
 class FunctionCall(TypedDict):
@@ -41,32 +54,46 @@ class ToolCall(TypedDict):
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions that a model may call: name -> JSON schema of the arguments. `forced`: it must call one of them."""
+    """The functions that a model may call: name -> JSON schema of the arguments. `forced`: it must call one of them.
+
+    `strict`: those whose arguments keep to their schema also where no call is forced.
+    """
 
     functions: Mapping[str, Mapping[str, Any]]
     forced: bool
+    strict: frozenset[str] = frozenset()
 
-    def grammar(self, style: Style) -> Grammar | None:
-        """The form of one call, where a call is forced."""
-        if not self.forced:
+    def grammar(self, style: Style, form: Grammar | None = None) -> Grammar | None:
+        """The form of an answer, None for any text: one forced call, or calls beside text, which has this form.
+
+        Raises InvalidParams.
+        """
+        if not (self.forced or self.strict or form):
             return None
-        places = [f"/anyOf/{index}" for index in range(len(self.functions))] if len(self.functions) > 1 else [""]
-        calls = [_call_schema(place, *each, style) for place, each in zip(places, self.functions.items(), strict=True)]
-        schema = {"anyOf": calls} if len(calls) > 1 else calls[0]
-        if style == "llama":
-            return Grammar(json_schema=schema)
-        Grammar(json_schema=schema)  # refuses what cannot be kept, and says where
-        inner = json.dumps(readable_schema(schema) | {"x-guidance": _ONE_LINE})
-        return Grammar(lark=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {inner}')
+        kept = {
+            name: schema if self.forced or name in self.strict else {"type": "object"}
+            for name, schema in self.functions.items()
+        }
+        places = [f"/anyOf/{index}" for index in range(len(kept))] if len(kept) > 1 else [""]
+        calls = [_call_schema(place, *each, style) for place, each in zip(places, kept.items(), strict=True)]
+        call = Grammar(json_schema={"anyOf": calls} if len(calls) > 1 else calls[0])
+        if self.forced:
+            return Grammar.around(_FORCED[style], call=call)
+        if form is None:
+            return Grammar.around(_BESIDE_TEXT[style], call=call)
+        return Grammar.around(_BESIDE_FORM[style], call=call, form=form)
 
     def find_calls(self, text: str, style: Style) -> tuple[str, list[ToolCall]]:
-        """The text without its calls, and the calls; a text with a call that makes no sense is a text."""
+        """The text without its calls, and the calls; a text with a call that makes no sense is a text.
+
+        The form of a forced call allows nothing else: a text that has none is a piece of one, and not shown.
+        """
         try:
             rest, found = _hermes_calls(text) if style == "hermes" else _llama_calls(text)
             calls = [self._call(value) for value in found]
         except (ValueError, RecursionError):
-            return text, []
-        return (rest, calls) if calls else (text, [])
+            rest, calls = "", []
+        return (rest, calls) if calls else ("" if self.forced else text, [])
 
     def _call(self, value: Any) -> ToolCall:
         name = value.get("name") if isinstance(value, dict) else None
@@ -89,10 +116,6 @@ class HeldText:
         clear = max(self._num_shown, self._num_clear())
         shown, self._num_shown = self._text[self._num_shown : clear], clear
         return shown
-
-    def rest(self) -> str:
-        """What has been held back."""
-        return self._text[self._num_shown :]
 
     @property
     def text(self) -> str:
@@ -127,9 +150,10 @@ def read_tools(tools: object, choice: object) -> Tools | None:
         )
     functions = dict(_function(index, tool) for index, tool in enumerate(tools))
     if len(functions) < len(tools):
-        raise InvalidParams("two tools have one name: rename one")
+        raise InvalidParams("tools: two have one name: rename one")
     if choice in (None, "auto", "none", "required"):
-        return None if choice == "none" else Tools(functions, choice == "required")
+        strict = frozenset(each["function"]["name"] for each in tools if each["function"].get("strict"))
+        return None if choice == "none" else Tools(functions, choice == "required", strict)
     name = _chosen(choice)
     if name not in functions:
         known = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'

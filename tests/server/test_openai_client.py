@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from conftest import Running
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.llm import LLM
@@ -71,3 +72,10 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there are story"):
         client.chat.completions.create(model="other", messages=TALK)
     assert [each.id for each in client.models.list()] == ["story"]
+
+
+@pytest.mark.parametrize("path", ["", "/v1/v1", "//v1"])
+def test_a_base_url_that_leads_nowhere_is_told_with_the_cure(running: Running, path: str) -> None:
+    lost = openai.OpenAI(base_url=f"{running.url}{path}", api_key="none", max_retries=0)
+    with lost, pytest.raises(openai.NotFoundError, match="base_url that ends with /v1"):
+        lost.chat.completions.create(model="story", messages=TALK)

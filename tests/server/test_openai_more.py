@@ -86,6 +86,11 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
         ({"guided_regex": "[0-9]{3}x"}, None),
         ({"guided_json": {"const": 7}}, {"7"}),
         ({"guided_grammar": 'root ::= "a" | "b"'}, {"a", "b"}),
+        ({"structured_outputs": {"choice": ["yes", "no"], "regex": None}}, {"yes", "no"}),
+        ({"structured_outputs": {"regex": "[0-9]{3}x"}}, None),
+        ({"structured_outputs": {"json": {"const": 7}}}, {"7"}),
+        ({"structured_outputs": {"json": '{"const": 7}'}}, {"7"}),
+        ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, {"a", "b"}),
     ],
 )
 def test_forms_of_vllm(client: openai.OpenAI, form: Any, texts: set[str] | None) -> None:

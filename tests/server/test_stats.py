@@ -70,3 +70,4 @@ def test_the_list_of_models_tells_what_is_loaded(running: object) -> None:
         loaded = httpx.get(f"{running.url}/v1/models/story").json()  # type: ignore[attr-defined]
     assert loaded["max_model_len"] == llm.max_context and loaded["can_chat"] is True
     assert [each["id"] for each in data] == ["story"]
+    assert httpx.get(f"{running.url}/v1/models/").json()["data"][0]["id"] == "story"  # type: ignore[attr-defined]

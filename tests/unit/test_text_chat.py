@@ -143,7 +143,7 @@ ANSWER = {"role": "assistant", "content": "Hello."}
     "answer",
     [
         ANSWER | {"annotations": [], "parsed": {"a": 1}, "provider_specific_fields": {}, "reasoning_content": "Hm."},
-        ANSWER | {"audio": None, "function_call": None, "refusal": None, "tool_calls": None},
+        ANSWER | {"reasoning": "Hm.", "audio": None, "function_call": None, "refusal": None, "tool_calls": None},
         ANSWER | {"content": None, "refusal": "Hello."},
         ANSWER | {"content": [{"type": "text", "text": "Hel"}, {"type": "refusal", "refusal": "lo."}]},
         ANSWER | {"content": [{"type": "text", "text": "Hello.", "cache_control": {"type": "ephemeral"}}]},

@@ -7,7 +7,7 @@ import json
 import pytest
 from test_grammar import accepts
 
-from bitnet_inference import LLM, InvalidParams, SamplingParams, chat_completion
+from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams, chat_completion
 from bitnet_inference.tools import read_tools
 
 WEATHER = {
@@ -114,11 +114,46 @@ def test_a_forced_call_is_a_call(style, choice, names):
 def test_arguments_keep_to_their_own_schema(style, parameters, fits, fits_not, num_others):
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     grammar = read_tools([CLOCK, tool][1 - num_others :], "required").grammar(style)
-    key = "parameters" if style == "llama" else "arguments"
     for arguments in (fits, fits_not):
-        call = json.dumps({"name": "f", key: arguments})
-        text = call if style == "llama" else f"<tool_call>\n{call}\n</tool_call>"
-        assert accepts(grammar, text) == (arguments is fits)
+        assert accepts(grammar, call_of("f", style, arguments)) == (arguments is fits)
+
+
+def call_of(name, style, arguments):
+    key = "parameters" if style == "llama" else "arguments"
+    call = json.dumps({"name": name, key: arguments})
+    return call if style == "llama" else f"<tool_call>\n{call}\n</tool_call>"
+
+
+STRICT = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"required": ["t"]}}}
+
+
+@pytest.mark.parametrize("style, between", [("llama", "; "), ("hermes", "\n")])
+def test_where_no_call_is_forced_strict_ones_keep_to_their_schema_and_all_else_is_free(style, between):
+    tools = read_tools([CLOCK, STRICT], None)
+    grammar, right = tools.grammar(style), call_of("f", style, {"t": 1})
+    for text in ("", "Once <b>upon", "2 > 1 {", right, between.join([right, call_of("clock", style, {"x": 1})])):
+        assert accepts(grammar, text)
+    for text in (call_of("f", style, {}), call_of("stranger", style, {}), right[:-1], right + right[:-1]):
+        assert not accepts(grammar, text)
+    if style == "hermes":
+        assert accepts(grammar, f"See: {right} {right} so") and not accepts(grammar, f"See: {right[:-1]}")
+
+
+@pytest.mark.parametrize("style, between", [("llama", "; "), ("hermes", "\n")])
+def test_beside_calls_the_text_has_its_form(style, between):
+    right, schema = call_of("clock", style, {}), {"properties": {"a": {"const": 1}}, "required": ["a"]}
+    for form, text in ((Grammar(json_schema=schema), '{"a":1}'), (Grammar(choice=["yes"]), "yes")):
+        grammar = read_tools([CLOCK], "auto").grammar(style, form)
+        assert all(accepts(grammar, each) for each in (text, right, right + between + right))
+        assert not any(accepts(grammar, each) for each in ("Hi", "{}", text + right, right + text))
+    assert read_tools([CLOCK], "auto").grammar(style) is None
+
+
+@pytest.mark.parametrize("style", ["llama", "hermes"])
+def test_there_may_be_many_tools(style):
+    parameters = {"properties": {f"field{number}": {"type": "string"} for number in range(20)}}
+    tools = [{"type": "function", "function": {"name": f"f{each}", "parameters": parameters}} for each in range(40)]
+    assert accepts(read_tools(tools, "required").grammar(style), call_of("f39", style, {}))
 
 
 def test_chat_completion_calls_tools():
@@ -130,8 +165,8 @@ def test_chat_completion_calls_tools():
         (free,) = chat_completion(llm, [talk], tools=TOOLS, seed=1, max_gen_len=9)
         (plain,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="none", seed=1, max_gen_len=9)
         assert "tool_calls" not in free["generation"] and "tool_calls" not in plain["generation"]
-        with pytest.raises(InvalidParams, match="exclude each other"):
-            chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
+        (cut,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", seed=1, max_gen_len=9)
+        assert cut["generation"] == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +182,7 @@ def test_chat_completion_calls_tools():
             None,
             r"tools\[1\]: parameters: type is 'string': arguments are an object: give 'object'",
         ),
-        ([CLOCK, CLOCK], None, "two tools have one name"),
+        ([CLOCK, CLOCK], None, "tools: two have one name"),
         (TOOLS, "any", "tool_choice is 'any'"),
         (TOOLS, {"type": "function", "function": {"name": "stranger"}}, "with one of weather, clock"),
         (TOOLS, 3, "tool_choice is 3"),

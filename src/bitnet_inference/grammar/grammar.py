@@ -62,6 +62,17 @@ class Grammar:
         object.__setattr__(self, "source", _READERS[kind](value))
         self._check()
 
+    @classmethod
+    def around(cls, lark: str, **parts: Grammar) -> Grammar:
+        """A Lark grammar in which @name stands for one of the parts. Raises InvalidParams."""
+        listed = [(name, json.loads(part.source)["grammars"]) for name, part in parts.items()]
+        grammars = [{"name": "start", "lark_grammar": lark}, *({**each, "name": name} for name, (each,) in listed)]
+        whole = object.__new__(cls)
+        object.__setattr__(whole, "kind", "lark")
+        object.__setattr__(whole, "source", json.dumps({"grammars": grammars}))
+        whole._check()
+        return whole
+
     def _check(self) -> None:
         from bitnet_inference.grammar.matcher import refusal  # the library is loaded when it is needed
 

@@ -70,6 +70,8 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
 
     @app.get("/v1/models/{name:path}", **describe(None, "A model that is served."))
     async def model(name: str) -> Response:
+        if not name:  # a slash behind the list
+            return await models()
         served.path(name)
         return json_response(_model(served, name, started))
 
@@ -111,7 +113,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = _failed(request, Failure(error.status_code, str(error.detail)))
+    why = str(error.detail)
+    if why == "Not Found":  # the framework's words for a path that no route has
+        bases = "OpenAI's clients need a base_url that ends with /v1, Anthropic's one without"
+        why = f"there is nothing at {request.scope['path']!r:.80}: {bases}; /openapi.json has all paths"
+    response = _failed(request, Failure(error.status_code, why))
     response.headers.update(error.headers or {})
     return response
 

@@ -13,7 +13,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.server.replies import Talk
-from bitnet_inference.server.schema import Count, Fields, Inner, Part, TextOrList, check_form, salt_of, type_of
+from bitnet_inference.server.schema import Count, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
 from bitnet_inference.tools import Tools, read_tools
 
@@ -81,6 +81,7 @@ class ToolSpec(Inner):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # says when pieces of the input may be sent, which is when they are right
 
 
 class ToolWish(Inner):
@@ -136,7 +137,7 @@ class CountRequest(Fields):
     def check(self) -> None:
         """See Fields."""
         check_messages(self.talk.messages)
-        check_form(self.talk.grammar, self.talk.tools, self.talk.shown_tools)
+        check_tools(self.talk.tools, self.talk.shown_tools)
 
     @cached_property
     def talk(self) -> Talk:

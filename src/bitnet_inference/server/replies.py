@@ -29,11 +29,10 @@ class Talk:
 
 def open_talk(llm: LLM, talk: Talk, terms: TermOptions) -> list[Stream]:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
-    grammar = talk.grammar
-    if talk.tools is not None and talk.tools.forced:
-        grammar = _form(talk.tools, reply_style(llm))
-    elif talk.tools is not None and not any("tools" in each for each in llm.tokenizer.templates.values()):
+    knows_tools = any("tools" in each for each in llm.tokenizer.templates.values())
+    if talk.tools is not None and not (talk.tools.forced or knows_tools):
         raise InvalidParams("tools: this model's chat template knows none: leave them out, or force a call")
+    grammar = talk.grammar if talk.tools is None else _form(talk.tools, reply_style(llm), talk.grammar)
     return llm.stream_chat_choices(
         talk.messages,
         talk.num_choices,
@@ -43,9 +42,9 @@ def open_talk(llm: LLM, talk: Talk, terms: TermOptions) -> list[Stream]:
     )
 
 
-def _form(tools: Tools, style: Style) -> Grammar | None:
+def _form(tools: Tools, style: Style, form: Grammar | None) -> Grammar | None:
     try:
-        return tools.grammar(style)
+        return tools.grammar(style, form)
     except InvalidParams as error:
         raise InvalidParams(f"tools: {error}") from None
 
@@ -79,8 +78,7 @@ class Reply:
             return "", []
         content, calls = self._tools.find_calls(self._held.text, self._style)
         if not calls:
-            # The form of a forced call allows nothing else: this is a piece of one, which had no room to end.
-            return "" if self._tools.forced else self._held.rest(), []
+            return content[self._num_shown :], []
         before = self._held.text[: self._num_shown].strip()
         rest = content[len(before) :] if content.startswith(before) else ""
         return rest, calls[:1] if self._one_call else calls

@@ -20,7 +20,7 @@ from bitnet_inference.server.schema import (
     StreamOptions,
     Temperature,
     TextOrList,
-    check_form,
+    check_tools,
     kind_of,
     salt_of,
     type_of,
@@ -112,6 +112,10 @@ class TextConfig(Inner):
     format: TextForm | None = None
 
 
+class Reasoning(Inner):
+    """No model here is told how much to think: only what is left out may stand here."""
+
+
 def _kind_of_item(item: Any) -> str:
     has_no_type = isinstance(item, dict) and item.get("type") is None
     return "<message>" if has_no_type else type_of(item)
@@ -147,7 +151,8 @@ class InputTokensRequest(Fields):
     def check(self) -> None:
         """See Fields."""
         check_messages(self.messages)
-        check_form(self.grammar, self.callable_tools, self.nested_tools)
+        SamplingParams(grammar=self.grammar)
+        check_tools(self.callable_tools, self.nested_tools)
 
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
@@ -205,6 +210,7 @@ class ResponsesRequest(InputTokensRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
+    reasoning: Reasoning | None = None
 
     @model_validator(mode="after")
     def _can_be_kept(self) -> ResponsesRequest:

@@ -106,6 +106,22 @@ class StreamOptions(Inner):
     include_obfuscation: Literal[False] = False
 
 
+class StructuredOutputs(Inner):
+    """The form of a text in vLLM's newer words: one of these, as in Grammar; `grammar` is GBNF."""
+
+    json_: Annotated[TextOrObject[dict[str, Any]] | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give exactly one of json, json_object, regex, choice, grammar")
+        return self
+
+
 class SamplingFields(Fields):
     """What chat and text requests have in common: OpenAI's fields, and SamplingParams' own as extensions."""
 
@@ -139,6 +155,7 @@ class SamplingFields(Fields):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -178,17 +195,22 @@ class SamplingFields(Fields):
     @cached_property
     def grammar(self) -> Grammar | None:
         """The form that the text shall have. Raises InvalidParams."""
-        ways = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-        given = [name for name in ways if getattr(self, name) is not None]
+        guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        given = {name: getattr(self, name) for name in ("response_format", *guided) if getattr(self, name) is not None}
+        if self.structured_outputs is not None:
+            wished = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            given |= {f"structured_outputs.{name}": value for name, value in wished.items()}
         if len(given) > 1:
-            raise InvalidParams(f"{given[1]} and {given[0]} exclude each other: give one")
-        if given in ([], ["response_format"]):
+            first, second, *_ = given
+            raise InvalidParams(f"{second} and {first} exclude each other: give one")
+        if given.keys() <= {"response_format"}:
             return read_response_format(self.response_format)
-        kinds = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice"}
+        ((name, value),) = given.items()
+        kind = name.removeprefix("guided_").removeprefix("structured_outputs.")
         try:
-            return Grammar(**{kinds.get(given[0], "gbnf"): getattr(self, given[0])})
+            return Grammar(**{{"json": "json_schema", "grammar": "gbnf"}.get(kind, kind): value})
         except InvalidParams as error:
-            raise InvalidParams(f"{given[0]}: {error}") from None
+            raise InvalidParams(f"{name}: {error}") from None
 
 
 class ChatRequest(SamplingFields):
@@ -222,7 +244,7 @@ class ChatRequest(SamplingFields):
         """See Fields."""
         check_talk(self.messages)
         super().check()
-        check_form(self.grammar, self.callable_tools, self.tools)
+        check_tools(self.callable_tools, self.tools)
 
     def sampling(self) -> dict[str, Any]:
         """See SamplingFields; without a limit an answer goes on to the end of the context."""
@@ -277,22 +299,12 @@ def check_talk(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InvalidParams(f"messages[{index}].role is {message['role']!r:.80}: give one of {', '.join(ROLES)}")
 
 
-def check_form(grammar: Grammar | None, chosen: Tools | None, tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raises InvalidParams where the form of an answer or of its calls cannot be kept.
-
-    `chosen` has been read from `tools`, a list in OpenAI's shape.
-    """
-    if chosen is None:
-        return
-    if grammar is not None and chosen.forced:
-        raise InvalidParams("tool_choice forces a call, and response_format excludes one: leave one out")
-    for index, tool in enumerate(tools or ()):
+def check_tools(chosen: Tools | None, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raises InvalidParams for what is unknown in tools in OpenAI's shape, from which `chosen` has been read."""
+    for index, tool in enumerate((tools or ()) if chosen else ()):
         function = tool["function"]
         for name in (*(set(tool) - {"type", "function"}), *(set(function) - _FUNCTION_KEYS)):
             raise InvalidParams(f"tools[{index}]: {name!r:.80} is not supported: leave it out")
-        if function.get("strict") and not chosen.forced:
-            cure = "force a call with tool_choice, or leave strict out"
-            raise InvalidParams(f"tools[{index}]: strict can be kept only where a call is forced: {cure}")
 
 
 def salt_of(*parts: str | None) -> str:

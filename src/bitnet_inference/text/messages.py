@@ -12,7 +12,7 @@ from bitnet_inference.errors import InvalidParams
 Message = Mapping[str, Any]
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 # What clients give back of an answer that they got, and what says nothing to the model.
-_ANSWER_KEYS = ("annotations", "parsed", "provider_specific_fields", "reasoning_content")
+_ANSWER_KEYS = ("annotations", "parsed", "provider_specific_fields", "reasoning", "reasoning_content")
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
