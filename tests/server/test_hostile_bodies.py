@@ -192,7 +192,10 @@ def test_a_prompt_that_can_never_fit_is_the_clients_mistake(max_cache_tokens: in
         ]:
             error = refusal(app, path, body)
             assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
-        refusal(app, "/v1/messages", {"messages": talk, "max_tokens": 1})
+            # LiteLLM, LangChain and CrewAI look for such words in the message.
+            for words in ("context_length_exceeded", "prompt is too long", "this model's maximum context length is"):
+                assert error["message"].count(words) == 1
+        assert "prompt is too long" in refusal(app, "/v1/messages", {"messages": talk, "max_tokens": 1})["message"]
 
 
 def test_a_wrong_request_loads_no_model(running: Running) -> None:

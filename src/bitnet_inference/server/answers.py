@@ -17,7 +17,7 @@ from bitnet_inference.llm import LLM
 from bitnet_inference.prompts import TermOptions
 from bitnet_inference.server.bodies import named, read_body
 from bitnet_inference.server.connected import while_connected
-from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.failures import TOO_LONG, Failure
 from bitnet_inference.server.fingerprint import Fingerprints
 from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.journal import NOTES
@@ -141,7 +141,7 @@ class Answers:
             fingerprint = self._fingerprints.of(path, self.served.models)
             return begin(Asked(llm, name, fingerprint, terms, gone or threading.Event()), body)
         except OutOfMemory as error:  # the model is loaded, so it is this prompt that can never fit
-            raise Failure(400, str(error), param=body.PROMPT, code="context_length_exceeded") from error
+            raise Failure(400, str(error), param=body.PROMPT, code=TOO_LONG) from error
         except BitNetError as error:
             raise named(error, type(body)) from error
 

@@ -54,7 +54,7 @@ def named(error: Exception, kind: type[Fields]) -> Failure:
     is_of_prompt = isinstance(error, PromptTooLong) or failure.message.startswith("the prompt ")
     first = kind.PROMPT if is_of_prompt else kind.TOLD_AS.get(first, first)
     if failure.status == 400 and failure.param is None and first in kind.model_fields:
-        return Failure(400, failure.message, param=first, code=failure.code)
+        failure.param = first
     return failure
 
 

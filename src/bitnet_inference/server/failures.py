@@ -17,6 +17,9 @@ from bitnet_inference.errors import (
 )
 
 MAX_MESSAGE, MAX_PARAM = 600, 100  # characters: errors quote requests, which may be huge
+TOO_LONG = "context_length_exceeded"  # the code of a prompt that does not fit
+# Some frameworks know by these words only that they shall shorten a conversation.
+_TOO_LONG = f" ({TOO_LONG}: the prompt is too long, this model's maximum context length is exceeded)"
 CLIENT_GONE = 499  # nginx's status for a client that has left
 
 
@@ -33,6 +36,7 @@ class Failure(Exception):
         retry_after_s: int | None = None,
     ) -> None:
         self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+        self.message += _TOO_LONG if code == TOO_LONG else ""
         super().__init__(self.message)
         self.status, self.param, self.code = status, param and param[:MAX_PARAM], code
         self.retry_after_s = retry_after_s
@@ -80,7 +84,7 @@ class _Kind(NamedTuple):
 
 # The first that fits counts.
 _KINDS = (
-    _Kind(PromptTooLong, 400, "context_length_exceeded"),
+    _Kind(PromptTooLong, 400, TOO_LONG),
     _Kind(Filtered, 400, "content_filter"),
     _Kind(InvalidParams, 400, None),
     _Kind(RequestError, 400, None),
