@@ -40,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_arrays.h"
 #include "executor.h"
 #include "float_mode.h"
 #include "sampling.h"
@@ -73,10 +74,6 @@ using EditableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::c
 // The row, its rule, tokens, num_prompt, ban_ends, seed, choice, position.
 using Draw = std::tuple<size_t, const SamplingRule*, Ids, size_t, bool, uint64_t, uint64_t, uint64_t>;
 using Scored = std::pair<int32_t, double>;
-
-void require(bool is_true, const char* message) {
-    if (!is_true) throw nb::value_error(message);
-}
 
 void require_ids(const int32_t* ids, size_t count, size_t vocab_size) {
     const bool fit = std::all_of(ids, ids + count, [=](int32_t id) { return id >= 0 && size_t(id) < vocab_size; });
@@ -131,6 +128,9 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
     require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
+    require_aligned(logits);
+    require_aligned(tokens);
+    if (mask) require_aligned(*mask);
     require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
     const History history{tokens.data(), tokens.shape(0), num_prompt};
     const WithoutGil without_gil(logits.shape(0));
@@ -143,12 +143,14 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
 
 void check_draws(const RowSampler& self, const EditableRows& logits, const std::vector<Draw>& draws) {
     require(logits.shape(1) == self.vocab_size(), "logits must have one column for each token of the vocabulary");
+    require_aligned(logits);
     size_t next = 0;
     for (const auto& [row, rule, tokens, num_prompt, ban_ends, seed, choice, position] : draws) {
         require(row >= next && row < logits.shape(0), "the rows of the draws must ascend, and be rows of the logits");
         require(rule != nullptr && tokens.is_valid(), "None stands where a rule or tokens should");
         require(rule->vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
         require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
+        require_aligned(tokens);
         require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
         next = row + 1;
     }
@@ -179,6 +181,8 @@ int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const Sa
                    uint64_t choice, uint64_t position) {
     require(ids.shape(0) == logits.shape(0), "there must be one logit for each token id");
     require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
+    require_aligned(ids);
+    require_aligned(logits);
     require_ids(ids.data(), ids.shape(0), self.vocab_size());
     const WithoutGil without_gil(ids.shape(0));
     const auto lock = self.lock();
@@ -189,6 +193,7 @@ int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const Sa
 std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logits, int32_t token_id, size_t num_best) {
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require_ids(&token_id, 1, self.vocab_size());
+    require_aligned(logits);
     nb::gil_scoped_release without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
@@ -202,14 +207,17 @@ std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logit
 std::vector<double> log_probabilities(RowSampler& self, const Rows& logits, const Ids& token_ids) {
     require(logits.shape(1) == self.vocab_size(), "logits must have one column for each token of the vocabulary");
     require(logits.shape(0) == token_ids.shape(0), "logits must have one row for each token id");
-    require_ids(token_ids.data(), token_ids.shape(0), self.vocab_size());
+    require_aligned(logits);
+    require_aligned(token_ids);
     nb::gil_scoped_release without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
     std::vector<double> result;
     for (size_t row = 0; row < token_ids.shape(0); ++row) {
         const float* x = logits.data() + row * self.vocab_size();
-        result.push_back(x[token_ids.data()[row]] - self.log_normalizer(x));
+        const int32_t id = token_ids.data()[row];  // looked at once: another thread may write it
+        require_ids(&id, 1, self.vocab_size());
+        result.push_back(x[id] - self.log_normalizer(x));
     }
     return result;
 }

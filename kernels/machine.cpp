@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 
 #include "kernels.h"
+#include "threads.h"
 
 namespace bitnet {
 
@@ -21,12 +21,7 @@ constexpr int64_t kChunk = 1 << 18;
 constexpr int64_t kIterations = 2000;
 
 // Threads of its own, so that what is measured does not depend on the executor's pool.
-void on_all_threads(int num_threads, const std::function<void(int)>& work) {
-    std::vector<std::thread> others;
-    for (int thread = 1; thread < num_threads; thread++) others.emplace_back(work, thread);
-    work(0);
-    for (std::thread& other : others) other.join();
-}
+void on_all_threads(int num_threads, const std::function<void(int)>& work) { Pool(num_threads).run(num_threads, work); }
 
 }  // namespace
 

@@ -65,6 +65,7 @@ int32_t RowSampler::sample_few(const int32_t* ids, const float* logits, size_t c
 // As if the others were -infinity.
 int32_t RowSampler::choose_candidate(const SamplingRule& rule, const NoiseKey& key) {
     const size_t count = candidates_.size();
+    if (count == 0) return kNothingLeft;
     if (!few_ || few_->vocab_size_ != count) few_ = std::make_unique<RowSampler>(count);
     std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
     row_.resize(count);
@@ -206,8 +207,10 @@ void RowSampler::edit(float* logits, const SamplingRule& rule, const History& hi
 
 void RowSampler::penalize(float* logits, const SamplingRule& rule, const History& history) {
     for (size_t i = 0; i < history.num_tokens; ++i) {
-        uint32_t& count = counts_[history.tokens[i]];
-        if (count == 0) seen_.push_back(history.tokens[i]);
+        const int32_t id = history.tokens[i];
+        if (static_cast<size_t>(id) >= vocab_size_) continue;  // written since it was checked
+        uint32_t& count = counts_[id];
+        if (count == 0) seen_.push_back(id);
         count |= kSeen;
         count += i >= history.num_prompt;
     }

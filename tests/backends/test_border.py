@@ -312,6 +312,44 @@ def test_arrays_at_odd_addresses() -> None:
         native.DenseWeight(odd, "float32")
 
 
+def rule_of(vocab_size: int) -> native.SamplingRule:
+    return native.SamplingRule(
+        vocab_size, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, repetition_penalty=1.1, presence_penalty=0.1,
+        frequency_penalty=0.1, bias_ids=[3], bias_values=[0.3], end_ids=[],
+    )  # fmt: skip
+
+
+def at_odd_address(array: np.ndarray) -> np.ndarray:
+    odd = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    odd[...] = array
+    return odd
+
+
+def test_what_is_sampled_lies_at_addresses_for_numbers() -> None:
+    sampler, executor, rule = native.RowSampler(64), native.Executor(ISA, 1), rule_of(64)
+    row, ids, mask = np.zeros(64, np.float32), np.arange(64, dtype=np.int32), np.full(2, 2**32 - 1, np.uint32)
+    odd_row, odd_ids, odd_mask = at_odd_address(row), at_odd_address(ids), at_odd_address(mask)
+    for wrong in (
+        lambda: sampler.sample(odd_row, rule, ids, 4, False, 0, 0, 0),
+        lambda: sampler.sample(row, rule, odd_ids, 4, False, 0, 0, 0),
+        lambda: sampler.sample(row, rule, ids, 4, False, 0, 0, 0, odd_mask),
+        lambda: sampler.sample_rows(executor, odd_row[None], [(0, rule, ids, 4, False, 0, 0, 0)]),
+        lambda: sampler.sample_rows(executor, row[None], [(0, rule, odd_ids, 4, False, 0, 0, 0)]),
+        lambda: sampler.sample_few(odd_ids, row, rule, 0, 0, 0),
+        lambda: sampler.sample_few(ids, odd_row, rule, 0, 0, 0),
+        lambda: sampler.score(odd_row, 3, 2),
+        lambda: sampler.log_probabilities(odd_row[None], ids[:1]),
+        lambda: sampler.log_probabilities(row[None], odd_ids[:1]),
+    ):
+        with pytest.raises(ValueError, match="address"):
+            wrong()
+
+
+def test_no_tokens_to_choose_from() -> None:
+    none = np.empty(0, np.int32), np.empty(0, np.float32)
+    assert native.RowSampler(64).sample_few(*none, rule_of(64), 0, 0, 0) == -2
+
+
 def test_dense_weights_of_other_numbers() -> None:
     for array, dtype in ((np.zeros((2, 4), np.int32), "float32"), (np.zeros((2, 4), np.float16), "bfloat16")):
         with pytest.raises(ValueError, match="dense matrix"):
@@ -376,10 +414,7 @@ def set_rounding(mode: int) -> None:
 def test_the_rounding_of_another_library_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     weights, x = rng.standard_normal((300, 64), np.float32), rng.standard_normal((1, 64)).astype(np.float32)
-    rule = native.SamplingRule(
-        300, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, repetition_penalty=1.1, presence_penalty=0.1,
-        frequency_penalty=0.1, bias_ids=[3], bias_values=[0.3], end_ids=[],
-    )  # fmt: skip
+    rule = rule_of(300)
 
     def everything() -> tuple[object, ...]:
         executor, sampler = native.Executor(ISA, 2), native.RowSampler(300)
@@ -495,10 +530,11 @@ from bitnet_inference import native
 
 mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 20), resource.RLIM_INFINITY))
-try:
-    native.Executor("generic", 1024)
-except (RuntimeError, MemoryError) as error:
-    print("refused:", error)
+for start in (lambda: native.Executor("generic", 1024), lambda: native.Limits(1, 256)):
+    try:
+        start()
+    except (RuntimeError, MemoryError) as error:
+        print("refused:", error)
 """
 
 
@@ -506,4 +542,44 @@ except (RuntimeError, MemoryError) as error:
 def test_a_system_that_gives_no_more_threads() -> None:
     done = run_alone(NO_THREADS)
     assert done.returncode == 0, done.stderr
-    assert "refused:" in done.stdout
+    assert done.stdout.count("refused:") == 2
+
+
+WRITTEN_MEANWHILE = """
+import threading
+import numpy as np
+from bitnet_inference import native
+
+size, count = 5000, 200_000
+rule = native.SamplingRule(
+    size, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.1, presence_penalty=0.0,
+    frequency_penalty=0.0, bias_ids=[], bias_values=[], end_ids=[],
+)
+sampler, row, tokens, done = native.RowSampler(size), np.zeros(size, np.float32), np.zeros(count, np.int32), False
+
+def write():
+    while not done:
+        tokens[-1] = 2**31 - 1
+        tokens[-1] = 0
+
+writer = threading.Thread(target=write)
+writer.start()
+for _ in range(50):
+    for work in (
+        lambda: sampler.sample(row, rule, tokens, 0, False, 0, 0, 0),
+        lambda: sampler.log_probabilities(np.zeros((2, size), np.float32), tokens[-2:]),
+    ):
+        try:
+            work()
+        except ValueError:
+            pass
+done = True
+writer.join()
+print("alive")
+"""
+
+
+def test_tokens_that_another_thread_writes() -> None:
+    """They were sound when they were checked."""
+    done = run_alone(WRITTEN_MEANWHILE)
+    assert "alive" in done.stdout, (done.returncode, done.stderr)
