@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <unistd.h>
 
 #include <limits>
 #include <new>
@@ -15,6 +16,24 @@
 namespace bitnet {
 
 namespace nb = nanobind;
+
+// nb::gil_scoped_release for threads that the interpreter does not wait for: where it has ended meanwhile it unwinds
+// their stacks, which no destructor lets through, so that the process would end as crashed. They wait for its end.
+class ReleasedGil {
+  public:
+    ReleasedGil() : thread_(PyEval_SaveThread()) {}
+    ~ReleasedGil() {
+        try {
+            PyEval_RestoreThread(thread_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+    ReleasedGil(const ReleasedGil&) = delete;
+
+  private:
+    PyThreadState* thread_;
+};
 
 template <class T>
 using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;

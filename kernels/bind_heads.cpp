@@ -18,7 +18,7 @@ struct BoundScreen {
     std::unique_ptr<Screen> screen;
     BoundScreen(nb::object head_, Executor& executor) : head(head_) {
         const DenseWeight weight = nb::cast<Dense&>(head).weight;
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         screen = std::make_unique<Screen>(weight, executor);
     }
     BoundScreen(nb::object head_, Bytes high, Bytes low, Floats numbers, Executor& executor) : head(head_) {
@@ -30,7 +30,7 @@ struct BoundScreen {
                     is(numbers, 5, tiles * kHeadRows),
                 "the parts of the screen are those of another head");
         require_aligned(numbers);
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         screen =
             std::make_unique<Screen>(weight, QuantisedHead::Parts{high.data(), low.data(), numbers.data()}, executor);
     }
@@ -52,7 +52,7 @@ struct BoundScreen {
         auto logits = new_matrix<float>(x.shape(0), size_t(k));
         int64_t computed;
         {
-            const nb::gil_scoped_release release;
+            const ReleasedGil release;
             const FloatMode mode;
             computed = screen->top(executor, x.data(), int64_t(x.shape(0)), k, ids.data(), logits.data());
         }
@@ -88,7 +88,7 @@ void bind_heads(nanobind::module_& m) {
         .def(
             "__init__",
             [](Int8Table* self, const Dense& table, Executor& executor) {
-                const nb::gil_scoped_release release;
+                const ReleasedGil release;
                 new (self) Int8Table(table.weight, executor);
             },
             nb::arg("table"), nb::arg("executor"))

@@ -16,7 +16,7 @@ struct BoundHead {
     std::unique_ptr<QuantisedHead> head;
     BoundHead(const Dense& dense, int bits, Executor& executor) {
         require(bits == 6 || bits == 8, "a quantised head has 6 or 8 bits");
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         head = std::make_unique<QuantisedHead>(dense.weight, bits, executor);
     }
     void scores(Executor& executor, Floats x, FloatsOut out) const {
@@ -24,7 +24,7 @@ struct BoundHead {
         require(out.shape(0) == x.shape(0) && int64_t(out.shape(1)) == head->rows(), "out is [inputs, rows]");
         require_aligned(x);
         require_aligned(out);
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         const FloatMode mode;
         head->scores(executor, x.data(), int64_t(x.shape(0)), out.data());
     }

@@ -11,6 +11,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "bind_arrays.h"
 #include "machine.h"
 
 namespace nb = nanobind;
@@ -18,14 +19,14 @@ namespace nb = nanobind;
 void bind_machine(nb::module_& m) {
     using namespace nb::literals;
     using bitnet::Limits;
-    using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
+    using WithoutGil = nb::call_guard<bitnet::ReleasedGil>;
     nb::class_<Limits>(m, "Limits")
         .def(
             "__init__",
             [](Limits* self, int64_t num_bytes, int num_threads) {
                 if (num_bytes < 1 || num_threads < 1 || num_threads > 1024)
                     throw std::invalid_argument("at least 1 byte, and 1 to 1024 threads");
-                const nb::gil_scoped_release release;
+                const bitnet::ReleasedGil release;
                 new (self) Limits(num_bytes, num_threads);
             },
             "num_bytes"_a, "num_threads"_a)

@@ -62,7 +62,7 @@ class WithoutGil {
     }
 
   private:
-    std::optional<nb::gil_scoped_release> release_;
+    std::optional<ReleasedGil> release_;
 };
 
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -159,7 +159,7 @@ void check_draws(const RowSampler& self, const EditableRows& logits, const std::
 std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const EditableRows& logits,
                                  const std::vector<Draw>& draws) {
     check_draws(self, logits, draws);
-    const nb::gil_scoped_release without_gil;
+    const ReleasedGil without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
     self.make_room(size_t(threads.num_threads()));
@@ -194,7 +194,7 @@ std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logit
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require_ids(&token_id, 1, self.vocab_size());
     require_aligned(logits);
-    nb::gil_scoped_release without_gil;
+    ReleasedGil without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
     const double normalizer = self.log_normalizer(logits.data());
@@ -209,7 +209,7 @@ std::vector<double> log_probabilities(RowSampler& self, const Rows& logits, cons
     require(logits.shape(0) == token_ids.shape(0), "logits must have one row for each token id");
     require_aligned(logits);
     require_aligned(token_ids);
-    nb::gil_scoped_release without_gil;
+    ReleasedGil without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
     std::vector<double> result;

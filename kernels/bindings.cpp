@@ -51,7 +51,7 @@ Layout layout_of(const TernaryWeight& self, int part, const Bytes& data, const s
 void pack(TernaryWeight& self, int part, Bytes data, const std::string& name, float scale) {
     const Layout layout = layout_of(self, part, data, name);
     require(!self.group_columns(), "this weight has scales for groups of columns: pass float32 [rows, groups]");
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     self.pack(part, data.data(), layout, scale);
 }
 
@@ -61,7 +61,7 @@ void pack_groups(TernaryWeight& self, int part, Bytes data, const std::string& n
     require(int64_t(scales.shape(0)) == self.part_rows(part) && int64_t(scales.shape(1)) == self.column_groups(),
             "scales are float32 [rows, groups of columns]");
     require_aligned(scales);
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     self.pack(part, data.data(), layout, scales.data());
 }
 
@@ -195,7 +195,7 @@ void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, 
     if (output) require_aligned(*output);
     if (seconds) require_aligned(*seconds);
     plan.program.seal();  // or another thread could add a step meanwhile
-    const nb::gil_scoped_release release;
+    const ReleasedGil release;
     self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
              output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
 }
@@ -222,7 +222,7 @@ nb::tuple ternarize_array(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu
     auto codes = new_matrix<int8_t>(size_t(rows), size_t(columns));
     float scale;
     {
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         const FloatMode mode;
         scale = ternarize(dense.weight.data, dense.weight.dtype, rows * columns, codes.data());
     }
@@ -237,7 +237,7 @@ nb::tuple quarters(Bytes rows, int64_t block_bytes, int64_t code_bytes, bool fir
     auto out = new_matrix<uint8_t>(size_t(from.rows / 4), size_t(from.columns()));
     bool bad;
     {
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         bad = to_quarters(from, out.data());
     }
     return nb::make_tuple(out, bad);
@@ -253,7 +253,7 @@ NB_MODULE(_native, m) {
     m.def("quarters", quarters, nb::arg("rows"), nb::arg("block_bytes"), nb::arg("code_bytes"),
           nb::arg("first_highest"));
     m.def("has_invalid", [](Bytes codes) {
-        const nb::gil_scoped_release release;
+        const ReleasedGil release;
         return has_invalid(codes.data(), int64_t(codes.size()));
     });
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
@@ -299,8 +299,8 @@ NB_MODULE(_native, m) {
             nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"))
         .def_prop_ro("block_bytes", &Cache::block_bytes)
         .def_prop_ro("num_blocks", &Cache::num_blocks)
-        .def("reserve", &Cache::reserve, nb::arg("num_blocks"), nb::call_guard<nb::gil_scoped_release>())
-        .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"), nb::call_guard<nb::gil_scoped_release>());
+        .def("reserve", &Cache::reserve, nb::arg("num_blocks"), nb::call_guard<ReleasedGil>())
+        .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"), nb::call_guard<ReleasedGil>());
     bind_plan(m);
     nb::class_<Executor>(m, "Executor")
         .def(

@@ -583,3 +583,31 @@ def test_tokens_that_another_thread_writes() -> None:
     """They were sound when they were checked."""
     done = run_alone(WRITTEN_MEANWHILE)
     assert "alive" in done.stdout, (done.returncode, done.stderr)
+
+
+ENDED_MEANWHILE = """
+import threading
+import numpy as np
+from bitnet_inference import native
+
+executor, head = native.Executor("generic", 1), native.DenseWeight(np.ones((5000, 64), np.float32), "float32")
+screen, sampler = native.Screen(head, executor), native.RowSampler(50_000)
+begun = [threading.Event() for _ in range(2)]
+
+def work(call, event):
+    while True:
+        call()
+        event.set()
+
+calls = (lambda: screen.top(executor, np.ones((4, 64), np.float32), 3)), lambda: sampler.score(row, 5, 3)
+row = np.zeros(50_000, np.float32)
+for call, event in zip(calls, begun):
+    threading.Thread(target=work, args=(call, event), daemon=True).start()
+for event in begun:
+    event.wait()
+"""
+
+
+def test_an_interpreter_that_ends_while_threads_compute() -> None:
+    done = run_alone(ENDED_MEANWHILE)
+    assert done.returncode == 0, done.stderr
