@@ -127,14 +127,23 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
             ("state", f"{state} (float16) for {config.max_positions} tokens"),
         ]
     ternary = sum(_num_ternary(checkpoint))
-    dense = checkpoint.num_parameters - ternary
     bytes_a_number = {"bfloat16": 2, "float32": 4, "int8": 1 + 4 / checkpoint.config.head_dim}  # and its scale
     caches = [f"{_size(int(1000 * a_token * size))} ({dtype})" for dtype, size in bytes_a_number.items()]
     return [
         ("files", _size(checkpoint.num_bytes)),
-        ("loaded", f"{_size(ternary // 4)} of ternary weights at 2 bits, {_size(2 * dense)} of others at 16 bits"),
+        ("loaded", f"{_size(ternary // 4)} of ternary weights at 2 bits, {_size(_dense_bytes(checkpoint))} of floats"),
         ("cache", f"{' or '.join(caches)} for 1000 tokens"),
     ]
+
+
+def _dense_bytes(checkpoint: Checkpoint) -> int:
+    """Matrices are kept in the dtype in which they are read, vectors in float32."""
+    wide = (
+        math.prod(shape) * (4 if len(shape) == 1 or checkpoint.dtype(name) == "float32" else 2)
+        for name, shape in expected_shapes(checkpoint.config)
+        if len(shape) == 1 or not checkpoint.is_ternary(name)
+    )
+    return sum(wide)
 
 
 def _runs_on(checkpoint: Checkpoint) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native
 from bitnet_inference.backends import load_model
+from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import ChangedCheckpoint, Dense, Ternary
@@ -29,6 +30,9 @@ class Mixed(ChangedCheckpoint):
     def __init__(self, as_they_are: bool) -> None:
         super().__init__(open_checkpoint(GOLDEN / "llama-f32"))
         self._as_they_are = as_they_are
+
+    def dtype(self, name: str) -> FloatName:
+        return DTYPES.get(name.rpartition(".")[2], "float32") if self._as_they_are else "float32"
 
     def matrix(self, name: str) -> Dense | Ternary:
         matrix = self.original.matrix(name)
@@ -59,3 +63,10 @@ def test_mixed_dtypes_give_the_bits_of_their_values_in_float32(isa: str, quantiz
 def test_other_devices_agree(device: str) -> None:
     found, expected = logits(True, device=device, cache_dtype="float32"), logits(False, cache_dtype="float32")
     assert np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()) < 1e-4
+
+
+@pytest.mark.parametrize("as_they_are", [True, False])
+def test_memory_is_known_before(as_they_are: bool) -> None:
+    config = EngineConfig(device="cpu", threads=1).resolve()
+    taken = load_model(Mixed(as_they_are), config).num_bytes
+    assert taken <= estimate_bytes(Mixed(as_they_are), config, 0) <= taken * 1.02

@@ -18,6 +18,7 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Ternary, expected_shapes
 from bitnet_inference.model_folder import find_model
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24)
 LOSSLESS = ("packed file", "i2_s by us", "tq2_0 by us", "I2_S", "TQ1_0", "TQ2_0", "several files", "F16", "F32")
 
@@ -74,3 +75,14 @@ def test_i2_s_in_the_order_of_arm(tmp_path, expected, monkeypatch):
         LLM.load(write("TQ2_0", tmp_path), arm_i2_s=True)
     with pytest.raises(InvalidParams, match="leave arm_i2_s out"):
         LLM.load("default", arm_i2_s=True)
+
+
+@pytest.mark.parametrize("path", [*sorted(path.parent for path in GOLDEN.glob("*/config.json")), None])
+def test_the_dtype_of_a_matrix_is_known_before_it_is_read(tmp_path, path):
+    if path is None:
+        path = tmp_path / "x.gguf"
+        write_default(path, "F16", "Q8_0")
+    for checkpoint in map(open_checkpoint, (path, convert(path, tmp_path / "x.safetensors").path)):
+        shapes = expected_shapes(checkpoint.config)
+        dense = [name for name, shape in shapes if len(shape) == 2 and not checkpoint.is_ternary(name)]
+        assert [checkpoint.dtype(name) for name in dense] == [checkpoint.matrix(name).dtype for name in dense]

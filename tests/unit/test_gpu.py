@@ -60,7 +60,7 @@ def test_the_same_weights_as_a_hugging_face_folder(folders, kind):
             ours, theirs = (ternary.unpack(each.data, each.layout, each.shape) for each in (ours, theirs))
             assert np.array_equal(ours, theirs), name
         else:
-            assert np.array_equal(ours.data, theirs.data)
+            assert np.array_equal(ours.data, theirs.data) and found.dtype(name) == theirs.dtype
         found.release(name)
 
 

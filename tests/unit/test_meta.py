@@ -63,7 +63,7 @@ def test_the_same_weights_as_a_hugging_face_folder(tmp_path, dtype, num_shards, 
         assert ours.data.flags.c_contiguous
         assert np.array_equal(ours.data, theirs.data), name
         meta.release(name)
-        assert np.array_equal(meta.matrix(name).data, theirs.data)
+        assert np.array_equal(meta.matrix(name).data, theirs.data) and meta.dtype(name) == theirs.dtype
 
 
 @pytest.mark.parametrize(("num_shards", "scaled"), [(1, False), (2, True)])

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from gguf_samples import write_default
 
+from bitnet_inference.backends import load_model
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.params import SamplingParams
@@ -49,6 +51,15 @@ def test_the_estimate_is_close(path, options):
         config = EngineConfig(**options).resolve()
         checkpoint = open_checkpoint(llm.tokenizer.path)
         assert llm.num_bytes <= estimate_bytes(checkpoint, config, 1024) <= llm.num_bytes * 1.02
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"head": "int8"}, {"embedding": "int8"}])
+def test_the_estimate_is_close_where_types_become_float32(tmp_path, options):
+    no_norms = [f"layers.{layer}.{part}_sub_norm" for layer in range(6) for part in ("attn", "mlp")]
+    write_default(tmp_path / "x.gguf", "Q8_0", "Q8_0", arch="llama", drop=no_norms)
+    config, checkpoint = EngineConfig(threads=1, **options).resolve(), open_checkpoint(tmp_path / "x.gguf")
+    taken = load_model(checkpoint, config).num_bytes
+    assert taken <= estimate_bytes(checkpoint, config, 0) <= taken * 1.02
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"head": "int8"}, {"embedding": "int8"}])

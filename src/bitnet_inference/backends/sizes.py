@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
 from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, is_projection
 from bitnet_inference.formats.ternarized import quantized
-from bitnet_inference.model.loader import stage_shapes
-
-Shapes = dict[str, tuple[int, ...]]
+from bitnet_inference.model.loader import Shapes, fused, num_weights, record, stage_shapes, weight_groups
 
 
 def estimate_bytes(
@@ -28,7 +26,9 @@ def estimate_bytes(
     if config.device in ("reference", *GRAPH_DEVICES):
         return checkpoint.num_bytes + cache
     shapes = dict(stage_shapes(sizes, layers))
-    weights = _ternary_bytes(checkpoint, config, shapes) + _dense_bytes(checkpoint, config, shapes)
+    stacks = weight_groups(fused(record(sizes, layers), checkpoint))
+    dense = [names for names in stacks if not checkpoint.is_ternary(names[0])]
+    weights = _ternary_bytes(checkpoint, config, shapes) + _dense_bytes(checkpoint, config, shapes, dense)
     return weights + cache * len(range(sizes.num_layers) if layers is None else layers) // sizes.num_layers
 
 
@@ -61,37 +61,42 @@ def _ternary_shapes(checkpoint: Checkpoint, shapes: Shapes) -> Iterator[tuple[in
     return (shape for name, shape in shapes.items() if len(shape) == 2 and checkpoint.is_ternary(name))
 
 
-def _rounded_shapes(checkpoint: Checkpoint, shapes: Shapes) -> Iterator[tuple[int, ...]]:
-    return (shape for name, shape in shapes.items() if is_projection(name) and not checkpoint.is_ternary(name))
-
-
-def _dense_bytes(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -> int:
-    """Floats are kept as wide as in the file; a large head has a screen beside it, a rounded one stands for it.
+def _dense_bytes(
+    checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes, stacks: Iterable[tuple[str, ...]]
+) -> int:
+    """Floats are kept as matrices are read; a large head has a screen beside it, a rounded one stands for it.
 
     On a GPU there is no screen, and a rounded head stands beside a table that embeddings are looked up in.
     """
-    width = 4 if checkpoint.num_bytes > 3 * checkpoint.num_parameters else 2
-    dense = width * (sum(map(math.prod, shapes.values())) - sum(map(math.prod, _ternary_shapes(checkpoint, shapes))))
-    if config.quantize == "int8":
-        dense -= (width - 1) * sum(map(math.prod, _rounded_shapes(checkpoint, shapes)))
+    dense = 0
+    for names in stacks:
+        is_rounded = config.quantize == "int8" and is_projection(names[0])
+        dense += (1 if is_rounded else _width(checkpoint, names)) * num_weights(shapes, names)
     if config.embedding == "int8":
-        dense += _rounded_table(checkpoint.config, width)
-    return dense + (_beside_head(checkpoint, config, shapes, width) if "norm" in shapes else 0)
+        dense += _rounded_table(checkpoint)
+    return dense + (_beside_head(checkpoint, config, shapes) if "norm" in shapes else 0)
 
 
-def _rounded_table(sizes: ModelConfig, width: int) -> int:
+def _width(checkpoint: Checkpoint, names: Iterable[str]) -> int:
+    """Bytes of a weight in a stack of dense matrices: where dtypes differ, all become float32."""
+    return 2 if {*map(checkpoint.dtype, names)} in ({"bfloat16"}, {"float16"}) else 4
+
+
+def _rounded_table(checkpoint: Checkpoint) -> int:
     """Codes and scales, without the floats, which only a tied head still needs."""
-    floats = 0 if sizes.tie_embeddings else width * sizes.hidden_size
+    sizes = checkpoint.config
+    floats = 0 if sizes.tie_embeddings else _width(checkpoint, ["embed"]) * sizes.hidden_size
     return sizes.vocab_size * (sizes.hidden_size + 4 - floats)
 
 
-def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes, width: int) -> int:
-    if config.device == "mlx" or checkpoint.is_ternary("embed" if checkpoint.config.tie_embeddings else "head"):
+def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -> int:
+    name = "embed" if checkpoint.config.tie_embeddings else "head"
+    if config.device == "mlx" or checkpoint.is_ternary(name):
         return 0
-    head = checkpoint.config.vocab_size * checkpoint.config.hidden_size
+    head = math.prod(shapes[name])
     if config.head in ROUNDED_HEADS:
         is_kept = config.on_gpu and checkpoint.config.tie_embeddings and "layers.0.q" in shapes
-        return head * ROUNDED_HEADS[config.head] // 8 - (0 if is_kept else width * head)
+        return head * ROUNDED_HEADS[config.head] // 8 - (0 if is_kept else _width(checkpoint, [name]) * head)
     return head if config.head == "exact" and head >= MIN_SCREENED_WEIGHTS and not config.on_gpu else 0
 
 

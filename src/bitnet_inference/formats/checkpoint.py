@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
+from bitnet_inference.formats.floats import FloatName
 
 _MAX_LINES = 100
 GROUP_SIZES = (64, 128)  # columns that may share a scale
@@ -106,7 +107,7 @@ class Dense:
     """A matrix [out, in] in a float format. `data` is row-major; bfloat16 is kept as its uint16 bits."""
 
     data: NDArray[Any]
-    dtype: Literal["float32", "float16", "bfloat16"]
+    dtype: FloatName
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,13 @@ class Checkpoint(Protocol):
         """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read."""
         ...
 
+    def dtype(self, name: str) -> FloatName:
+        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read.
+
+        Of a tensor that `check` finds missing or wrong, any.
+        """
+        ...
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name."""
         ...
@@ -225,6 +233,10 @@ class ChangedCheckpoint:
     def group_size(self, name: str) -> int:
         """See Checkpoint."""
         return self.original.group_size(name)
+
+    def dtype(self, name: str) -> FloatName:
+        """See Checkpoint."""
+        return self.original.dtype(name)
 
     def matrix(self, name: str) -> Dense | Ternary:
         """See Checkpoint."""

@@ -26,6 +26,10 @@ class ClosedCheckpoint:
         """0, as there are no ternary matrices."""
         return 0
 
+    def dtype(self, name: str) -> NoReturn:
+        """As `matrix`."""
+        self.matrix(name)
+
     def matrix(self, name: str) -> NoReturn:
         """Raises Unsupported: which tensor is which matrix nobody says."""
         raise Unsupported(f"{self.path}: the weights of {self._closed} cannot be taken out: use what it is made of")

@@ -37,7 +37,11 @@ _NAMES = {
     "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
     "attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm",
 }  # fmt: skip
-_FLOATS = {ggml.F32: ("<f4", "float32"), ggml.F16: ("<f2", "float16"), ggml.BF16: ("<u2", "bfloat16")}
+_FLOATS: dict[int, tuple[str, FloatName]] = {
+    ggml.F32: ("<f4", "float32"),
+    ggml.F16: ("<f2", "float16"),
+    ggml.BF16: ("<u2", "bfloat16"),
+}
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
 _TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q2_0 holds heads of any weights too
 _AGAIN = "download the file again"
@@ -100,6 +104,13 @@ class GgufCheckpoint:
             return 0
         return min(ggml.BLOCKS[tensor.type_id].num_values, 128)
 
+    def dtype(self, name: str) -> FloatName:
+        """The dtype of the Dense that `matrix` gives for this canonical name; no matrix is read."""
+        tensor = self._tensors.get(tensor_name(name))
+        if tensor is None or tensor.type_id not in _FLOATS or self._factor(name) != 1:
+            return "float32"
+        return _FLOATS[tensor.type_id][1]
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
         tensor = self._tensor(name)
@@ -140,7 +151,7 @@ class GgufCheckpoint:
             return Dense(values if factor == 1 else values * np.float32(factor), "float32")
         form, dtype = _FLOATS[tensor.type_id]
         data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
-        return Dense(self._in_halves(name, data), dtype)  # type: ignore[arg-type]
+        return Dense(self._in_halves(name, data), dtype)
 
     def _from_i2_s(self, name: str, tensor: GgufTensor) -> Ternary:
         raw, columns = tensor.raw(), tensor.shape[1]

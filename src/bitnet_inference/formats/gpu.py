@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes, is_projection, problem_lines
+from bitnet_inference.formats.floats import FloatName
 from bitnet_inference.formats.gpu_config import gpu_config
 from bitnet_inference.formats.gpu_int2 import TILE_COLUMNS, TILE_ROWS, runs_of, u2_of
-from bitnet_inference.formats.hf_inventory import FLOATS, float_values
+from bitnet_inference.formats.hf_inventory import FLOATS, dtype_of, float_values
 from bitnet_inference.formats.json_files import file_size, shown
 from bitnet_inference.formats.meta import in_halves
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE, Tensor, inside
@@ -105,6 +106,10 @@ class GpuCheckpoint:
     def group_size(self, name: str) -> int:
         """0: one scale a matrix."""
         return 0
+
+    def dtype(self, name: str) -> FloatName:
+        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read."""
+        return dtype_of(self._tensors.get(_tensor_name(name)))
 
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes, problem_lines
-from bitnet_inference.formats.floats import rounded, to_float32
+from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.hf_families import Family, find_family
-from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, float_values
+from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, dtype_of, float_values
 from bitnet_inference.formats.hf_names import Names, find_names
 from bitnet_inference.formats.hf_pooling import read_pooling
 from bitnet_inference.formats.hf_quantization import Quantization, masters, read_quantization
@@ -82,6 +82,10 @@ class HuggingFaceCheckpoint:
         """0: these files have one scale a matrix."""
         return 0
 
+    def dtype(self, name: str) -> FloatName:
+        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read."""
+        return dtype_of(self._files.tensors.get(self._inventory.tensor_name(name)))
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
         num_rows, num_columns = self._inventory.shapes[name]
@@ -121,8 +125,7 @@ class HuggingFaceCheckpoint:
         if not self._family.scaled_embeddings:
             return 1.0
         table = self._files.tensors.get(f"{names.module('embed')}.weight")
-        dtype = FLOATS.get(table.dtype, "float32") if table else "float32"
-        return float(rounded(np.float32(math.sqrt(hidden_size)), dtype))
+        return float(rounded(np.float32(math.sqrt(hidden_size)), dtype_of(table)))
 
     def _refuse_mixtures(self) -> None:
         head_ternary = self._quantization is not None and self._quantization.converts("lm_head")

@@ -22,6 +22,11 @@ _AGAIN = "download the model again"
 _MAX_NAMED = 5
 
 
+def dtype_of(tensor: Tensor | None) -> FloatName:
+    """The dtype of a tensor of floats; float32 where there is none."""
+    return FLOATS.get(tensor.dtype, "float32") if tensor else "float32"
+
+
 def float_values(tensor: Tensor) -> NDArray[np.float32]:
     """The values of a tensor of floats, in float32."""
     return to_float32(tensor.array(), FLOATS[tensor.dtype])

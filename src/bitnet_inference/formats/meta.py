@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.formats.checkpoint import Dense, expected_shapes, problem_lines
-from bitnet_inference.formats.hf_inventory import FLOATS, float_values
+from bitnet_inference.formats.floats import FloatName
+from bitnet_inference.formats.hf_inventory import FLOATS, dtype_of, float_values
 from bitnet_inference.formats.json_files import read_json, shown
 from bitnet_inference.formats.meta_config import ignored_keys, read_params
 from bitnet_inference.formats.meta_shards import open_shards
@@ -68,6 +69,10 @@ class MetaCheckpoint:
     def group_size(self, name: str) -> int:
         """0: dense weights have no scales."""
         return 0
+
+    def dtype(self, name: str) -> FloatName:
+        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read."""
+        return dtype_of(next(iter(self._shards.parts(tensor_name(name))), None))
 
     def matrix(self, name: str) -> Dense:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""

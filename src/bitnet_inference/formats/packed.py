@@ -90,6 +90,11 @@ class PackedCheckpoint:
         """How many columns share a scale, 0 for one scale a matrix; nothing is read."""
         return next((size for size in GROUP_SIZES if f"{name}.scale{size}" in self._tensors), 0)
 
+    def dtype(self, name: str) -> FloatName:
+        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read."""
+        tensor = self._tensors.get(name)
+        return FLOATS.get(tensor.dtype, "float32") if tensor else "float32"
+
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong.
 
