@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from bitnet_inference import LLM, Models, SamplingParams, convert, native, ternary
 from bitnet_inference.backends import load_model
-from bitnet_inference.backends.reference import Int8, int8_linear
+from bitnet_inference.backends.reference import Int8, dense_matrix, int8_linear
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.cli.commands import app
 from bitnet_inference.config import EngineConfig
@@ -176,13 +177,19 @@ def test_a_model_tells_what_was_lost(device: str) -> None:
         (note,) = llm.notes
         assert "14 matrices" in note and "% of layers." in note and "\n" not in note
         assert llm.generate("hello", SamplingParams(max_tokens=2, ignore_eos=True)).token_ids
-    with LLM.load(GOLDEN / "llama-f32", device=device, quantize="int8") as llm:
-        assert llm.notes == ()
+    with LLM.load(GOLDEN / "llama-f32", device=device, quantize="int8", embedding="int8") as llm:
+        of_layers, of_table = llm.notes
+    checkpoint = open_checkpoint(GOLDEN / "llama-f32")
+    table = dense_matrix(checkpoint.matrix("embed"))
+    codes, scales = ternary.quantize_table(table)
+    error = 100 * distance(codes * scales[:, None], table)
+    assert f"embeddings were rounded to int8, which takes {error:.1f}% of them away" in of_table
+    assert re.search(r"14 matrices were rounded to int8, .* 0\.\d% of them .*0\.\d% of layers", of_layers)
 
 
 def test_commands(tmp_path: Path) -> None:
     path = str(GOLDEN / "llama-f32")
-    for quantize, notes in (("ternary", 1), ("int8", 0), ("none", 0)):
+    for quantize, notes in (("ternary", 1), ("int8", 1), ("none", 0)):
         result = CliRunner().invoke(app, ["run", "hello", "-m", path, "-n", "2", "--quantize", quantize])
         assert result.exit_code == 0
         assert result.stderr.count("note: ") == notes

@@ -71,7 +71,7 @@ class CpuModel:
         kept = (weight for names, weight in weights.items() if names not in unread)
         self._kept_bytes: int = _sum_bytes(kept, table.values(), [self._screen, self._rounded])
         self._cache_bytes = 0
-        self.notes = findings_of(checkpoint)  # what its user should know
+        self.notes = findings_of(checkpoint, config)  # what its user should know
         self.capabilities = self._limits(config)
 
     def _limits(self, config: EngineConfig) -> Capabilities:

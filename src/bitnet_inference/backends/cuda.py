@@ -71,7 +71,7 @@ class CudaModel:
                 check_products(self._gpu.device)
             self._load(checkpoint, config, progress, layers, group)
             free_bytes = self._gpu.free_bytes
-        self.notes = findings_of(checkpoint)  # what its user should know
+        self.notes = findings_of(checkpoint, config)  # what its user should know
         self.capabilities = Capabilities(
             block_size=BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,

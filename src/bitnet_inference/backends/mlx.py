@@ -56,7 +56,7 @@ class MlxModel:
         self._decode = self._decoding_step()
         self._rows: tuple[mx.array, list[Rows]] | None = None  # of the last step, and their slots in the cache
         self._is_running = False
-        self.notes = findings_of(checkpoint)  # what its user should know
+        self.notes = findings_of(checkpoint, config)  # what its user should know
         self.capabilities = Capabilities(
             block_size=BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,

@@ -151,7 +151,7 @@ class ReferenceModel:
             (self.config.num_layers, 2, 0, self.config.num_kv_heads, self.config.head_dim), np.float32
         )
         num_names = sum(1 for _ in expected_shapes(self.config))
-        self.notes = findings_of(checkpoint)  # what its user should know
+        self.notes = findings_of(checkpoint, config)  # what its user should know
         progress(num_names, num_names)  # weights are read when they are used
 
     def stack(self, names: tuple[str, ...]) -> Stack:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bitnet_inference import native
+from bitnet_inference import native, ternary
+from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.checkpoint import (
     ChangedCheckpoint,
@@ -20,7 +23,9 @@ from bitnet_inference.formats.checkpoint import (
 from bitnet_inference.formats.floats import rounded, to_float32
 
 _CHUNK_WEIGHTS = 1 << 22
+_MEASURED_MATRICES, _MEASURED_ROWS = 16, 64  # at most, of what is rounded to int8
 _TOLD = 0.01  # an error from which on it is told: more than the rounding of weights to 16 bits
+Floats = NDArray[np.float32]
 
 
 def quantized(checkpoint: Checkpoint, how: str) -> Checkpoint:
@@ -30,12 +35,16 @@ def quantized(checkpoint: Checkpoint, how: str) -> Checkpoint:
     """
     if how == "none":
         return checkpoint
-    names = [name for name, _ in expected_shapes(checkpoint.config) if is_projection(name)]
-    dense = frozenset(name for name in names if not checkpoint.is_ternary(name))
+    dense = _dense_projections(checkpoint)
     if not dense:
         why = f'quantize is "{how}", but the matrices of {checkpoint.path} are ternary already'
         raise InvalidParams(f"{why}: leave it out")
-    return TernarizedCheckpoint(checkpoint, dense) if how == "ternary" else checkpoint
+    return TernarizedCheckpoint(checkpoint, frozenset(dense)) if how == "ternary" else checkpoint
+
+
+def _dense_projections(checkpoint: Checkpoint) -> list[str]:
+    names = (name for name, _ in expected_shapes(checkpoint.config) if is_projection(name))
+    return [name for name in names if not checkpoint.is_ternary(name)]
 
 
 def ternarized(path: Path, name: str, matrix: Dense) -> Ternary:
@@ -110,9 +119,40 @@ class TernarizedCheckpoint(ChangedCheckpoint):
         return (f"{len(errors)} matrices were rounded to ternary, which {lost}: {why}",)
 
 
-def findings_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What a checkpoint has to tell when its weights have been read: see `findings`."""
-    return checkpoint.findings() if isinstance(checkpoint, TernarizedCheckpoint) else ()
+def findings_of(checkpoint: Checkpoint, config: EngineConfig | None = None) -> tuple[str, ...]:
+    """What a checkpoint has to tell when its weights have been read: see `findings`; and what rounding to int8 does.
+
+    That, which `config` asks for, is the backends' own: it is measured on rows of some of the matrices.
+    """
+    found = checkpoint.findings() if isinstance(checkpoint, TernarizedCheckpoint) else ()
+    return (*found, *_int8_findings(checkpoint, config)) if config else found
+
+
+def _int8_findings(checkpoint: Checkpoint, config: EngineConfig) -> Iterator[str]:
+    if config.quantize == "int8":
+        names = _dense_projections(checkpoint)
+        spread = {round(at) for at in np.linspace(0, len(names) - 1, _MEASURED_MATRICES)}
+        errors = {names[at]: _int8_error(checkpoint, names[at], ternary.quantize_weights) for at in sorted(spread)}
+        worst, mean = max(errors, key=errors.__getitem__), math.fsum(errors.values()) / len(errors)
+        lost = f"takes {100 * mean:.1f}% of them away (relative RMS; {100 * errors[worst]:.1f}% of {worst})"
+        yield f"{len(names)} matrices were rounded to int8, which {lost}"
+    if config.embedding == "int8":
+        error = _int8_error(checkpoint, "embed", ternary.quantize_table)
+        yield f"embeddings were rounded to int8, which takes {100 * error:.1f}% of them away (relative RMS)"
+
+
+def _int8_error(
+    checkpoint: Checkpoint, name: str, quantize: Callable[[Floats], tuple[NDArray[np.int8], Floats]]
+) -> float:
+    """|W - Q(W)| / |W| over rows spread over a dense matrix."""
+    matrix = checkpoint.matrix(name)
+    assert isinstance(matrix, Dense), f"{name} is ternary"
+    weights = to_float32(matrix.data[:: -(-len(matrix.data) // _MEASURED_ROWS)], matrix.dtype)
+    with np.errstate(all="ignore"):  # weights that are not finite are refused where they are used
+        codes, scales = quantize(weights)
+        lost, whole = np.linalg.norm(weights - codes * scales[:, None]), np.linalg.norm(weights)
+    checkpoint.release(name)
+    return float(lost / whole) if whole else 0.0
 
 
 def relative_error(matrix: Dense, found: Ternary) -> float:
