@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,19 @@ def test_gemmas_runs_of_spaces(tmp_path):
     found = back(tokenizer, metadata, tmp_path / "x.gguf")
     assert_equal(found, tokenizer)
     assert run in found.encode("the  fox") and found.decode(found.encode("the  fox")) == "the  fox"
+
+
+def test_the_ways_to_one_token_may_stand_in_any_order(tmp_path):
+    """As in Gemma's tokenizers that Transformers 5 has saved again."""
+    spec = json.loads(Tokenizer.from_metadata("x", sentencepiece_metadata(SAMPLES["plain"], False)).to_json())
+    merges = spec["model"]["merges"]
+    ways = [[*group] for _, group in groupby(merges, "".join)]
+    spec["model"]["merges"] = [pair for group in ways for pair in reversed(group)]
+    assert spec["model"]["merges"] != merges
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(spec), bos_token="<s>"))
+    found = back(tokenizer, metadata_of(tokenizer, tokenizer.vocab_size), tmp_path / "x.gguf")
+    for text, ids in SAMPLES["plain"]["ids"].items():
+        assert found.encode(text, add_special_tokens=False) == ids
 
 
 def test_templates_and_the_tokens_around_a_text(tmp_path):
