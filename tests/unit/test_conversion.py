@@ -289,6 +289,18 @@ def test_what_cannot_be_is_refused_before_any_work(tmp_path, monkeypatch, source
     assert sorted(os.listdir()) == ["folder.gguf", "own.gguf"] and Path("own.gguf").read_bytes() == b"GGUF"
 
 
+def test_weights_of_a_folder_are_not_written_over(tmp_path):
+    """The source's own ones least of all."""
+    for name, message in (("bitnet-packed", "is there, and no packed file"), ("llama-f32", "in the place of")):
+        source = shutil.copytree(GOLDEN / name, tmp_path / name)
+        before = sorted(os.listdir(source))
+        with pytest.raises(InvalidParams, match=message):
+            convert(source, source / "model.safetensors")
+        assert sorted(os.listdir(source)) == before and not open_checkpoint(source).check()
+        for _ in range(2):  # one of before is replaced
+            assert convert(source, source / "x.safetensors").path.is_file()
+
+
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):
     """A code 3 is found when its matrix is read; before that, other tensors were written."""
     model = folder("llama", BITLINEAR, tied=False)

@@ -24,7 +24,9 @@ from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.formats.kinds import refuse_graph
+from bitnet_inference.formats.packed import is_packed
 from bitnet_inference.formats.packed_writer import write_packed
+from bitnet_inference.formats.safetensors_files import INDEX, SINGLE
 from bitnet_inference.formats.ternarized import findings_of, quantized
 from bitnet_inference.model.loader import Progress, require_sound
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
@@ -173,6 +175,16 @@ def _check_target(source: Path, target: Path, kind: str | None, compressed: bool
     refuse_unwritable(target)
     if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
         raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")
+    if target.suffix == _PACKED:
+        _check_packed(target)
+
+
+def _check_packed(target: Path) -> None:
+    """A packed file of before is replaced, but no weights of a folder, which may be the source; nor hidden by others."""
+    if target.exists() and target.stat().st_size and not is_packed(target):
+        raise InvalidParams(f"{target} is there, and no packed file: give another name, or remove it")
+    if target.name == SINGLE and (target.parent / INDEX).exists():
+        raise InvalidParams(f"{target} would be read in the place of the weights of that folder: give another name")
 
 
 def _check_folder(target: Path) -> None:
