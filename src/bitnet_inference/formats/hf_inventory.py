@@ -137,7 +137,8 @@ class Inventory:
 def _problems_of_floats(key: str, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[FormatError]:
     if tensor.dtype not in FLOATS:
         packed = "if it is packed, add the quantization_config that says so to config.json"
-        yield _wrong(key, tensor, f"should be BF16, F16 or F32: {packed if tensor.dtype == 'U8' else _AGAIN}")
+        cure = packed if tensor.dtype == "U8" else "use the model in one of these"
+        yield _wrong(key, tensor, f"should be BF16, F16 or F32: {cure}")
     elif tensor.shape != shape:
         yield _wrong(key, tensor, f"should have the shape {shape}: {_AGAIN}")
     elif len(shape) == 1 and not np.isfinite(float_values(tensor)).all():
