@@ -63,6 +63,15 @@ def test_the_ids_are_those_of_the_library(tmp_path, kind):
         assert tokenizer.decode(ids) == text
 
 
+def test_llama_2_has_one_beside_params_json(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(model())
+    (tmp_path / "params.json").write_text("{}")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text, ids in SAMPLES["prefix"]["ids"].items():
+        assert tokenizer.encode(text) == [1, *ids]
+    assert tokenizer.eos_ids == (2,) and not tokenizer.templates
+
+
 def test_a_text_begins_with_the_bos_unless_the_configuration_says_no(tmp_path):
     tokenizer = Tokenizer.from_folder(folder(tmp_path, model()))
     assert tokenizer.encode("a")[0] == tokenizer.bos_id == 1 and tokenizer.eos_ids == (2,)

@@ -110,7 +110,7 @@ class MetaCheckpoint:
             why = "as rope_scaling_factor says" if said else "as published models of this size were trained"
             yield f"rotary frequencies are scaled by {scaling.factor:g} from 8192 positions, {why}"
         names = "Llama 3.1, as use_scaled_rope says" if scaling else "Llama 3: use_scaled_rope is not set"
-        yield f"special tokens of tokenizer.model are named as in {names}"
+        yield f"special tokens beside a list of ranks are named as in {names}"
         if self.config.tie_embeddings:
             yield "there is no output.weight: the head is tied to the embeddings"
         if "rope_theta" not in self._params:

@@ -45,14 +45,19 @@ _TEMPLATE = (
 def is_meta_folder(path: str | Path) -> bool:
     """Whether a folder is Meta's, with ranks in place of a tokenizer.json."""
     there = {name for name in ("params.json", "config.json", "tokenizer.json") if os.path.lexists(Path(path) / name)}
-    return there == {"params.json"}
+    return there == {"params.json"} and not _is_message(Path(path) / "tokenizer.model")
+
+
+def _is_message(file: Path) -> bool:
+    """Whether SentencePiece wrote a tokenizer.model, as Llama 2's: the first field begins with a line break."""
+    return file.is_file() and read_bytes(file, MAX_RANK_BYTES).startswith(b"\n")
 
 
 def read_meta_files(path: str | Path) -> TextFiles:
     """What the text files of a folder would say, from Meta's tokenizer.model.
 
     Special tokens have the names of Llama 3.1 where params.json says use_scaled_rope, else those of Llama 3. Raises
-    FormatError, and Unsupported for Llama 2's tokenizer.
+    FormatError, and Unsupported for SentencePiece's files.
     """
     folder = Path(path)
     tokens = _read_ranks(folder / "tokenizer.model")
@@ -98,7 +103,7 @@ def _read_ranks(path: Path) -> list[bytes]:
     data = read_bytes(path, MAX_RANK_BYTES)
     if data.startswith(b"\n"):  # the first field of SentencePiece's message
         cure = "put a tokenizer.json beside it, as in the model's Hugging Face repository"
-        raise Unsupported(f"{path}: this is a SentencePiece tokenizer, as Llama 2 has, not a list of ranks: {cure}")
+        raise Unsupported(f"{path}: this is a SentencePiece tokenizer, not a list of ranks: {cure}")
     ranks: dict[bytes, int] = {}
     lines = data.splitlines()
     for number, line in enumerate(lines, 1):
