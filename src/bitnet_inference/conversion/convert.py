@@ -180,7 +180,7 @@ def _check_target(source: Path, target: Path, kind: str | None, compressed: bool
 
 
 def _check_packed(target: Path) -> None:
-    """A packed file of before is replaced, but no weights of a folder, which may be the source; nor hidden by others."""
+    """A packed file of before is replaced; weights of a folder, which may be the source, are not, nor hidden."""
     if target.exists() and target.stat().st_size and not is_packed(target):
         raise InvalidParams(f"{target} is there, and no packed file: give another name, or remove it")
     if target.name == SINGLE and (target.parent / INDEX).exists():
