@@ -264,7 +264,9 @@ def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModel
         Running(served, ServerOptions(keys=read_keys(["sesame-open"])), journal) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="sesame-open", max_retries=0) as client,
     ):
-        answer = client.completions.with_raw_response.create(model="story", prompt="Xylophone", max_tokens=3, temperature=0)
+        answer = client.completions.with_raw_response.create(
+            model="story", prompt="Xylophone", max_tokens=3, temperature=0
+        )
         assert answer.headers["x-request-id"].startswith("req-")
     text = (tmp_path / "log").read_text()
     line = json.loads(text)
