@@ -6,6 +6,7 @@ import pytest
 from scripted import Listener, ScriptedModel, greedy_text, run
 
 from bitnet_inference.engine.engine import Engine
+from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.pace import MAX_SLOWER, Pace
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
@@ -78,11 +79,12 @@ class Reader(Listener):
         return super().token(token_id, logprobs)
 
 
+@pytest.mark.parametrize("drafter", [None, LookupDrafter()])
 @pytest.mark.parametrize(("decode_s", "most_s", "num_late"), [(0.031, 0.0, 0), (0.0004, 0.0004, 11)])
-def test_readers_of_a_small_model_wait_a_millisecond_at_most_and_others_not_at_all(decode_s, most_s, num_late):
+def test_readers_of_a_small_model_wait_a_millisecond_at_most_and_others_not_at_all(decode_s, most_s, num_late, drafter):
     model = ScriptedModel()
     clock = Clock(model, decode_s)
-    engine = Engine(model, clock=clock)
+    engine = Engine(model, clock=clock, drafter=drafter)
     reader = Reader(engine, clock)
     engine.submit(Request([1, 2], endless(23), reader))
     run(engine)

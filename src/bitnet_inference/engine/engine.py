@@ -188,7 +188,8 @@ class Engine:
         self._events.enter("draft")
         if not self._speculation:
             return shares
-        self.wakeups.make()  # drafts may be computed
+        # Drafts may be computed, but not where a step takes less than a reader may wait.
+        self.wakeups.make(self._scheduler.pace.step_s(len(shares)) or math.inf)
         return self._speculation.add(shares)
 
     def _compute(self, shares: Sequence[Share]) -> None:
