@@ -21,10 +21,11 @@ PYTHON_TAG = "<|python_tag|>"
 _HERMES_OPEN = "<tool_call>"
 _HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]*")
-# Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form.
+# Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form. No text begins
+# with what _llama_calls skips.
 _FORCED: Mapping[Style, str] = {"llama": "start: @call", "hermes": r'start: "<tool_call>\n" @call "\n</tool_call>"'}
 _BESIDE_TEXT: Mapping[Style, str] = {
-    "llama": 'start: TEXT | @call ("; " @call)*\n' r"TEXT: /\s*([^\s{](.|\n)*)?/",
+    "llama": 'start: TEXT | @call ("; " @call)*\n' r"TEXT: /\s*(([^\s{;<\x1c-\x1f]|<[^|])(.|\n)*)?/",
     "hermes": r'start: (before "\n" @call "\n</tool_call>")* TEXT'
     "\n"
     r"before[lazy]: /(.|\n)*<tool_call>/"

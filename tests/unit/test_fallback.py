@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 from scripted import Listener, ScriptedModel, check_events, generate, greedy_text, run
@@ -13,6 +14,7 @@ from bitnet_inference.backends.cpu import CpuModel
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Event, Replaced
+from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import BackendError, InvalidParams, KernelError, OutOfMemory
@@ -34,6 +36,25 @@ def lose(model: ScriptedModel, num_forwards: int) -> ScriptedModel:
 
     model.before_forward = fail
     return model
+
+
+def test_readers_are_woken_before_another_model_is_fetched() -> None:
+    ticks, woken, asleep = count(), [], []
+
+    class Reader(Listener):
+        def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
+            engine.wakeups.add(lambda: woken.append(token_id))
+            return super().token(token_id, logprobs)
+
+    def replace(error: BackendError) -> Model:
+        asleep.extend(reader.token_ids[len(woken) :])
+        return ScriptedModel()
+
+    engine = Engine(lose(ScriptedModel(), 4), fallback=replace, clock=lambda: 1e-5 * next(ticks))
+    reader = Reader()
+    engine.submit(Request([1], GREEDY, reader))
+    run(engine)
+    assert woken and asleep == []
 
 
 def run_all(engine: Engine, wanted: Sequence[tuple[list[int], SamplingParams]]) -> tuple[list[Request], list[Listener]]:

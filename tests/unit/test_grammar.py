@@ -103,7 +103,7 @@ def test_any_json_object(llm):
 
 
 def test_every_choice_can_be_chosen(llm):
-    words = ["fox", "owl", ""]
+    words = ["fox", "<b>", ""]
     texts = {write(llm, Grammar(choice=words), temperature=100.0, seed=seed).text for seed in range(200)}
     assert texts == set(words)
 

@@ -135,15 +135,21 @@ def test_where_no_call_is_forced_strict_ones_keep_to_their_schema_and_all_else_i
         assert accepts(grammar, text)
     for text in (call_of("f", style, {}), call_of("stranger", style, {}), right[:-1], right + right[:-1]):
         assert not accepts(grammar, text)
-    if style == "hermes":
+    if style == "llama":
+        for before in ("  ", "; ", ";", "<|python_tag|>", "\x1c", "\n"):
+            wrong = before + call_of("f", style, {})
+            assert tools.find_calls(wrong, style)[1] and not accepts(grammar, wrong)
+        assert accepts(grammar, " <b>Once")
+    else:
         assert accepts(grammar, f"See: {right} {right} so") and not accepts(grammar, f"See: {right[:-1]}")
 
 
 @pytest.mark.parametrize("style, between", [("llama", "; "), ("hermes", "\n")])
 def test_beside_calls_the_text_has_its_form(style, between):
     right, schema = call_of("clock", style, {}), {"properties": {"a": {"const": 1}}, "required": ["a"]}
-    for form, text in ((Grammar(json_schema=schema), '{"a":1}'), (Grammar(choice=["yes"]), "yes")):
-        grammar = read_tools([CLOCK], "auto").grammar(style, form)
+    forms = {'{"a":1}': {"json_schema": schema}, "yes": {"choice": ["yes"]}, "up": {"gbnf": 'root ::= "u" "p"'}}
+    for text, form in (forms | {"7": {"lark": "start: A b\nA: /7/\nb:"}}).items():
+        grammar = read_tools([CLOCK], "auto").grammar(style, Grammar(**form))
         assert all(accepts(grammar, each) for each in (text, right, right + between + right))
         assert not any(accepts(grammar, each) for each in ("Hi", "{}", text + right, right + text))
     assert read_tools([CLOCK], "auto").grammar(style) is None

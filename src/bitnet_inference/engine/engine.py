@@ -134,6 +134,7 @@ class Engine:
         fallback = self._fallback
         if fallback is None or not isinstance(error, BackendError):
             return False
+        self.wakeups.make()  # it may take long
         log, self._fallback = logging.getLogger(__name__), None
         log.error("the model failed, another one takes its place: %s", error)
         num_tokens, max_context = self._scheduler.pool.num_blocks * self._limits.block_size, self.max_context

@@ -65,13 +65,19 @@ class Grammar:
     @classmethod
     def around(cls, lark: str, **parts: Grammar) -> Grammar:
         """A Lark grammar in which @name stands for one of the parts. Raises InvalidParams."""
-        listed = [(name, json.loads(part.source)["grammars"]) for name, part in parts.items()]
-        grammars = [{"name": "start", "lark_grammar": lark}, *({**each, "name": name} for name, (each,) in listed)]
+        listed = [{**part._alone(), "name": name} for name, part in parts.items()]
         whole = object.__new__(cls)
         object.__setattr__(whole, "kind", "lark")
-        object.__setattr__(whole, "source", json.dumps({"grammars": grammars}))
+        object.__setattr__(whole, "source", json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *listed]}))
         whole._check()
         return whole
+
+    def _alone(self) -> dict[str, Any]:
+        """As one of several grammars."""
+        if self.kind in ("lark", "gbnf"):  # whose source is the library's dialect of Lark
+            return {"lark_grammar": self.source}
+        (only,) = json.loads(self.source)["grammars"]
+        return dict(only)
 
     def _check(self) -> None:
         from bitnet_inference.grammar.matcher import refusal  # the library is loaded when it is needed
@@ -140,7 +146,7 @@ def _read_choice(choice: object) -> str:
         raise InvalidParams(f"grammar: choice is {choice!r:.100}: give a list of strings")
     if len(choice) > MAX_CHOICES:
         raise InvalidParams(f"grammar: choice has {len(choice)} strings: give at most {MAX_CHOICES}")
-    escaped = "|".join(re.sub(r"([^\w\s])", _escape, each) for each in choice)
+    escaped = "|".join(re.sub(r"([^\w\s<>])", _escape, each) for each in choice)  # \< is the beginning of a word
     return regex_grammar(_checked_text("choice", escaped))
 
 
