@@ -42,19 +42,25 @@ int current_id() {
     return id;
 }
 
-// Has a thread leave this processor, if it may run elsewhere; whether it may.
-bool move_away(int id, int processor) {
+// Has a thread leave this processor, if there is one for each thread of its team; whether it has. One at a time: who
+// looked while another moves the same thread would take the processors that are left for all where it may run.
+bool move_away(int id, int processor, int team) {
+    static std::atomic_flag moving;
+    if (processor < 0 || moving.test_and_set(std::memory_order_acquire)) return false;
     cpu_set_t all, others;
-    if (processor < 0 || sched_getaffinity(id, sizeof all, &all)) return false;
-    others = all;
-    CPU_CLR(size_t(processor), &others);
-    return CPU_COUNT(&others) && !sched_setaffinity(id, sizeof others, &others) &&
-           !sched_setaffinity(id, sizeof all, &all);
+    bool moved = !sched_getaffinity(id, sizeof all, &all) && CPU_COUNT(&all) >= team;
+    if (moved) {
+        others = all;
+        CPU_CLR(size_t(processor), &others);
+        moved = !sched_setaffinity(id, sizeof others, &others) && !sched_setaffinity(id, sizeof all, &all);
+    }
+    moving.clear(std::memory_order_release);
+    return moved;
 }
 #else
 int current_processor() { return -1; }
 int current_id() { return 0; }
-bool move_away(int, int) { return false; }
+bool move_away(int, int, int) { return false; }
 #endif
 
 }  // namespace
@@ -150,7 +156,7 @@ void Phases::wait_for_others(int thread, uint32_t phase) {
     for (int other = 0; other < num_threads_; other++) {
         if (other == thread || shares_[other].processor.load(std::memory_order_relaxed) != here) continue;
         const int id = shares_[std::max(thread, other)].id.load(std::memory_order_relaxed);  // 0 is not ours to move
-        if (!move_away(id, here)) std::this_thread::yield();
+        if (!move_away(id, here, num_threads_)) std::this_thread::yield();
     }
     wait_while_equal(phase_, phase);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -35,3 +36,11 @@ def test_idle_threads_do_not_run() -> None:
             assert len(looks) < MAX_LOOKS, "a thread runs all the time, or wakes up again and again"
             time.sleep(PAUSE_S)
             looks.append(run_times(ours))
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="the system does not tell where its threads may run")
+def test_threads_may_run_where_they_might_before() -> None:
+    before = threads()
+    with LLM.load("default", threads=max(3, len(os.sched_getaffinity(0))), max_cache_tokens=1024) as llm:
+        llm.generate(["Once upon a time"] * 8, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+        assert all(os.sched_getaffinity(int(name)) == os.sched_getaffinity(0) for name in threads() - before)
