@@ -19,7 +19,8 @@ from bitnet_inference.grammar.schema import changed_schema, check_schema
 Style = Literal["llama", "hermes"]
 PYTHON_TAG = "<|python_tag|>"
 _HERMES_OPEN = "<tool_call>"
-_HERMES_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# Strings may hold tags.
+_HERMES_CALL = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]*")
 # Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form. No text begins
 # with what _llama_calls skips.

@@ -47,6 +47,9 @@ def test_hermes_writes_tags_with_text_around():
     assert calls_in(text, "hermes") == ("Let me see.", [("weather", BERLIN)])
     two = text + '\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
     assert calls_in(two, "hermes") == ("Let me see.", [("weather", BERLIN), ("clock", {})])
+    tagged = {"city": '<tool_call> is not "</tool_call>" \\'}
+    text = f'"<tool_call>{json.dumps({"name": "weather", "arguments": tagged})}</tool_call>'
+    assert calls_in(text, "hermes") == ('"', [("weather", tagged)])
 
 
 def test_a_call_has_openais_shape():
