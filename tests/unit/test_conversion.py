@@ -299,6 +299,10 @@ def test_weights_of_a_folder_are_not_written_over(tmp_path):
         assert sorted(os.listdir(source)) == before and not open_checkpoint(source).check()
         for _ in range(2):  # one of before is replaced
             assert convert(source, source / "x.safetensors").path.is_file()
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"cut")
+    with pytest.raises(InvalidParams, match="is there, and no packed file"):
+        convert(source, broken)
 
 
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):

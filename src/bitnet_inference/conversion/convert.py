@@ -15,7 +15,7 @@ from bitnet_inference.conversion.coreml_files import COMPUTES, write_coreml_pack
 from bitnet_inference.conversion.coreml_weights import Compute
 from bitnet_inference.conversion.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.conversion.onnx_files import write_onnx_model
-from bitnet_inference.errors import InvalidParams, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes, is_projection
 from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX
@@ -181,7 +181,11 @@ def _check_target(source: Path, target: Path, kind: str | None, compressed: bool
 
 def _check_packed(target: Path) -> None:
     """A packed file of before is replaced; weights of a folder, which may be the source, are not, nor hidden."""
-    if target.exists() and target.stat().st_size and not is_packed(target):
+    try:
+        is_free = not target.exists() or target.stat().st_size == 0 or is_packed(target)
+    except FormatError:  # what is broken may have been anything
+        is_free = False
+    if not is_free:
         raise InvalidParams(f"{target} is there, and no packed file: give another name, or remove it")
     if target.name == SINGLE and (target.parent / INDEX).exists():
         raise InvalidParams(f"{target} would be read in the place of the weights of that folder: give another name")

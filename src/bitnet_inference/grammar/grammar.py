@@ -65,10 +65,11 @@ class Grammar:
     @classmethod
     def around(cls, lark: str, **parts: Grammar) -> Grammar:
         """A Lark grammar in which @name stands for one of the parts. Raises InvalidParams."""
-        listed = [{**part._alone(), "name": name} for name, part in parts.items()]
+        grammars = [{"name": "start", "lark_grammar": lark}]
+        grammars += [{**part._alone(), "name": name} for name, part in parts.items()]
         whole = object.__new__(cls)
         object.__setattr__(whole, "kind", "lark")
-        object.__setattr__(whole, "source", json.dumps({"grammars": [{"name": "start", "lark_grammar": lark}, *listed]}))
+        object.__setattr__(whole, "source", json.dumps({"grammars": grammars}))
         whole._check()
         return whole
 
