@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, NoReturn, TypedDict, TypeVar
 
 import numpy as np
@@ -79,9 +80,11 @@ def placed(index: int, total: int | None, among: str = "prompts") -> Iterator[No
     try:
         yield
     except RequestError as error:
-        if total != 1:
-            error.args = (f"{among}[{index}]: {error}",)
-        raise
+        if total == 1:
+            raise
+        told = copy(error)  # a processor may raise the same one again
+        told.args = (f"{among}[{index}]: {error}",)
+        raise told from error
 
 
 def is_lazy(prompts: object) -> bool:

@@ -201,6 +201,16 @@ class TestGenerate:
         with pytest.raises(RequestError, match=r"^(?!prompts)"):
             getattr(llm, call)(prompts[1], *params)
 
+    def test_an_error_that_is_raised_again_names_one_prompt(self, llm):
+        error = InvalidParams("mine")
+
+        def refuse(tokens, logits):
+            raise error
+
+        for _ in range(2):
+            with pytest.raises(InvalidParams, match=r"^prompts\[0\]: mine$"):
+                llm.generate(["a", "b"], replace(GREEDY, processors=[refuse]))
+
     def test_an_option_that_is_unknown_here_says_where_it_belongs(self, llm):
         for call, given in (
             (llm.generate, "a"),
