@@ -10,6 +10,7 @@ from typing import Any
 from bitnet_inference.errors import FormatError
 
 _MAX_SHOWN = 60
+_AGAIN = "download the file again"
 
 
 def shown(value: object) -> str:
@@ -19,8 +20,16 @@ def shown(value: object) -> str:
     return printable if len(printable) <= _MAX_SHOWN else printable[:_MAX_SHOWN] + "..."
 
 
-def parse_object(data: bytes, path: Path, where: str, cure: str = "download the file again") -> dict[str, Any]:
-    """A JSON object from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
+def parse_object(data: bytes, path: Path, where: str, cure: str = _AGAIN) -> dict[str, Any]:
+    """A JSON object from bytes; raises FormatError as `parse_json` does."""
+    value = parse_json(data, path, where, cure)
+    if not isinstance(value, dict):
+        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: {cure}")
+    return value
+
+
+def parse_json(data: bytes, path: Path, where: str, cure: str = _AGAIN) -> Any:
+    """Any JSON from bytes; raises FormatError naming `path` and `where` for broken JSON and doubled keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -30,7 +39,7 @@ def parse_object(data: bytes, path: Path, where: str, cure: str = "download the 
         return result
 
     try:
-        value = json.loads(data, object_pairs_hook=unique)
+        return json.loads(data, object_pairs_hook=unique)
     except RecursionError as error:
         raise FormatError(path, where, f"the JSON is nested too deeply: {cure}") from error
     except json.JSONDecodeError as error:
@@ -38,6 +47,3 @@ def parse_object(data: bytes, path: Path, where: str, cure: str = "download the 
         raise FormatError(path, where, f"this is not JSON ({place}): {cure}") from error
     except ValueError as error:
         raise FormatError(path, where, f"this is not JSON ({shown(str(error))}): {cure}") from error
-    if not isinstance(value, dict):
-        raise FormatError(path, where, f"a JSON object was expected, not {shown(value)}: {cure}")
-    return value

@@ -128,6 +128,30 @@ def test_embedding_models_pool_as_their_folder_says(tmp_path, name):
             open_checkpoint(folder)
 
 
+def modules(*steps: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in steps]
+
+
+def test_vectors_go_through_the_modules_that_the_folder_names(tmp_path):
+    folder = changed(tmp_path, "qwen3-embedding")
+    said = folder / "modules.json"
+    (folder / "pool").mkdir()
+    (folder / "pool" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    known = (("Transformer", ""), ("Pooling", "pool"))
+    for steps in (known, (*known, ("Normalize", "2_Normalize"))):
+        said.write_text(json.dumps(modules(*steps)))
+        assert open_checkpoint(folder).config.pooling == "last"
+    said.write_text(json.dumps(modules(("Transformer", ""), ("LogitScore", "1_LogitScore"))))  # scores, no vectors
+    assert open_checkpoint(folder).config.pooling == "mean"
+    said.write_text(json.dumps(modules(*known, ("Dense", "2_Dense"))))
+    with pytest.raises(Unsupported, match=r"modules.json: 'Dense' is not computed"):
+        open_checkpoint(folder)
+    for broken in ("{", "3", "[3]", json.dumps(modules(("Pooling", "../pool")))):
+        said.write_text(broken)
+        with pytest.raises(FormatError):
+            open_checkpoint(folder)
+
+
 def test_inspect_shows_what_is_special():
     lines = dict(summarize(GOLDEN / "gemma3-embedding").groups["model"])
     for words in ("gelu", "norms of heads", "a norm before every projection", "embeddings times 6.3125"):
