@@ -50,9 +50,9 @@ def i2_s_bytes(codes: NDArray[np.int8], scale: float, part: int = 32) -> NDArray
     return np.frombuffer(bytes(packed) + np.float32(scale).tobytes() + bytes(28), np.uint8)
 
 
-def q2_0_bytes(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+def q2_0_bytes(codes: NDArray[np.int8], size: int = 64) -> NDArray[np.uint8]:
     """FORMATS 3.2: for 64 weights a scale in float16, here 1/64, 2/64, 3/64, 1/64, ..., and four codes a byte."""
-    fours = (codes.reshape(-1, 16, 4) + 1).astype(np.uint8) << np.array([0, 2, 4, 6], np.uint8)
+    fours = (codes.reshape(-1, size // 4, 4) + 1).astype(np.uint8) << np.array([0, 2, 4, 6], np.uint8)
     scales = ((np.arange(len(fours)) % 3 + 1) / 64).astype(np.float16)
     return np.concatenate([scales.view(np.uint8).reshape(-1, 2), fours.sum(axis=2, dtype=np.uint8)], axis=1).reshape(-1)
 
@@ -84,6 +84,7 @@ def write_default(path: Path, projections: str = "TQ2_0", table: str = "BF16", a
 def write_model(path: Path, folder: Path, arch: str, projections: str, table: str, norms: str = "F32", **more: Any):
     """The model of a folder: `projections` in "I2_S", "Q2_0", "TQ2_0", "F16" or "F32" ..., table and norms likewise.
 
+    "Q2_0_128" is the older Q2_0 with 128 weights a block, under the same number.
     `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
     and to replace, `extra` has vectors by their own names; `per_file` cuts the model into files of that many tensors.
     """
@@ -127,10 +128,11 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> No
     if isinstance(values, np.ndarray):
         writer.add_tensor(name, np.ascontiguousarray(values, np.float16 if kind == "F16" else None))
         return
-    if isinstance(values, Ternary) and kind in ("I2_S", "Q2_0"):
+    if isinstance(values, Ternary) and kind in ("I2_S", "Q2_0", "Q2_0_128"):
         # The library does not know the type: it writes the bytes under a name for rows of bytes, corrected below.
-        in_blocks = kind == "Q2_0" and not values.shape[1] % 64
-        data = q2_0_bytes(codes_of(values)) if in_blocks else i2_s_bytes(codes_of(values), values.scale)
+        size = 128 if kind == "Q2_0_128" else 64
+        in_blocks = kind != "I2_S" and not values.shape[1] % size
+        data = q2_0_bytes(codes_of(values), size) if in_blocks else i2_s_bytes(codes_of(values), values.scale)
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.I8)
         info = writer.tensors[-1][name]
         info.shape, info.dtype = values.shape, Q2_0 if in_blocks else I2_S

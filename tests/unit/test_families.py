@@ -225,13 +225,14 @@ def test_a_gemma_file_without_a_window_has_no_local_layers(tmp_path):
     assert open_checkpoint(tmp_path / "f.gguf").config.local is None
 
 
-def test_qwen_with_a_scale_for_every_64_weights(tmp_path):
-    other = write_model(tmp_path / "f.gguf", GOLDEN / "qwen3-bitlinear", "qwen3", "Q2_0", "BF16")  # but for down
+@pytest.mark.parametrize("kind, size", [("Q2_0", 64), ("Q2_0_128", 128)])
+def test_qwen_with_a_scale_for_every_64_or_128_weights(tmp_path, kind, size):
+    other = write_model(tmp_path / "f.gguf", GOLDEN / "qwen3-bitlinear", "qwen3", kind, "BF16")  # but for down
     checkpoint = open_checkpoint(tmp_path / "f.gguf")
     matrix = checkpoint.matrix("layers.1.o")
-    assert (checkpoint.group_size("layers.1.o"), checkpoint.group_size("layers.1.down")) == (64, 0)
+    assert (checkpoint.group_size("layers.1.o"), checkpoint.group_size("layers.1.down")) == (size, 0)
     assert np.array_equal(codes_of(matrix), codes_of(other.matrix("layers.1.o")))
-    assert np.array_equal(matrix.scale, ((np.arange(128) % 3 + 1) / 64).reshape(64, 2))
+    assert np.array_equal(matrix.scale, ((np.arange(64 * 128 // size) % 3 + 1) / 64).reshape(64, -1))
     with LLM.load(tmp_path / "f.gguf", device="reference", cache_dtype="float32") as llm:
         expected = llm.logits(IDS)
     with LLM.load(tmp_path / "f.gguf", device="cpu", cache_dtype="float32", threads=1) as llm:

@@ -11,7 +11,7 @@ from bitnet_inference.formats import ggml_blocks
 from bitnet_inference.ternary import pack_quarters
 
 RNG = np.random.default_rng(0)
-HAND_MADE = ("I2_S", "Q2_0")
+HAND_MADE = ("I2_S", "Q2_0", "Q2_0 (128 a scale)")
 
 
 def random_blocks(name: str, num_blocks: int) -> np.ndarray:

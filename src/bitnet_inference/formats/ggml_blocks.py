@@ -21,6 +21,7 @@ Codes = NDArray[np.int8]
 
 F32, F16, BF16 = 0, 1, 30
 TQ1_0, TQ2_0, Q2_0, I2_S = 34, 35, 42, 36
+Q2_0_128 = 1 << 32  # older files' Q2_0, which have 128 weights a scale under the same number: no file names this one
 _I2_TAIL = 32  # bytes behind the codes: one float32, the rest is nothing
 
 
@@ -239,6 +240,7 @@ TERNARY = {
     TQ1_0: TernaryBlock(_tq1_0_codes, slice(52, 54)),
     TQ2_0: TernaryBlock(_tq2_0_codes, slice(64, 66)),
     Q2_0: TernaryBlock(_q2_0_codes, slice(0, 2)),
+    Q2_0_128: TernaryBlock(_q2_0_codes, slice(0, 2)),
 }
 
 
@@ -263,4 +265,5 @@ BLOCKS = {
     TQ2_0: Block("TQ2_0", 256, 66, _ternary_values(TQ2_0)),
     I2_S: Block("I2_S", 128, 32, lambda b: np.zeros((len(b), 128), np.float32)),  # decode() has its scale
     Q2_0: Block("Q2_0", 64, 18, _ternary_values(Q2_0)),
+    Q2_0_128: Block("Q2_0 (128 a scale)", 128, 34, _ternary_values(Q2_0_128)),
 }

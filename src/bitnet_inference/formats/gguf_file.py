@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.formats.ggml_blocks import BLOCKS, I2_S, num_bytes
+from bitnet_inference.formats.ggml_blocks import BLOCKS, I2_S, Q2_0, Q2_0_128, num_bytes
 from bitnet_inference.formats.json_files import file_size, shown
 
 MAGIC = b"GGUF"
@@ -225,6 +225,7 @@ def _info(cursor: _Cursor, index: int) -> _Info:
 def _tensors(path: Path, infos: list[_Info], start: int, alignment: int, data: mmap.mmap) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
     position, size = start, len(data)
+    infos = _with_layouts(infos, alignment, size - start)
     for info in sorted(infos, key=lambda info: info.offset):
         where, begin = shown(info.name), start + info.offset
         if info.name in tensors:
@@ -239,6 +240,28 @@ def _tensors(path: Path, infos: list[_Info], start: int, alignment: int, data: m
         tensors[info.name] = GgufTensor(path, info.type_id, info.shape, begin, end, data)
         position = end
     return {info.name: tensors[info.name] for info in infos}
+
+
+def _with_layouts(infos: list[_Info], alignment: int, length: int) -> list[_Info]:
+    """Tensors of Q2_0 as Q2_0_128 where that is what the offsets leave room for, in each of them."""
+    if not any(info.type_id == Q2_0 for info in infos):
+        return infos
+
+    def padded(num_bytes: int) -> int:
+        return -(-num_bytes // alignment) * alignment
+
+    ordered = sorted(infos, key=lambda info: info.offset)
+    ends = [*(info.offset for info in ordered[1:]), length]
+    rooms = [(info, end - info.offset) for info, end in zip(ordered, ends, strict=True) if info.type_id == Q2_0]
+    has_too_little = any(num_bytes(Q2_0, info.shape) > room for info, room in rooms)
+    per_block = BLOCKS[Q2_0_128].num_values
+    fits = all(
+        info.shape[-1] % per_block == 0 and padded(num_bytes(Q2_0_128, info.shape)) == padded(room)
+        for info, room in rooms
+    )
+    if not (has_too_little and fits):
+        return infos
+    return [replace(info, type_id=Q2_0_128) if info.type_id == Q2_0 else info for info in infos]
 
 
 def _check_type(path: Path, info: _Info) -> None:
