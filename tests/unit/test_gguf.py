@@ -17,6 +17,7 @@ from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupp
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, RopeScaling, Ternary, expected_shapes
 from bitnet_inference.formats.gguf_config import read_config
+from bitnet_inference.formats.yarn import yarn_attention, yarn_factors
 from bitnet_inference.model.rope import inverse_frequencies
 from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.summary import summarize
@@ -191,12 +192,36 @@ def test_positions_are_divided_as_llama_cpp_divides_them(keys, factor):
     assert config_of(**keys).rope_scaling == (factor and RopeScaling(kind="linear", factor=factor))
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 512}
+
+
+def yarn_keys(**keys):
+    return {f"rope__scaling__{key}": value for key, value in (YARN | keys).items()}
+
+
+@pytest.mark.parametrize(("keys", "sharpness"), [({}, 1.0), ({"yarn_beta_fast": 16.0, "yarn_attn_factor": 1.5}, 1.5)])
+def test_yarn_is_that_of_folders(keys, sharpness):
+    config, plain = config_of(**yarn_keys(**keys)), config_of()
+    factors = yarn_factors(4.0, 512, plain.rope_theta, 128, beta_fast=keys.get("yarn_beta_fast", 32.0))
+    assert config.rope_scaling == RopeScaling(kind="factors", factor=4.0, factors=factors)
+    assert config.score_scale == pytest.approx((sharpness * yarn_attention(4.0)) ** 2 / 128**0.5, rel=1e-12)
+    assert config_of(**yarn_keys(factor=0.0)) == plain
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("yarn_ext_factor", 0.5), ("yarn_ext_factor", np.ones(2)), ("yarn_log_multiplier", 0.1)]
+)
+def test_yarn_of_other_kinds_is_refused(key, value):
+    with pytest.raises(Unsupported, match=key):
+        config_of(**yarn_keys(**{key: value}))
+
+
 @pytest.mark.parametrize(
     "keys, message",
     [
         ({"attention__causal": False}, "attention.causal is false"),
         ({"rope__scaling__attn_factor": 0.5}, "attn_factor is not 1"),
-        ({"rope__scaling__type": "yarn"}, "'yarn' is not supported"),
+        ({"rope__scaling__type": "longrope"}, "'longrope' is not supported"),
         ({"rope__scaling__factor": -2.0}, "is not a finite number above 0"),
         ({"rope__scaling__factor": np.ones(2)}, "is not a finite number above 0"),
     ],

@@ -22,6 +22,7 @@ from bitnet_inference.formats.sizes import (
     MAX_POSITIONS,
     MAX_VOCAB,
 )
+from bitnet_inference.formats.yarn import sharpened, yarn_attention, yarn_factors
 
 _LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 32,000 tokens
 
@@ -88,6 +89,9 @@ def read_config(
     if not fields.flag("attention.causal", True):
         raise Unsupported(f"{path}: attention.causal is false: tokens cannot look ahead: use another model")
     num_heads, num_kv_heads, head_dim = _heads(fields)
+    rope_scaling, sharpness = _scaling(fields, rope_factors, head_dim)
+    if kind.gemma and sharpness != 1.0:
+        raise Unsupported(f"{path}: rope.scaling.type yarn is not supported for {kind.name}: use another model")
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     tokens = Fields(path, dict(metadata))
     bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
@@ -105,12 +109,13 @@ def read_config(
         activation="relu2" if is_misnamed(metadata, vocab_size) else kind.activation,
         norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
         rope_theta=fields.positive("rope.freq_base", 10000.0),
-        rope_scaling=_scaling(fields, rope_factors, head_dim),
+        rope_scaling=rope_scaling,
         tie_embeddings=tied,
         sub_norms=kind.sub_norms,
         post_norms=kind.gemma,
         head_norms=kind.head_norms,
-        attention_scale=gemma_scale(num_layers, hidden_size / num_heads) if kind.gemma else None,
+        attention_scale=(gemma_scale(num_layers, hidden_size / num_heads) if kind.gemma else None)
+        or sharpened(sharpness, head_dim),
         local=_local_layers(fields, num_layers) if kind.gemma else None,
         pooling=_pooling(fields),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
@@ -172,30 +177,51 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeScaling | None:
-    linear = _linear_factor(fields)
-    if not factors:
-        return RopeScaling(kind="linear", factor=linear) if linear else None
-    if linear not in (None, 1.0):
-        raise Unsupported(f"{fields.path}: rope.scaling.factor beside rope_freqs.weight is not supported: leave it out")
-    if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
-        raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
-    theta = fields.positive("rope.freq_base", 10000.0)
-    known = (scaling for scaling in _LLAMA3 if _is_close(factors, llama3_factors(scaling, theta, head_dim)))
-    return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors))
-
-
-def _linear_factor(fields: Fields) -> float | None:
-    """What positions are divided by: as in llama.cpp without a type too, and under an older name."""
+def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> tuple[RopeScaling | None, float]:
+    """How frequencies are scaled, and what cosine and sine are multiplied by."""
     kind = fields.text("rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
-        raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear and yarn")
     if fields.positive("rope.scaling.attn_factor", 1.0) != 1:
         raise Unsupported(
             f"{fields.path}: rope.scaling.attn_factor is not 1, which is not supported: use another model"
         )
+    theta, factor = fields.positive("rope.freq_base", 10000.0), _factor(fields) if kind != "none" else None
+    if not factors:
+        if kind == "yarn" and factor is not None:
+            return _yarn(fields, factor, theta, head_dim)
+        return RopeScaling(kind="linear", factor=factor) if factor else None, 1.0
+    if factor not in (None, 1.0):
+        raise Unsupported(f"{fields.path}: rope.scaling.factor beside rope_freqs.weight is not supported: leave it out")
+    if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
+        raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
+    known = (scaling for scaling in _LLAMA3 if _is_close(factors, llama3_factors(scaling, theta, head_dim)))
+    return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors)), 1.0
+
+
+def _factor(fields: Fields) -> float | None:
+    """By how much contexts are stretched: as in llama.cpp without a type too, and under an older name."""
     key = "rope.scaling.factor" if "rope.scaling.factor" in fields else "rope.scale_linear"
-    return fields.positive(key) if kind == "linear" and _is_set(fields, key) else None
+    return fields.positive(key) if _is_set(fields, key) else None
+
+
+def _yarn(fields: Fields, factor: float, theta: float, head_dim: int) -> tuple[RopeScaling, float]:
+    """As llama.cpp computes it."""
+    for key, usual in (("rope.scaling.yarn_ext_factor", (-1, 1)), ("rope.scaling.yarn_log_multiplier", (0,))):
+        value = fields.values.get(key, usual[0])
+        if type(value) not in (int, float) or value not in usual:
+            raise Unsupported(f"{fields.path}: {key} is not {usual[-1]}, which is not supported: use another model")
+    if theta <= 1:
+        raise fields.wrong("rope.freq_base", "is not above 1: correct it")
+    original = fields.size(
+        "rope.scaling.original_context_length", MAX_POSITIONS, fields.size("context_length", MAX_POSITIONS)
+    )
+    fast, slow = (
+        fields.positive(f"rope.scaling.yarn_beta_{key}", value) for key, value in (("fast", 32.0), ("slow", 1.0))
+    )
+    factors = yarn_factors(factor, original, theta, head_dim, beta_fast=fast, beta_slow=slow)
+    sharpness = fields.positive("rope.scaling.yarn_attn_factor", 1.0) * yarn_attention(factor)
+    return RopeScaling(kind="factors", factor=factor, factors=factors), sharpness
 
 
 def _is_set(fields: Fields, key: str) -> bool:

@@ -16,7 +16,7 @@ from bitnet_inference.formats.sizes import (
     MAX_POSITIONS,
     MAX_VOCAB,
 )
-from bitnet_inference.formats.yarn import yarn_attention, yarn_factors
+from bitnet_inference.formats.yarn import sharpened, yarn_attention, yarn_factors
 
 _ORIGINAL = "original_max_position_embeddings"
 _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
@@ -61,7 +61,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         linear_norm_eps=1e-6 if quantization is None else quantization.norm_eps,
         post_norms=family.post_norms,
         head_norms=family.head_norms,
-        attention_scale=_attention_scale(scalar, sharpness, head_dim),
+        attention_scale=sharpened(sharpness, head_dim, scalar),
         local=_local_layers(fields, family, num_layers),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
@@ -116,13 +116,6 @@ def _activation(fields: Fields, family: Family) -> Activation:
         known = ", ".join(_ACTIVATIONS)
         raise Unsupported(f"{fields.path}: {family.activation_key} {shown(name)} is not supported: only {known}")
     return _ACTIVATIONS[name]
-
-
-def _attention_scale(scalar: float | None, sharpness: float, head_dim: int) -> float | None:
-    """None for the usual one. What sharpens q and k alike sharpens their product twice."""
-    if scalar is None and sharpness == 1.0:
-        return None
-    return float(sharpness * sharpness * (head_dim if scalar is None else scalar) ** -0.5)
 
 
 def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> tuple[float, RopeScaling | None, float]:

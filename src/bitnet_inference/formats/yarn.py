@@ -35,6 +35,16 @@ def yarn_attention(factor: float, mscale: float = 1.0, mscale_all: float = 0.0) 
     return _sharpness(factor, mscale) / _sharpness(factor, mscale_all) if mscale_all else _sharpness(factor, 1.0)
 
 
+def sharpened(sharpness: float, head_dim: int, scalar: float | None = None) -> float | None:
+    """What scores are multiplied by, `scalar` ** -0.5 where there is one; None for the usual head_dim ** -0.5.
+
+    What sharpens q and k alike sharpens their product twice.
+    """
+    if scalar is None and sharpness == 1.0:
+        return None
+    return float(sharpness * sharpness * (head_dim if scalar is None else scalar) ** -0.5)
+
+
 def _sharpness(factor: float, by: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * by * _ln(factor) + 1.0
 
