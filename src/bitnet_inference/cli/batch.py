@@ -55,7 +55,7 @@ def batch(
         try:
             with load_llm(ctx) as llm, progress_bar("answering") as progress:
                 result = run.run(llm, replace(sampling_params(ctx, llm), grammar=grammar), progress=progress)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM
             done = f"{run.num_done} of {run.num_prompts} prompts are answered in {answers}"
             typer.echo(f"bitnet: stopped: {done}: the same command goes on from there", err=True)
             raise

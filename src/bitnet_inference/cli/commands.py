@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -55,7 +56,15 @@ app = typer.Typer(
 def main() -> None:
     """The entry point of the command."""
     _prepare_streams()
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else whoever started us has it ignored
+        signal.signal(signal.SIGTERM, _terminate)
     app(prog_name="bitnet")
+
+
+def _terminate(number: int, frame: Any) -> NoReturn:
+    """End by way of all `finally`, so that no half-written file stays; a second signal ends everything at once."""
+    signal.signal(number, signal.SIG_DFL)
+    sys.exit(128 + number)
 
 
 def _prepare_streams() -> None:
