@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet_inference.config import HubConfig
-from bitnet_inference.errors import BitNetError, InvalidParams
+from bitnet_inference.errors import BitNetError, InvalidParams, NotFound
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.hub.cache import Snapshot, find, repositories, snapshots
+from bitnet_inference.hub.cache import Snapshot, find, folder_of, repositories, snapshots
 from bitnet_inference.hub.files import model_in
 from bitnet_inference.hub.folders import models_under
 from bitnet_inference.hub.local import is_here
@@ -79,8 +79,12 @@ def _cached(cache: Path, repository: str) -> Iterator[tuple[str, str, Path]]:
     """Name, revision and path of what is in the cache of a repository."""
     name = name_of(repository)
     wanted = parse(name)
-    usual = find(cache, repository, wanted.revision)
-    for each in snapshots(cache, repository):
+    try:
+        usual, found = find(cache, repository, wanted.revision), snapshots(cache, repository)
+    except NotFound:
+        yield name, "", folder_of(cache, repository)  # which cannot be read, as looking at it says
+        return
+    for each in found:
         full = name if each == usual else f"{repository}@{each.commit[:_SHOWN_COMMIT]}"
         revision = " ".join((*each.refs, each.commit[:_SHOWN_COMMIT]))
         ggufs = sorted(each.folder.rglob("*.gguf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -263,6 +264,21 @@ class TestCommands:
         assert code == 2 and "falcon3-1b has not been pulled: bitnet pull falcon3-1b" in err and err.count("\n") == 1
         code, _, err = bitnet(cache, "run", "x", "--drafts", "bitnett")
         assert code == 2 and "did you mean bitnet" in err
+
+    def test_what_is_somebody_elses(self, cache, monkeypatch):
+        locked, look, access = cache / "models--microsoft--bitnet-b1.58-2B-4T", Path.rglob, os.access
+
+        def rglob(path, pattern):
+            if path.is_relative_to(locked):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return look(path, pattern)
+
+        monkeypatch.setattr(Path, "rglob", rglob)
+        monkeypatch.setattr(os, "access", lambda path, mode: path != locked and access(path, mode))
+        code, _, err = bitnet(cache, "list", "--all")
+        assert code == 0 and "google/bert" in err and f"{locked}: cannot be read: check its permissions" in err
+        code, _, err = bitnet(cache, "run", "x", "-m", "bitnet-2b")
+        assert code == 2 and f"{locked} cannot be read (Permission denied): check its" in err and err.count("\n") == 1
 
     def test_rm(self, cache):
         code, _, err = bitnet(cache, "rm", "bitnet-2b")

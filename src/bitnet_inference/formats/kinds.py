@@ -116,6 +116,8 @@ def _kind_of_folder(path: Path) -> str:
         raise FormatError(
             path, "", f"holds none of {', '.join(ONNX_FILES)}: give one of its files, such as {files[0].name}"
         )
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise FormatError(path, "", "cannot be read: check its permissions")
     raise FormatError(path, "", f"holds no model (none of {', '.join(name for name, _ in _FOLDERS)}): give its folder")
 
 

@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,20 +49,31 @@ def folder_of(cache: Path, repository: str) -> Path:
 
 
 def repositories(cache: Path) -> list[str]:
-    """The repositories of models that are in the cache."""
-    names = (path.name.removeprefix("models--").replace("--", "/", 1) for path in sorted(cache.glob("models--*--*")))
+    """The repositories of models that are in the cache. Raises NotFound where it cannot be read."""
+    with _readable(cache):
+        found = sorted(cache.glob("models--*--*"))
+    names = (path.name.removeprefix("models--").replace("--", "/", 1) for path in found)
     return [name for name in names if is_repository(name)]
 
 
 def snapshots(cache: Path, repository: str) -> list[Snapshot]:
-    """The commits of a repository that are in the cache."""
+    """The commits of a repository that are in the cache. Raises NotFound where they cannot be read."""
     folder = folder_of(cache, repository)
-    refs = list(_refs(folder))
-    commits = sorted(path for path in (folder / "snapshots").glob("*") if is_commit(path.name) and path.is_dir())
+    with _readable(folder):
+        refs = list(_refs(folder))
+        commits = sorted(path for path in (folder / "snapshots").glob("*") if is_commit(path.name) and path.is_dir())
     return [
         Snapshot(repository, path.name, path, tuple(sorted({name for name, commit in refs if commit == path.name})))
         for path in commits
     ]
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # it may be somebody else's
+        raise NotFound(f"{folder} cannot be read ({error.strerror}): check its permissions") from None
 
 
 def find(cache: Path, repository: str, revision: str) -> Snapshot | None:
