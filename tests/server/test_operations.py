@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import json
+import logging
 import shutil
 import socket
 import ssl
@@ -256,6 +258,24 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
         server.server.handle_exit(15, None)
         last = stream.read().strip().splitlines()[-1]
         assert b"error" in last and b"[DONE]" not in last
+
+
+def test_a_second_signal_ends_all_at_once_without_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("uvicorn.error")
+    with own() as server, post(f"{server.url}/v1/completions", LONG) as stream:
+        log.addHandler(caplog.handler)
+        level = log.level
+        try:
+            stream.readline()
+            server.server.handle_exit(15, None)
+            server.server.handle_exit(15, None)
+            with pytest.raises(http.client.IncompleteRead):
+                stream.read()
+            server.thread.join()
+        finally:
+            log.removeHandler(caplog.handler)
+            log.setLevel(level)
+    assert not caplog.records
 
 
 def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModels, tmp_path: Path) -> None:

@@ -278,7 +278,9 @@ class TestCommands:
         code, _, err = bitnet(cache, "list", "--all")
         assert code == 0 and "google/bert" in err and f"{locked}: cannot be read: check its permissions" in err
         code, _, err = bitnet(cache, "run", "x", "-m", "bitnet-2b")
-        assert code == 2 and f"{locked} cannot be read (Permission denied): check its" in err and err.count("\n") == 1
+        said = f"{locked} cannot be used (Permission denied): check its permissions\n"
+        assert code == 2 and err.endswith(said) and err.count("\n") == 1
+        assert bitnet(cache, "rm", "bitnet-2b", "--yes") == (2, "", f"bitnet: {said}")
 
     def test_rm(self, cache):
         code, _, err = bitnet(cache, "rm", "bitnet-2b")

@@ -49,17 +49,17 @@ def folder_of(cache: Path, repository: str) -> Path:
 
 
 def repositories(cache: Path) -> list[str]:
-    """The repositories of models that are in the cache. Raises NotFound where it cannot be read."""
-    with _readable(cache):
+    """The repositories of models that are in the cache. Raises NotFound where it may not be read."""
+    with _accessible(cache):
         found = sorted(cache.glob("models--*--*"))
     names = (path.name.removeprefix("models--").replace("--", "/", 1) for path in found)
     return [name for name in names if is_repository(name)]
 
 
 def snapshots(cache: Path, repository: str) -> list[Snapshot]:
-    """The commits of a repository that are in the cache. Raises NotFound where they cannot be read."""
+    """The commits of a repository that are in the cache. Raises NotFound where they may not be read."""
     folder = folder_of(cache, repository)
-    with _readable(folder):
+    with _accessible(folder):
         refs = list(_refs(folder))
         commits = sorted(path for path in (folder / "snapshots").glob("*") if is_commit(path.name) and path.is_dir())
     return [
@@ -69,11 +69,11 @@ def snapshots(cache: Path, repository: str) -> list[Snapshot]:
 
 
 @contextmanager
-def _readable(folder: Path) -> Iterator[None]:
+def _accessible(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:  # it may be somebody else's
-        raise NotFound(f"{folder} cannot be read ({error.strerror}): check its permissions") from None
+        raise NotFound(f"{folder} cannot be used ({error.strerror}): check its permissions") from None
 
 
 def find(cache: Path, repository: str, revision: str) -> Snapshot | None:
@@ -112,7 +112,7 @@ def link(cache: Path, repository: str, commit: str, file: str, blob: str) -> Non
 def remove(cache: Path, repository: str, revision: str | None, name: str) -> int:
     """Remove a repository, or one commit of it and the blobs that no other has; how many bytes that frees.
 
-    Raises NotFound where it is not there, and InvalidParams where the cache leads elsewhere.
+    Raises NotFound where it is not there or may not be touched, and InvalidParams where the cache leads elsewhere.
     """
     folder = folder_of(cache, repository)
     if not os.path.lexists(folder):
@@ -122,13 +122,14 @@ def remove(cache: Path, repository: str, revision: str | None, name: str) -> int
     doomed = None if revision is None else find(cache, repository, revision)
     if revision is not None and doomed is None:
         raise NotFound(f"{name} is not in {cache}: bitnet list shows the revisions that are there")
-    before = size_of(folder)
-    if doomed is None or [doomed] == snapshots(cache, repository):
-        shutil.rmtree(folder)
-        shutil.rmtree(cache / ".locks" / folder.name, ignore_errors=True)
-        return before
-    _remove_commit(folder, doomed.commit)
-    return before - size_of(folder)
+    with _accessible(folder):
+        before = size_of(folder)
+        if doomed is None or [doomed] == snapshots(cache, repository):
+            shutil.rmtree(folder)
+            shutil.rmtree(cache / ".locks" / folder.name, ignore_errors=True)
+            return before
+        _remove_commit(folder, doomed.commit)
+        return before - size_of(folder)
 
 
 def _remove_commit(folder: Path, commit: str) -> None:

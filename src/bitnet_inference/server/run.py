@@ -129,6 +129,7 @@ class Server(uvicorn.Server):
             self._gate.is_ready = False
             self._loop.call_soon_threadsafe(self._begin_end)
         else:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # else a traceback for each that is cut off
             self.should_exit = self.force_exit = True
 
     def _begin_end(self) -> None:
