@@ -84,14 +84,9 @@ def read_config(
     prefix = f"{metadata['general.architecture']}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     fields = Fields(path, values | {key: _in_all_layers(path, key, values.get(key)) for key in _PER_LAYER}, prefix)
-    if not 1 <= vocab_size <= MAX_VOCAB:
-        raise FormatError(path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again")
-    if not fields.flag("attention.causal", True):
-        raise Unsupported(f"{path}: attention.causal is false: tokens cannot look ahead: use another model")
+    _check(fields, vocab_size)
     num_heads, num_kv_heads, head_dim = _heads(fields)
     rope_scaling, sharpness = _scaling(fields, rope_factors, head_dim)
-    if kind.gemma and sharpness != 1.0:
-        raise Unsupported(f"{path}: rope.scaling.type yarn is not supported for {kind.name}: use another model")
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     tokens = Fields(path, dict(metadata))
     bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
@@ -114,13 +109,21 @@ def read_config(
         sub_norms=kind.sub_norms,
         post_norms=kind.gemma,
         head_norms=kind.head_norms,
-        attention_scale=(gemma_scale(num_layers, hidden_size / num_heads) if kind.gemma else None)
-        or sharpened(sharpness, head_dim),
+        attention_scale=_score_scale(path, kind, num_layers, hidden_size / num_heads, sharpness, head_dim),
         local=_local_layers(fields, num_layers) if kind.gemma else None,
         pooling=_pooling(fields),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab_size),
     )
+
+
+def _check(fields: Fields, vocab_size: int) -> None:
+    if not 1 <= vocab_size <= MAX_VOCAB:
+        raise FormatError(
+            fields.path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again"
+        )
+    if not fields.flag("attention.causal", True):
+        raise Unsupported(f"{fields.path}: attention.causal is false: tokens cannot look ahead: use another model")
 
 
 def _in_all_layers(path: Path, key: str, value: Any) -> Any:
@@ -130,6 +133,16 @@ def _in_all_layers(path: Path, key: str, value: Any) -> Any:
     if (value != value[0]).any():
         raise Unsupported(f"{path}: {key} differs from layer to layer: use another model")
     return value[0].item()
+
+
+def _score_scale(
+    path: Path, kind: Architecture, num_layers: int, features_a_head: float, sharpness: float, head_dim: int
+) -> float | None:
+    if not kind.gemma:
+        return sharpened(sharpness, head_dim)
+    if sharpness != 1.0:
+        raise Unsupported(f"{path}: rope.scaling.type yarn is not supported for {kind.name}: use another model")
+    return gemma_scale(num_layers, features_a_head)
 
 
 def gemma_scale(num_layers: int, features_a_head: float) -> float | None:
