@@ -114,8 +114,9 @@ def _likelihoods(llm: LLM, parts: Sequence[Continued]) -> list[Likelihood]:
 
 def _fitting(llm: LLM, pair: Any) -> Continued:
     part = split(llm, llm.tokenizer.encode, *_pair(pair))
-    if len(part.ids) > llm.max_context:
-        raise PromptTooLong(len(part.ids), llm.max_context, "context and continuation have", "shorten them")
+    most = llm.config.max_positions  # a cache that is too small is told as that
+    if len(part.ids) > most:
+        raise PromptTooLong(len(part.ids), most, "context and continuation have", "shorten them")
     return part
 
 

@@ -463,7 +463,7 @@ def test_a_closed_pipe_is_no_traceback():
                 f"{what} >/dev/full",
                 2,
                 "No space left",
-                marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason=""),
+                marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device"),
             )
             for what in ("inspect", "--help")
         ),

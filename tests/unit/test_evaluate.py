@@ -15,6 +15,7 @@ from text_samples import TURN, write_folder
 from bitnet_inference import (
     LLM,
     InvalidParams,
+    OutOfMemory,
     PromptTooLong,
     SamplingParams,
     choices,
@@ -206,6 +207,11 @@ class TestChoices:
             choose(llm, "The fox", [" a"], normalize="chars")
         with pytest.raises(PromptTooLong, match=r"^pairs\[0\]: context and continuation have"):
             choose(llm, TEXT * 3, [" a", " b"])
+
+    def test_a_cache_that_is_too_small_is_told_as_that(self, tmp_path):
+        small, _ = scripted_llm(write_folder(tmp_path), num_blocks=10)
+        with small, pytest.raises(OutOfMemory, match="max_cache_tokens"):
+            log_likelihoods(small, [(TEXT[:300], " a")])
 
 
 class TestHarness:

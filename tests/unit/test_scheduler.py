@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import Listener
+from scripted import Listener, ScriptedModel
 
 from bitnet_inference.engine.batch import Batches, build_batch
 from bitnet_inference.engine.blocks import BlockPool
@@ -15,19 +15,17 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.terms import Terms
-from bitnet_inference.model.contract import Capabilities
 
 
 def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16, looks_ahead=False):
-    limits = Capabilities(
+    model = ScriptedModel(
         block_size=block_size,
-        block_bytes=1,
+        num_blocks=num_blocks,
         max_sequences=max_sequences,
         max_tokens=max_tokens,
-        available_bytes=num_blocks,
         looks_ahead=looks_ahead,
     )
-    return Scheduler(BlockPool(num_blocks), Events(), limits, max_waiting=100)
+    return Scheduler(BlockPool(num_blocks), Events(), model.capabilities, max_waiting=100)
 
 
 def request(num_prompt, **terms):
