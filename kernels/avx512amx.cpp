@@ -81,11 +81,11 @@ template <bool WithFifths>
 BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, uint8_t* bytes, uint8_t* fifths) {
     for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
         prefetch_step(w);
-        const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
-        store_fields(bytes, decoder.first_four(x), decoder.first_four(y));
+        const T5Fields x = decoder(_mm512_loadu_si512(w)), y = decoder(_mm512_loadu_si512(w + 64));
+        store_fields(bytes, x.first_four(), y.first_four());
         if constexpr (!WithFifths) continue;
-        store_field<3>(fifths + s * kStepBytes, decoder.fifth_on_top(x));
-        store_field<3>(fifths + s * kStepBytes + 64, decoder.fifth_on_top(y));
+        store_field<3>(fifths + s * kStepBytes, x.upper);
+        store_field<3>(fifths + s * kStepBytes + 64, y.upper);
     }
 }
 
@@ -109,7 +109,7 @@ class Expansion {
         constexpr int kSteps = kFifthTiles * kTileSteps;
         const int begin = (tile - tiles) * kSteps, count = steps_ - begin < kSteps ? steps_ - begin : kSteps;
         for (int i = 0; i < 2 * count; i++, bytes += 64)
-            store_field<3>(bytes, decoder_.fifth_on_top(_mm512_loadu_si512(weights_ + begin * kStepBytes + 64 * i)));
+            store_field<3>(bytes, decoder_(_mm512_loadu_si512(weights_ + begin * kStepBytes + 64 * i)).upper);
         std::memset(bytes, 0, size_t(kSteps - count) * kStepBytes);
     }
     // Whether the fifth fields are complete with this tile.

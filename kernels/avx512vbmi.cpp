@@ -43,11 +43,10 @@ void tile_in_place(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* a
 #pragma GCC unroll 2
                 for (int h = 0; h < H; h++) {
                     fetch_ahead(ws + 64 * h);
-                    const __m512i x = _mm512_loadu_si512(ws + 64 * h);
-                    const __m512i u = decoder.first_four(x), top = decoder.fifth_on_top(x);
+                    const T5Fields fields = decoder(_mm512_loadu_si512(ws + 64 * h));
 #pragma GCC unroll 5
                     for (int p = 0; p < 5; p++) {
-                        const __m512i field = _mm512_and_si512(p < 4 ? u : top, masks[p < 4 ? p : 3]);
+                        const __m512i field = fields.in_place(p, masks[p < 4 ? p : 3]);
                         const int8_t* four = p < 4 ? as + 4 * p * T : ls;
 #pragma GCC unroll 8
                         for (int t = 0; t < T; t++) add_products(sums[h][p < 4 ? p : 3][t], field, four + 4 * t);
@@ -70,42 +69,26 @@ void tile_in_place(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* a
     }
 }
 
-// Keeps the fifths of a block, those of each step above those before it, until they fill their bytes.
-BITNET_INLINE __m512i keep_fifths(__m512i fifths, __m512i on_top) {
-    return _mm512_ternarylogic_epi32(_mm512_srli_epi16(fifths, 2), _mm512_set1_epi8(63), on_top, 0xe2);
-}
-
 // For more tokens: fields are brought to the low bits, so that all share a sum, and both halves the activations.
-// Expand: leaves the steps of U2 too, those of the fifths last.
-template <int T, bool Expand>
-void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc, uint8_t* expanded) {
+template <int T>
+void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
     const T5Decoder decoder;
     const int steps = 4 * num_blocks;
     const int8_t* last = a + 16 * steps * T;
     const __m512i mask = _mm512_set1_epi8(3);
-    uint8_t* expanded_last = expanded + steps * kStepBytes;
-    __m512i fifths_x = _mm512_setzero_si512(), fifths_y = fifths_x;
     __m512i sums[2][T];
 #pragma GCC unroll 12
     for (int t = 0; t < T; t++) sums[0][t] = sums[1][t] = _mm512_setzero_si512();
     for (int s = 0; s < steps; s++, w += kStepBytes, a += 16 * T, last += 4 * T) {
         fetch_ahead(w);
         fetch_ahead(w + 64);
-        const __m512i x = _mm512_loadu_si512(w), y = _mm512_loadu_si512(w + 64);
-        const __m512i first_x = decoder.first_four(x), first_y = decoder.first_four(y);
-        const __m512i top_x = decoder.fifth_on_top(x), top_y = decoder.fifth_on_top(y);
-        if constexpr (Expand) {
-            fifths_x = keep_fifths(fifths_x, top_x), fifths_y = keep_fifths(fifths_y, top_y);
-            _mm512_storeu_si512(expanded + s * kStepBytes, first_x);
-            _mm512_storeu_si512(expanded + s * kStepBytes + 64, first_y);
-            _mm512_storeu_si512(expanded_last + s / 4 * kStepBytes, fifths_x);
-            _mm512_storeu_si512(expanded_last + s / 4 * kStepBytes + 64, fifths_y);
-        }
+        const T5Fields x = decoder(_mm512_loadu_si512(w)), y = decoder(_mm512_loadu_si512(w + 64));
+        const __m512i first_x = x.first_four(), first_y = y.first_four();
 #pragma GCC unroll 5
         for (int p = 0; p < 5; p++) {
             const int shift = p < 4 ? 2 * p : 6;
-            const __m512i u = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_x : top_x, shift), mask);
-            const __m512i v = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_y : top_y, shift), mask);
+            const __m512i u = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_x : x.upper, shift), mask);
+            const __m512i v = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_y : y.upper, shift), mask);
             const int8_t* four = p < 4 ? a + 4 * p * T : last;
 #pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
@@ -124,14 +107,12 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc, uint8
     }
 }
 
-void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc, uint8_t* expanded) {
+void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
     with_count<kMaxTileTokens>(tokens, [&](auto t) {
-        if (expanded)
-            tile<t.value, true>(w, a, num_blocks, acc, expanded);
-        else if constexpr (t.value <= 6)
+        if constexpr (t.value <= 6)
             tile_in_place<t.value, t.value <= 3 ? 2 : 1>(w, a, num_blocks, acc);
         else
-            tile<t.value, false>(w, a, num_blocks, acc, nullptr);
+            tile<t.value>(w, a, num_blocks, acc);
     });
 }
 

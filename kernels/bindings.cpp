@@ -208,7 +208,7 @@ std::vector<std::string> isas() {
     return names;
 }
 
-// Whether T5 is decoded as it is multiplied: then it is faster than U2 for one token, and little slower for many.
+// Whether T5 is decoded as it is multiplied: then it is faster than U2, or as fast.
 bool decodes_t5(const std::string& isa) {
     const Kernels* kernels = find_kernels(isa.c_str());
     require(kernels, "this machine has no such instruction set");
@@ -274,9 +274,10 @@ NB_MODULE(_native, m) {
         .def_prop_ro("rows", &TernaryWeight::rows)
         .def_prop_ro("columns", &TernaryWeight::columns)
         .def_prop_ro("num_bytes", &TernaryWeight::bytes)
-        .def("packed", [](TernaryWeight& w) {
-            const size_t shape[2] = {w.groups().size(), size_t(w.group_bytes())};
-            return nb::ndarray<nb::numpy, const uint8_t>(w.group_data(0), 2, shape, nb::find(w));
+        .def("packed", [](const TernaryWeight& w) {
+            auto array = new_matrix<uint8_t>(w.groups().size(), size_t(w.group_bytes()));
+            w.write(array.data());
+            return array;
         });
     nb::class_<Dense>(m, "DenseWeight")
         .def(nb::init<nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>, const std::string&>(),

@@ -190,10 +190,8 @@ struct Kernels {
     void (*head_scores)(const HeadScores& task, float* scores);
     // Both ends of the interval that holds each exact logit, and the largest of each.
     HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
-    // ternary_tile of the T5 blocks of one group, which leaves its U2 steps too where `steps` is not null; null where
-    // the plain way is as good.
-    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc,
-                       uint8_t* steps);
+    // ternary_tile of the T5 blocks of one group; null where they are expanded first.
+    void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
     void (*head_matrix)(const HeadTask& task);  // all 8 bits, of a matrix; null where there is no matrix_product

@@ -290,7 +290,7 @@ void time_ternary(const Kernels& kernels) {
                         if (format == Format::u2)
                             kernels.ternary_tile(group, a.data(), steps, tokens, acc);
                         else
-                            kernels.block_tile(group, a.data(), steps / kBlockSteps, tokens, acc, nullptr);
+                            kernels.block_tile(group, a.data(), steps / kBlockSteps, tokens, acc);
                     }
                 });
                 const double macs = double(groups) * kGroupRows * 2560 * tokens;

@@ -130,7 +130,6 @@ struct TernaryStep final : Step {
         for (int64_t g = first; g < first + count; g++, acc += tokens * kGroupRows)
             store(c, weight->groups()[size_t(g)], acc, 0, int(c.num_tokens));
     }
-    // T5 is expanded while the first tile is multiplied: by itself it would wait for the memory.
     void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, uint8_t* expanded) const {
         alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
         const Tiles tiles(c);
@@ -141,8 +140,8 @@ struct TernaryStep final : Step {
             const int64_t t = tiles.begin(tile);
             const int tokens = int(tiles.begin(tile + 1) - t);
             const int8_t* codes = c.codes(x) + t * x.padded;
-            if (direct && tile == 0)
-                c.kernels.block_tile(data, codes, num_blocks, tokens, acc, tiles.count > 1 ? expanded : nullptr);
+            if (direct)
+                c.kernels.block_tile(data, codes, num_blocks, tokens, acc);
             else
                 c.kernels.ternary_tile(is_t5() ? expanded : data, codes, int(weight->steps()), tokens, acc);
             store(c, group, acc, t, tokens);

@@ -1,4 +1,4 @@
-// T5 with VBMI: a compare and three `vpermb` give a byte of U2 and one with the fifth weight on top.
+// T5 with VBMI: two `vpermb` decode a byte.
 #pragma once
 #include <immintrin.h>
 
@@ -7,21 +7,23 @@
 
 namespace {
 
+struct T5Fields {
+    __m512i lower, upper;  // as looked up: T5Tables
+    // A byte of U2.
+    BITNET_INLINE __m512i first_four() const {
+        return _mm512_ternarylogic_epi32(lower, upper, _mm512_set1_epi8(15), 0x78);  // lower ^ (upper & 15)
+    }
+    // Field p where it stands; the fifth stands where the fourth does. mask: its two bits.
+    BITNET_INLINE __m512i in_place(int p, __m512i mask) const {
+        if (p >= 2) return _mm512_and_si512(p < 4 ? lower : upper, mask);
+        return _mm512_ternarylogic_epi32(lower, upper, mask, 0x28);  // (lower ^ upper) & mask
+    }
+};
+
 struct T5Decoder {
-    __m512i usual, other, fifth;
-    T5Decoder()
-        : usual(_mm512_loadu_si512(bitnet::kT5.first)),
-          other(_mm512_loadu_si512(bitnet::kT5.first + 192)),
-          fifth(_mm512_loadu_si512(bitnet::kT5.fifth + 192)) {}
-    BITNET_INLINE __m512i first_four(__m512i x) const {
-        return _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(x, usual), is_other(x), x, other);
-    }
-    // In its top two bits.
-    BITNET_INLINE __m512i fifth_on_top(__m512i x) const {
-        return _mm512_mask_permutexvar_epi8(x, is_other(x), x, fifth);
-    }
-    BITNET_INLINE static __mmask64 is_other(__m512i x) {
-        return _mm512_cmpge_epu8_mask(x, _mm512_set1_epi8(char(192)));
+    const __m512i lower = _mm512_loadu_si512(bitnet::kT5.lower), upper = _mm512_loadu_si512(bitnet::kT5.upper);
+    BITNET_INLINE T5Fields operator()(__m512i x) const {
+        return {_mm512_permutexvar_epi8(x, lower), _mm512_permutexvar_epi8(_mm512_srli_epi16(x, 2), upper)};
     }
 };
 

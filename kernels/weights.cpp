@@ -262,16 +262,27 @@ void TernaryWeight::copy_u2(int part, const uint8_t* data) {
 
 void TernaryWeight::copy_t5(int part, const uint8_t* data) {
     const int64_t blocks = (columns_ + kBlockColumns - 1) / kBlockColumns, bytes = blocks * kBlockBytes;
-    std::vector<uint8_t> steps(format_ == Format::u2 ? size_t(bytes + blocks * kStepBytes) : 0);
+    const bool is_t5 = format_ == Format::t5;
+    std::vector<uint8_t> blocks_of_group(is_t5 ? 0 : size_t(bytes)),
+        steps(is_t5 ? 0 : size_t(blocks * kBlockSteps * kStepBytes));
     const int64_t first = first_groups_[size_t(part)], last = first_groups_[size_t(part) + 1];
     for (int64_t group = first; group < last; group++, data += bytes) {
         uint8_t largest = 0;
         for (int64_t i = 0; i < bytes; i++) largest = std::max(largest, data[i]);
         if (largest >= kNumT5) refuse_group(group - first);
-        if (format_ == Format::u2) expand_blocks(data, int(blocks), steps.data());
-        const uint8_t* source = format_ == Format::u2 ? steps.data() : data;
-        std::memcpy(memory_.data() + group * group_bytes_, source, size_t(group_bytes_));
+        uint8_t* out = memory_.data() + group * group_bytes_;
+        uint8_t* packed = is_t5 ? out : blocks_of_group.data();
+        std::transform(data, data + bytes, packed, [](uint8_t byte) { return kT5.of_file[byte]; });
+        if (is_t5) continue;
+        expand_blocks(packed, int(blocks), steps.data());
+        std::memcpy(out, steps.data(), size_t(group_bytes_));
     }
+}
+
+void TernaryWeight::write(uint8_t* out) const {
+    const uint8_t *begin = memory_.data(), *end = begin + int64_t(groups_.size()) * group_bytes_;
+    const auto written = [&](uint8_t byte) { return format_ == Format::t5 ? kT5.to_file[byte] : byte; };
+    std::transform(begin, end, out, written);
 }
 
 bool TernaryWeight::is_packed() const {
@@ -283,8 +294,8 @@ void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {
     std::memset(fifths, 0, size_t(num_blocks) * kStepBytes);
     for (int b = 0; b < num_blocks; b++, blocks += kBlockBytes, steps += kBlockBytes, fifths += kStepBytes)
         for (int i = 0; i < kBlockBytes; i++) {
-            steps[i] = kT5.first[blocks[i]];
-            fifths[i % kStepBytes] |= uint8_t(kT5.fifth[blocks[i]] >> (6 - 2 * (i / kStepBytes)));
+            steps[i] = kT5.first_four(blocks[i]);
+            fifths[i % kStepBytes] |= uint8_t(kT5.fifth(blocks[i]) << 2 * (i / kStepBytes));
         }
 }
 

@@ -76,6 +76,7 @@ class TernaryWeight {
     int64_t group_columns() const { return group_columns_; }  // 0: one scale a part
     int64_t column_groups() const { return column_groups_; }  // of which the last may be short
     const std::vector<Group>& groups() const { return groups_; }
+    void write(uint8_t* out) const;  // [groups][group_bytes()], in the layout of ternary.py
     const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes_; }
     // Scales of a group of rows: [column_groups()][32].
     const float* group_scales(int64_t group) const { return scale_data() + group * column_groups_ * kGroupRows; }

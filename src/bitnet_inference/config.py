@@ -49,8 +49,8 @@ class EngineConfig:
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
     head). An ONNX file has its own, "float32" or "float16", and a Core ML package "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 where
-    the CPU decodes it in registers (AVX-512 with VBMI), which makes one token faster; u2 is the faster one without AMX
-    for four and more. Results are the same. Groups with scales are always u2.
+    the CPU decodes it in registers (AVX-512 with VBMI), which is faster there. Results are the same. Groups with scales
+    are always u2.
     `quantize`: what the layers' dense matrices become: "none" leaves them as they are; "ternary" rounds each to one
     scale and -1, 0, 1, as models of BitNet were trained to be; "int8" to 255 steps with a scale a row. Both round what
     they are multiplied with to int8, token by token.
