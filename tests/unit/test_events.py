@@ -129,14 +129,15 @@ def test_the_listener_hears_of_the_end_before_the_sink():
     assert isinstance(heard[-2], Finished)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("kind", [Queued, Scheduled, Token, Finished, Stepped])
-def test_a_listener_that_raises_is_dropped_and_harms_nobody(kind, caplog):
+def test_a_listener_that_raises_is_dropped_and_harms_nobody(kind, error, caplog):
     calls = []
 
     def fall_over(event):
         calls.append(event)
         if isinstance(event, kind):
-            raise RuntimeError("the listener fell over")
+            raise error("the listener fell over")
 
     model = ScriptedModel()
     engine = Engine(model, listener=fall_over)

@@ -197,8 +197,12 @@ class TestScreen:
         assert self.push([WordFilter(["bad"]), judge], "One.", " two bad", "!") == (["One.", "", " two "], "words")
         assert judge.texts == ["One.", "One. two "]
 
-    @pytest.mark.parametrize("verdict", [Verdict(5), Verdict(-1), Verdict(0)])
-    def test_impossible_verdicts_are_errors(self, verdict):
+    @pytest.mark.parametrize(
+        ("verdict", "message"),
+        [(Verdict(each), r"Wrong clears -?\d of 4 characters after 1") for each in (5, -1, 0)]
+        + [(None, "Wrong returned NoneType: return a Verdict"), ((4, None), "Wrong returned tuple")],
+    )
+    def test_impossible_verdicts_are_errors(self, verdict, message):
         class Wrong(Judge):
             def start(self):
                 return self
@@ -206,7 +210,7 @@ class TestScreen:
             def push(self, text, is_last):
                 return verdict if is_last else Verdict(1)
 
-        with pytest.raises(EngineError, match=r"Wrong clears -?\d of 4 characters after 1"):
+        with pytest.raises(EngineError, match=message):
             self.push([Wrong(None)], "abc", "d")
 
     @pytest.mark.parametrize("filters", [None, "words", [None], WordFilter(["x"]), [str], 3])

@@ -12,7 +12,7 @@ from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import InvalidParams, QueueFull, Stopped
+from bitnet_inference.errors import EngineError, InvalidParams, QueueFull, Stopped
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=None)
@@ -192,6 +192,17 @@ def test_a_failing_model_does_not_stop_the_worker():
     worker.stop(drain=True)
     assert (broken.reason, str(broken.finishes[0].error)) == ("error", "bad weather")
     assert sound.reason == "length"
+
+
+def test_who_asks_from_the_engine_s_thread_is_refused():
+    model = ScriptedModel()
+    worker, asking = Worker(Engine(model)), Waiter()
+    model.before_forward = lambda batch: worker.submit(Request([2], GREEDY, Waiter()))
+    worker.submit(Request([1], GREEDY, asking))
+    assert asking.ended.wait(LONG)
+    worker.stop(drain=True)
+    with pytest.raises(EngineError, match="would wait for itself: ask another LLM"):
+        raise asking.finishes[0].error
 
 
 def test_a_defect_of_ours_leaves_nobody_waiting(caplog):

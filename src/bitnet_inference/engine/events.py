@@ -203,6 +203,6 @@ class Events:
             return
         try:
             self._listener(event)
-        except Exception:
+        except BaseException:  # SystemExit, for instance, would end the engine, and nobody would hear of it
             self._listener = None
             logging.getLogger(__name__).exception("the listener of the engine raised, and is told no more")

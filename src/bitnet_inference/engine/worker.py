@@ -8,7 +8,7 @@ import threading
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.request import Finish, Request
-from bitnet_inference.errors import Stopped
+from bitnet_inference.errors import EngineError, Stopped
 
 # While requests wait for their readers the thread looks up now and then: a stream that is lost in this very thread,
 # between looking and falling asleep, calls nobody.
@@ -39,9 +39,15 @@ class Worker:
         return os.getpid() != self._pid
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises what Engine.submit raises, and Stopped when the engine does not run any more."""
+        """Queue a request; raises what Engine.submit raises, and Stopped when the engine does not run any more.
+
+        In the engine's thread, which would wait for itself, it raises EngineError.
+        """
         if self.is_forked:
             raise Stopped('threads do not survive a fork: load the model in the child, or start it with "spawn"')
+        if threading.current_thread() is self._thread:
+            who = "a processor, strategy or listener asks the LLM that is calling it"
+            raise EngineError(f"{who}, which would wait for itself: ask another LLM, or before the request")
         with self._wake:
             if not self._is_open:
                 raise Stopped("the engine has stopped and takes no more requests: load the model again")

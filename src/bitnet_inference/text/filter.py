@@ -115,12 +115,13 @@ class _Link:
 
     def push(self, text: str, is_last: bool) -> tuple[str, str | None]:
         verdict = self._output.push(text, is_last)
+        name = type(self._output).__name__
+        if not isinstance(verdict, Verdict):
+            raise EngineError(f"the filter {name} returned {type(verdict).__name__}: return a Verdict, see OutputFilter")
         whole, count = self._held + text, verdict.num_clear - self._num_clear
         fewest = len(whole) if is_last and verdict.label is None else 0
         if not fewest <= count <= len(whole):
             why = f"clears {verdict.num_clear} of {self._num_clear + len(whole)} characters"
-            raise EngineError(
-                f"the filter {type(self._output).__name__} {why} after {self._num_clear}: mend it, see OutputFilter"
-            )
+            raise EngineError(f"the filter {name} {why} after {self._num_clear}: mend it, see OutputFilter")
         self._held, self._num_clear = whole[count:], verdict.num_clear
         return whole[:count], verdict.label
