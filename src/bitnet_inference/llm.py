@@ -332,13 +332,14 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         params: SamplingParams,
         terms: Terms,
         opening: bool = False,
+        max_unread: int | None = MAX_UNREAD,
     ) -> list[Stream]:
         num_choices = checked_count("num_choices", num_choices)
         streams: list[Stream] = []
         with cancelling(streams):
             for choice in range(num_choices):
                 leader = streams[0].request if streams else None
-                streams.append(self._stream(prompt, params, terms, opening, MAX_UNREAD, choice=choice, leader=leader))
+                streams.append(self._stream(prompt, params, terms, opening, max_unread, choice=choice, leader=leader))
         return streams
 
     def _search(self, prompt: Sequence[int], params: BeamParams, terms: Terms, opening: bool) -> Search:

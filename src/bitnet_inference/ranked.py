@@ -122,7 +122,7 @@ class RankedTexts(ABC):
         if best_of is not None and (count := checked_count("best_of", best_of)) < num_choices:
             raise InvalidParams(f"best_of is {best_of!r}: give a whole number, num_choices ({num_choices}) or more")
         scored = chosen if best_of is None or chosen.logprobs is not None else replace(chosen, logprobs=0)
-        streams = self._choices(prompt, count, scored, terms, opening)
+        streams = self._choices(prompt, count, scored, terms, opening, max_unread=None)  # read one after the other
         with cancelling(streams):
             texts = [stream.read() for stream in streams]
         if best_of is None:
@@ -147,7 +147,13 @@ class RankedTexts(ABC):
 
     @abstractmethod
     def _choices(
-        self, prompt: Sequence[int], num_choices: int, params: SamplingParams, terms: Terms, opening: bool
+        self,
+        prompt: Sequence[int],
+        num_choices: int,
+        params: SamplingParams,
+        terms: Terms,
+        opening: bool,
+        max_unread: int | None,
     ) -> list[Stream]: ...
 
     @abstractmethod

@@ -97,7 +97,8 @@ class Mailbox:
         on_room: Callable[[], None] = lambda: None,
         later: Callable[[Callable[[], None]], None] = lambda wake: wake(),
     ) -> None:
-        """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. None: never.
+        """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. With None, and
+        once somebody waits for the end, it never is.
 
         `later` gets the calls that wake who waits for letters or the end, and makes them soon, in the engine's thread.
         """
@@ -113,8 +114,8 @@ class Mailbox:
     @property
     def is_full(self) -> bool:
         """See Sink."""
-        if self._max_unread is not None:
-            self._is_full = len(self._letters) > (self._max_unread // 2 if self._is_full else self._max_unread - 1)
+        most = self._max_unread
+        self._is_full = most is not None and len(self._letters) > (most // 2 if self._is_full else most - 1)
         return self._is_full
 
     def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
@@ -137,10 +138,11 @@ class Mailbox:
     def call_at_end(self, call: Callable[[], None]) -> None:
         """See Stream."""
         with self._ending:
-            if not self._has_ended:
+            has_ended = self._has_ended
+            if not has_ended:
                 self._at_end.append(call)
-                return
-        call()
+                self._max_unread = None  # who waits for the end does not read before it
+        (call if has_ended else self._on_room)()
 
     def take(self) -> _Letter | _End:
         """The next letter; waits for it."""
@@ -171,7 +173,8 @@ class Mailbox:
     def _taken(self) -> _Letter | _End:
         content = self._letters.popleft()
         # The engine looks once more before it falls asleep, so it misses no room that is made while it finds us full.
-        if self._is_full and self._max_unread is not None and len(self._letters) <= self._max_unread // 2:
+        most = self._max_unread
+        if self._is_full and most is not None and len(self._letters) <= most // 2:
             self._on_room()
         if isinstance(content, _Last):
             return _End(self._detokenizer.finish(), content.finish, content.usage, self._detokenizer.stopped)
@@ -247,6 +250,8 @@ class Stream:
 
     def call_at_end(self, call: Callable[[], None]) -> None:
         """Call this once when the generation has ended, at once if it has: `read` then waits for nothing.
+
+        The request does not wait for its reader any more, however much lies unread, since its end is waited for.
 
         It is called in the engine's thread, or in this one, must return soon and must not raise.
         """

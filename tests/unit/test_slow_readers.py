@@ -266,6 +266,31 @@ class TestStreams:
         assert [choice.read().text for choice in reversed(choices)] == [outputs[0].text] * 2
         assert [choice.request.num_output > MAX_UNREAD + 20 for choice in choices] == [True, True]
 
+    def test_one_whose_end_is_waited_for_comes_to_it_unread(self, llm):
+        ended, full = threading.Event(), llm.stream("The owl", ENDLESS)
+        assert llm.generate("The fox", ENDLESS).text and is_full(full)
+        for stream in (llm.stream("The fox", ENDLESS), full):
+            ended.clear()
+            stream.call_at_end(ended.set)
+            assert ended.wait(LONG)
+            assert len(stream.read().token_ids) > MAX_UNREAD + 20
+
+    def test_choices_that_nobody_reads_before_the_end_go_on_side_by_side(self, tmp_path, monkeypatch):
+        llm, model = scripted_llm(write_folder(tmp_path), max_positions=1100, max_sequences=2)
+        submit, both = llm._worker.submit, threading.Event()
+
+        def submit_both(request):
+            submit(request)
+            if request.choice:
+                both.set()
+
+        monkeypatch.setattr(llm._worker, "submit", submit_both)
+        model.before_forward = lambda batch: both.wait(LONG)
+        with llm:
+            texts = llm.choices("The fox", 2, ENDLESS)
+        assert min(len(text.token_ids) for text in texts) > MAX_UNREAD + 20
+        assert model.num_forwards < 1100 + 20
+
     @pytest.mark.parametrize("way", ["text", "talk", "choice"])
     def test_a_lost_one_goes(self, llm, way):
         open_stream = {
