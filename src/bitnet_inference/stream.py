@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, NoReturn
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Finish, Request, Usage
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.filter import Screen
 
@@ -107,6 +108,7 @@ class Mailbox:
         self._is_full = False  # as the engine has seen it
         self._letters: deque[_Letter | _Token | _Last] = deque()
         self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
+        self._is_awaited = False  # by a reader
         self._ending = threading.Lock()
         self._has_ended = False
         self._at_end: list[Callable[[], None]] = []
@@ -149,18 +151,24 @@ class Mailbox:
         while not self._letters:
             asleep = threading.Lock()
             asleep.acquire()
-            self._wake = asleep.release
-            if not self._letters:  # looked for after the wake-up call is set, so none is missed
-                asleep.acquire()
+            self._wait_for(asleep.release)
+            try:
+                if not self._letters:  # looked for after the wake-up call is set, so none is missed
+                    asleep.acquire()
+            finally:
+                self._is_awaited = False
         return self._taken()
 
     async def take_async(self) -> _Letter | _End:
         """The same without blocking the event loop."""
         while not self._letters:
             arrived = asyncio.Event()
-            self._wake = partial(_call_in, asyncio.get_running_loop(), arrived.set)
-            if not self._letters:
-                await arrived.wait()
+            self._wait_for(partial(_call_in, asyncio.get_running_loop(), arrived.set))
+            try:
+                if not self._letters:
+                    await arrived.wait()
+            finally:
+                self._is_awaited = False
         return self._taken()
 
     async def take_all_async(self) -> list[_Letter | _End]:
@@ -169,6 +177,11 @@ class Mailbox:
         while self._letters and not isinstance(letters[-1], _End):
             letters.append(self._taken())
         return letters
+
+    def _wait_for(self, wake: Callable[[], None]) -> None:
+        if self._is_awaited:  # whoever waits would not be woken any more
+            raise InvalidParams("two readers wait for one stream: read it in one place, and pass its pieces on")
+        self._is_awaited, self._wake = True, wake
 
     def _taken(self) -> _Letter | _End:
         content = self._letters.popleft()

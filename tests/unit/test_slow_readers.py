@@ -19,7 +19,7 @@ from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import Stopped
+from bitnet_inference.errors import InvalidParams, Stopped
 from bitnet_inference.stream import MAX_UNREAD, Mailbox
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -238,6 +238,27 @@ class TestMailbox:
     async def read(self, mailbox):
         for _ in range(5):
             await mailbox.take_async()
+
+    def test_a_second_one_who_waits_is_refused_and_the_first_is_woken(self, detokenizer):
+        mailbox = Mailbox(detokenizer)
+
+        async def read() -> None:
+            first = asyncio.create_task(mailbox.take_async())
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidParams, match="two readers wait for one stream"):
+                await asyncio.wait_for(mailbox.take_async(), LONG)
+            with pytest.raises(InvalidParams, match="two readers wait for one stream"):
+                mailbox.take()
+            mailbox.token(40, None)
+            assert (await first).token_id == 40
+            left = asyncio.create_task(mailbox.take_async())
+            await asyncio.sleep(0)
+            left.cancel()
+            await asyncio.wait([left])
+            mailbox.token(41, None)
+            assert mailbox.take().token_id == 41
+
+        asyncio.run(read())
 
     def test_without_a_limit_it_is_never_full(self, detokenizer):
         mailbox = Mailbox(detokenizer)
