@@ -26,6 +26,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.held import Held, Holder, made_on
 from bitnet_inference.in_flight import read_all
+from bitnet_inference.mailbox import MAX_UNREAD, Mailbox
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
 from bitnet_inference.named import Named
@@ -52,7 +53,7 @@ from bitnet_inference.prompts import (
     split_terms,
 )
 from bitnet_inference.ranked import RankedTexts, Search, cancelling
-from bitnet_inference.stream import MAX_UNREAD, Generation, Mailbox, Stream
+from bitnet_inference.stream import Generation, Stream
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.filter import Filter, Filters

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NoReturn
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
-from bitnet_inference.engine.request import Finish, Request, Usage
-from bitnet_inference.errors import InvalidParams
-from bitnet_inference.text.detokenize import Detokenizer
+from bitnet_inference.engine.request import Request, Usage
+from bitnet_inference.mailbox import End, Letter, Mailbox
 from bitnet_inference.text.filter import Screen
-
-# So many letters, as a rule a token each, may lie unread before a stream's request waits for its reader.
-MAX_UNREAD = 1024
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "filtered"]
 
@@ -57,169 +50,10 @@ class Generation:
     end_logprobs: TokenLogprobs | None = None
 
 
-class _Token(NamedTuple):
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-class _Letter(NamedTuple):
-    """A token, and the text that it made certain; `num_held` characters at most are still to come."""
-
-    text: str
-    num_held: int
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-class _Last(NamedTuple):
-    finish: Finish
-    usage: Usage
-
-
-@dataclass(frozen=True)
-class _End:
-    text: str
-    finish: Finish
-    usage: Usage
-    stop_string: str | None
-
-
-class Mailbox:
-    """The Sink that leaves tokens for the reader, in whose thread they become text.
-
-    With stop strings they do so in the engine's thread, which must know when one is complete.
-    """
-
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        *,
-        max_unread: int | None = None,
-        on_room: Callable[[], None] = lambda: None,
-        later: Callable[[Callable[[], None]], None] = lambda wake: wake(),
-    ) -> None:
-        """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. With None, and
-        once somebody waits for the end, it never is.
-
-        `later` gets the calls that wake who waits for letters or the end, and makes them soon, in the engine's thread.
-        """
-        self._detokenizer, self._max_unread, self._on_room, self._later = detokenizer, max_unread, on_room, later
-        self._may_stop = detokenizer.may_stop
-        self._is_full = False  # as the engine has seen it
-        self._letters: deque[_Letter | _Token | _Last] = deque()
-        self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
-        self._is_awaited = False  # by a reader
-        self._ending = threading.Lock()
-        self._has_ended = False
-        self._at_end: list[Callable[[], None]] = []
-
-    @property
-    def is_full(self) -> bool:
-        """See Sink."""
-        most = self._max_unread
-        self._is_full = most is not None and len(self._letters) > (most // 2 if self._is_full else most - 1)
-        return self._is_full
-
-    def token(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
-        """See Sink; True after a stop string."""
-        token = _Token(token_id, logprobs)
-        if not self._may_stop:
-            self._put(token)
-            return False
-        self._put(self._letter(token))
-        return self._detokenizer.stopped is not None
-
-    def finish(self, finish: Finish, usage: Usage) -> None:
-        """See Sink."""
-        self._put(_Last(finish, usage))
-        with self._ending:
-            self._has_ended = True
-        for call in self._at_end:
-            self._later(call)
-
-    def call_at_end(self, call: Callable[[], None]) -> None:
-        """See Stream."""
-        with self._ending:
-            has_ended = self._has_ended
-            if not has_ended:
-                self._at_end.append(call)
-                self._max_unread = None  # who waits for the end does not read before it
-        (call if has_ended else self._on_room)()
-
-    def take(self) -> _Letter | _End:
-        """The next letter; waits for it."""
-        while not self._letters:
-            asleep = threading.Lock()
-            asleep.acquire()
-            self._wait_for(asleep.release)
-            try:
-                if not self._letters:  # looked for after the wake-up call is set, so none is missed
-                    asleep.acquire()
-            finally:
-                self._is_awaited = False
-        return self._taken()
-
-    async def take_async(self) -> _Letter | _End:
-        """The same without blocking the event loop."""
-        while not self._letters:
-            arrived = asyncio.Event()
-            self._wait_for(partial(_call_in, asyncio.get_running_loop(), arrived.set))
-            try:
-                if not self._letters:
-                    await arrived.wait()
-            finally:
-                self._is_awaited = False
-        return self._taken()
-
-    async def take_all_async(self) -> list[_Letter | _End]:
-        """All letters that are there, one at least, without blocking the event loop."""
-        letters = [await self.take_async()]
-        while self._letters and not isinstance(letters[-1], _End):
-            letters.append(self._taken())
-        return letters
-
-    def _wait_for(self, wake: Callable[[], None]) -> None:
-        if self._is_awaited:  # whoever waits would not be woken any more
-            raise InvalidParams("two readers wait for one stream: read it in one place, and pass its pieces on")
-        self._is_awaited, self._wake = True, wake
-
-    def _taken(self) -> _Letter | _End:
-        content = self._letters.popleft()
-        # The engine looks once more before it falls asleep, so it misses no room that is made while it finds us full.
-        most = self._max_unread
-        if self._is_full and most is not None and len(self._letters) <= most // 2:
-            self._on_room()
-        if isinstance(content, _Last):
-            return _End(self._detokenizer.finish(), content.finish, content.usage, self._detokenizer.stopped)
-        return self._letter(content) if isinstance(content, _Token) else content
-
-    def _letter(self, token: _Token) -> _Letter:
-        text = self._detokenizer.push(token.token_id)
-        return _Letter(text, self._detokenizer.num_held, token.token_id, token.logprobs)
-
-    def _put(self, content: _Letter | _Token | _Last) -> None:
-        self._letters.append(content)
-        wake = self._wake
-        if wake is not self._woken:
-            self._woken = wake
-            self._later(wake)
-
-
-def _nobody() -> None:
-    """Wakes nobody, because nobody has waited yet."""
-
-
 def _joined(pieces: Sequence[Piece]) -> Piece:
     token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
     logprobs = [entry for piece in pieces for entry in piece.logprobs or ()]
     return Piece("".join(piece.text for piece in pieces), token_ids, None if pieces[0].logprobs is None else logprobs)
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:  # the reader's loop is closed: nobody waits
-        pass
 
 
 class Stream:
@@ -247,7 +81,7 @@ class Stream:
         self._token_ends: list[int] = []  # up to which character each token's text goes
         self._logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
         self._num_shown = 0
-        self._end: _End | None = None
+        self._end: End | None = None
         self._error: Exception | None = None
         self.output: Generation | None = None
 
@@ -327,11 +161,11 @@ class Stream:
     def __del__(self) -> None:
         self._give_up()
 
-    def _open(self, letter: _Letter | _End) -> Piece | None:
+    def _open(self, letter: Letter | End) -> Piece | None:
         """Take note of a letter; the piece that it completes. Tokens whose text is held back wait for a later one."""
         self._num_chars += len(letter.text)
-        is_last = isinstance(letter, _End)
-        if isinstance(letter, _Letter) and (self._screen is None or self._screen.is_open):
+        is_last = isinstance(letter, End)
+        if isinstance(letter, Letter) and (self._screen is None or self._screen.is_open):
             self._token_ids.append(letter.token_id)
             self._token_ends.append(self._num_chars + letter.num_held)
             if self._logprobs is not None and letter.logprobs is not None:
@@ -340,7 +174,7 @@ class Stream:
         self._texts.append(text)
         self._num_clear += len(text)
         num_clear = self._num_clear_tokens(is_last)
-        if isinstance(letter, _End):
+        if isinstance(letter, End):
             self._conclude(letter, num_clear)
         token_ids = self._token_ids[self._num_shown : num_clear]
         if not text and not (self._end and token_ids):
@@ -349,7 +183,7 @@ class Stream:
         self._num_shown = num_clear
         return Piece(text, token_ids, logprobs)
 
-    def _open_all(self, letters: Sequence[_Letter | _End]) -> list[Piece]:
+    def _open_all(self, letters: Sequence[Letter | End]) -> list[Piece]:
         return [piece for letter in letters if (piece := self._open(letter)) is not None]
 
     def _cleared(self, text: str, is_last: bool) -> str:
@@ -372,7 +206,7 @@ class Stream:
         hidden = range(self._num_shown, len(self._token_ids))
         return next((index for index in hidden if self._token_ends[index] > self._num_clear), len(self._token_ids))
 
-    def _conclude(self, end: _End, num_clear: int) -> None:
+    def _conclude(self, end: End, num_clear: int) -> None:
         self._end = end
         if self._label is None:
             self._error = self._error or end.finish.error
@@ -391,7 +225,7 @@ class Stream:
         """What has filtered the text; None while nothing has."""
         return self._screen.label if self._screen else None
 
-    def _why(self, end: _End) -> tuple[FinishReason, str | int | None]:
+    def _why(self, end: End) -> tuple[FinishReason, str | int | None]:
         """Why it ended, and `stopped_by`."""
         if self._label is not None:
             return "filtered", self._label

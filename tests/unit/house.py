@@ -32,6 +32,7 @@ LAYERS = {
 # Files at the root that are part of a room.
 PARTS = {
     "stream": "llm",
+    "mailbox": "llm",
     "named": "llm",
     "prompts": "llm",
     "ranked": "llm",

@@ -26,7 +26,8 @@ from bitnet_inference import (
     text_completion,
 )
 from bitnet_inference.engine.request import Finish, Request
-from bitnet_inference.stream import Mailbox, Stream
+from bitnet_inference.mailbox import Mailbox
+from bitnet_inference.stream import Stream
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.filter import Filters
 from bitnet_inference.text.pieces import Decoding

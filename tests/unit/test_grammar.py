@@ -213,6 +213,7 @@ def test_sentencepiece_vocabularies_work_too(tmp_path):
         ({"json_schema": '{"items":' * 500 + "{}" + "}" * 500}, "json_schema is too large"),
         ({"json_schema": {"anyOf": [{}] * 3000}}, "json_schema is too large"),
         ({"json_schema": {"enum": [f"word{i}" for i in range(20_000)]}}, "characters"),
+        ({"json_schema": {"$ref": "#"}}, "no text ends that fits, because it requires itself: make a property"),
     ],
 )  # fmt: skip
 def test_what_is_impossible_is_refused_in_one_line(options, message):
@@ -226,7 +227,6 @@ def test_what_is_impossible_is_refused_in_one_line(options, message):
     [
         ({"regex": "[a&&b]"}, "it allows no text"),
         ({"lark": "start: start"}, "it allows no text"),
-        ({"json_schema": {"$ref": "#"}}, "it allows no text"),
         ({"lark": 'start: <|eot_id|> "a"'}, "no token of the vocabulary can follow"),
         ({"json_schema": {"type": "integer", "multipleOf": 999999937}}, "fuel exhausted"),
         ({"regex": "a?" * 5000}, "too many expressions"),
@@ -291,6 +291,48 @@ def test_a_number_lies_between_its_bounds(ends, is_open, form):
         number = Decimal(text)
         fits = low <= number <= high and (number, True) not in zip((low, high), is_open, strict=True)
         assert fits or not accepts(grammar, text), (bounds, text)
+
+
+SELF = {"$ref": "#"}
+
+
+def requires(properties, **others):
+    return {"type": "object", "properties": properties, "required": list(properties), **others}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        requires({"next": SELF}),
+        requires({"a": {"$ref": "#/$defs/x"}}, **{"$defs": {"x": requires({"b": {"$ref": "#/$defs/x"}})}}),
+        requires({"a~/b": requires({"c": {"$ref": "#/properties/a~0~1b"}})}),
+        {"type": ["object", "array"], "properties": {"a": SELF}, "required": ["a"], "items": SELF, "minItems": 1},
+        {"type": "array", "prefixItems": [{"type": "null"}, SELF], "items": False, "minItems": 2},
+        {"anyOf": [requires({"a": SELF}), {"type": "array", "items": SELF, "minItems": 2}]},
+        {"allOf": [requires({"a": SELF})]},
+    ],
+)
+def test_what_never_ends_is_refused(schema):
+    with pytest.raises(InvalidParams, match="no text ends that fits"):
+        Grammar(json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**requires({"next": SELF}), "required": []},
+        {**requires({"next": SELF}), "type": ["object", "null"]},
+        {"properties": {"a": SELF}, "required": ["a"]},
+        requires({"next": {"anyOf": [SELF, {"type": "null"}]}}),
+        requires({"a": {"$ref": "#/$defs/x"}}, **{"$defs": {"x": requires({"b": {"const": {"$ref": "#"}}})}}),
+        requires({"$ref": {"type": "string"}}),
+        {"type": "array", "items": SELF},
+        {"type": "array", "prefixItems": [{"type": "null"}, SELF], "minItems": 1},
+        {"enum": [{"$ref": "#"}]},
+    ],
+)
+def test_what_can_end_is_taken(schema):
+    assert Grammar(json_schema=schema).kind == "json_schema"
 
 
 def test_a_grammar_is_a_value():

@@ -20,7 +20,7 @@ from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import InvalidParams, Stopped
-from bitnet_inference.stream import MAX_UNREAD, Mailbox
+from bitnet_inference.mailbox import MAX_UNREAD, Mailbox
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.endless import is_endless
 from bitnet_inference.grammar.regex import check_counts, check_regex
 from bitnet_inference.grammar.schema import check_schema, readable_schema
 
@@ -85,6 +86,9 @@ class Grammar:
 
         if why := refusal(self.source):
             raise InvalidParams(f"grammar: {self.kind}: {why}: change it")
+        if self.kind == "json_schema" and is_endless(self._alone()["json_schema"]):
+            cure = "make a property optional, or let it be null"
+            raise InvalidParams(f"grammar: json_schema: no text ends that fits, because it requires itself: {cure}")
 
 
 def _read_schema(schema: object) -> str:

@@ -117,7 +117,9 @@ class _Link:
         verdict = self._output.push(text, is_last)
         name = type(self._output).__name__
         if not isinstance(verdict, Verdict):
-            raise EngineError(f"the filter {name} returned {type(verdict).__name__}: return a Verdict, see OutputFilter")
+            raise EngineError(
+                f"the filter {name} returned {type(verdict).__name__}: return a Verdict, see OutputFilter"
+            )
         whole, count = self._held + text, verdict.num_clear - self._num_clear
         fewest = len(whole) if is_last and verdict.label is None else 0
         if not fewest <= count <= len(whole):

@@ -1,0 +1,74 @@
+"""Which JSON schemas fit no text that ends: what they require requires them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+
+def is_endless(schema: Mapping[str, Any]) -> bool:
+    """Whether a sound schema lets no text end."""
+    waiting, targets = {ref: _target(schema, ref) for ref in _references(schema)}, set[str]()
+    targets.update(ref for ref, target in waiting.items() if target is None)
+    known = -1
+    while len(targets) > known:  # each round finds what ends if the rest does not
+        known = len(targets)
+        targets.update([ref for ref, target in waiting.items() if _ends(target, targets)])
+    return not _ends(schema, targets)
+
+
+def _ends(schema: Any, targets: set[str]) -> bool:
+    """Whether a text of this schema may end, if of all references these ones' may."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "$ref" in schema and schema["$ref"] not in targets:
+        return False
+    for name in ("anyOf", "oneOf"):
+        if schema.get(name) and not any(_ends(each, targets) for each in schema[name]):
+            return False
+    if not all(_ends(each, targets) for each in schema.get("allOf", ())):
+        return False
+    kinds = schema.get("type")
+    if "const" in schema or "enum" in schema or kinds is None:
+        return True
+    return any(_kind_ends(kind, schema, targets) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _kind_ends(kind: object, schema: Mapping[str, Any], targets: set[str]) -> bool:
+    if kind == "object":
+        properties = schema.get("properties", {})
+        return all(_ends(properties.get(name), targets) for name in schema.get("required", ()))
+    if kind == "array":
+        least, first = schema.get("minItems", 0), schema.get("prefixItems", ())
+        needed = [*first[:least], *([schema.get("items")] if least > len(first) else ())]
+        return all(_ends(each, targets) for each in needed)
+    return True
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """All that stand in it, also where they are no keyword: those change nothing."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$ref"), str):
+                yield part["$ref"]
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+
+
+def _target(schema: Any, ref: str) -> Any:
+    """What a reference stands for; None where that is not in the schema."""
+    if ref[:1] != "#":
+        return None
+    for name in unquote(ref[1:]).split("/")[1:]:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, Mapping) and key in schema:
+            schema = schema[key]
+        elif isinstance(schema, list | tuple) and key.isdecimal() and int(key) < len(schema):
+            schema = schema[int(key)]
+        else:
+            return None
+    return schema
