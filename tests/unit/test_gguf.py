@@ -120,21 +120,32 @@ def test_blocks_with_several_scales_are_groups(tmp_path):
         assert llm.generate("a", GREEDY).token_ids
 
 
+def test_blocks_that_all_have_the_same_negative_scale(tmp_path):
+    path = tmp_path / "negative.gguf"
+    codes = codes_of(write_default(path, "TQ2_0").matrix("layers.0.up"))
+    tensor = open_checkpoint(path)._tensors["blk.0.ffn_up.weight"]
+    for begin in range(tensor.begin, tensor.end, 66):
+        _overwrite(path, begin + 64, np.float16(-0.5).tobytes())
+    found = open_checkpoint(path).matrix("layers.0.up")
+    assert found.scale == 0.5 and np.array_equal(codes_of(found), -codes)
+
+
 @pytest.mark.parametrize("kind", ["TQ2_0", "F16", "Q8_0"])
 def test_a_scale_beside_a_matrix_multiplies_it(tmp_path, kind):
     folder = open_checkpoint(find_model("default"))
     drop = [name for name, _ in expected_shapes(folder.config) if "sub_norm" in name]
-    extra = {"blk.1.attn_q.scale": np.full(1, 0.25, np.float32)}
     models = []
-    for name, more in (("plain", {}), ("scaled", {"extra": extra})):
-        write_default(tmp_path / name, kind, arch="llama", drop=drop, **more)
-        models.append(open_checkpoint(tmp_path / name))
-    plain, scaled = (model.matrix("layers.1.q") for model in models)
-    assert models[1].check() == []
-    if kind == "TQ2_0":
-        assert scaled.scale == plain.scale / 4
-    else:
-        assert np.array_equal(scaled.data, plain.data.astype(np.float32) / 4) and scaled.dtype == "float32"
+    for shape in (None, 1, ()):  # early converters wrote it without any dimension
+        extra = {} if shape is None else {"blk.1.attn_q.scale": np.full(shape, 0.25, np.float32)}
+        write_default(tmp_path / f"{shape}", kind, arch="llama", drop=drop, extra=extra)
+        models.append(open_checkpoint(tmp_path / f"{shape}"))
+        assert models[-1].check() == []
+    plain, *scaled = (model.matrix("layers.1.q") for model in models)
+    for matrix in scaled:
+        if kind == "TQ2_0":
+            assert matrix.scale == plain.scale / 4
+        else:
+            assert np.array_equal(matrix.data, plain.data.astype(np.float32) / 4) and matrix.dtype == "float32"
     for name, value in (("blk.1.attn_q.scale", np.nan), ("blk.1.attn_norm.scale", 1.0)):
         bad = {name: np.full(1, value, np.float32)}
         write_default(tmp_path / "bad", kind, arch="llama", drop=drop, extra=bad)

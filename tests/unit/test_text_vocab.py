@@ -147,6 +147,7 @@ def test_a_template_that_is_known_to_be_wrong_is_replaced():
         ({"tokenizer.ggml.token_type": "x"}, "no list of numbers"),
         ({"tokenizer.ggml.add_bos_token": 1}, "neither true nor false"),
         ({"tokenizer.chat_template": 5}, "must be a string"),
+        ({"tokenizer.chat_templates": 5}, "no list of names"),
     ],
 )
 def test_what_is_wrong_is_named(more, message):

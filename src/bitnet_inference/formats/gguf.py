@@ -167,7 +167,7 @@ class GgufCheckpoint:
         scales, one = ggml.block_scales(tensor.type_id, rows, tensor.shape), self._one_scale(name)
         if not np.isfinite(scales).all():
             raise FormatError(self.path, tensor_name(name), f"a scale is NaN or infinite: {_AGAIN}")
-        if one is not None and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
+        if one is not None and one > 0 and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
             return self._ternary(name, quarters, one)
         codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
         codes.reshape(*scales.shape, -1)[scales == 0] = 0
@@ -176,7 +176,7 @@ class GgufCheckpoint:
                 f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary: convert it to Q8_0"
             )
         if one is not None:
-            return self._ternary(name, codes, one)
+            return self._ternary(name, -codes if one < 0 else codes, abs(one))
         group_size = self.group_size(name)
         repeats = ggml.BLOCKS[tensor.type_id].num_values // group_size
         groups = np.repeat(scales, repeats, axis=1) * np.float32(self._factor(name))

@@ -212,9 +212,9 @@ def _info(cursor: _Cursor, index: int) -> _Info:
     name = cursor.text(f"tensor {index}", _MAX_NAME)
     where = shown(name)
     num_dims = int(cursor.number("<I", where))
-    if not 1 <= num_dims <= _MAX_DIMS:
-        raise FormatError(cursor.path, where, f"{num_dims} dimensions, not 1 to {_MAX_DIMS}: {_AGAIN}")
-    sizes = [int(cursor.number("<Q", where)) for _ in range(num_dims)]
+    if num_dims > _MAX_DIMS:
+        raise FormatError(cursor.path, where, f"{num_dims} dimensions, at most {_MAX_DIMS} are read: {_AGAIN}")
+    sizes = [int(cursor.number("<Q", where)) for _ in range(num_dims)] or [1]  # as early converters wrote scales
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()
     if not all(1 <= size < 1 << 40 for size in sizes) or math.prod(sizes) >= 1 << 48:

@@ -243,8 +243,11 @@ class _Vocab:
 def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     key = "tokenizer.chat_template"
     templates = {"default": metadata[key]} if key in metadata else {}
-    for name in metadata.get(f"{key}s", ()):
-        if isinstance(name, str) and f"{key}.{name}" in metadata:
+    names = metadata.get(f"{key}s", [])
+    if not isinstance(names, list):
+        raise FormatError(path, f"{key}s", "is no list of names: download the file again")
+    for name in names:
+        if f"{key}.{name}" in metadata:
             templates[name] = metadata[f"{key}.{name}"]
     for name, source in templates.items():
         if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
