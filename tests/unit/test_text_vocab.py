@@ -69,6 +69,17 @@ def test_control_tokens_in_a_text_are_text():
     assert tokenizer.eos_ids == (end,)
 
 
+@pytest.mark.parametrize("kind", [1, 4])
+def test_ends_of_turns_are_control_tokens_though_the_file_forgot_to_say_so(kind):
+    metadata = bpe_metadata()
+    metadata["tokenizer.ggml.tokens"][256:258] = "<|eot_id|>", "</s>"
+    metadata |= {"tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": np.array([1] * 256 + [kind, 1, 3, 3])}
+    tokenizer = Tokenizer.from_metadata("model.gguf", metadata)
+    assert 256 in tokenizer.eos_ids and "</s>" not in tokenizer.special
+    assert 256 not in tokenizer.encode("<|eot_id|>") and tokenizer.encode_prompt("<|eot_id|>")[-1] == 256
+    assert notes(metadata) == ["not marked as control tokens, and taken for such: <|eot_id|>"]
+
+
 @pytest.mark.parametrize("role", ["padding", "unknown"])
 def test_padding_may_be_an_ordinary_token(role):
     """0 is what converters write where there is none; in byte-level vocabularies it is "!"."""

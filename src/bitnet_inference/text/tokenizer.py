@@ -18,13 +18,8 @@ from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth
 from bitnet_inference.text.messages import check_unicode
 from bitnet_inference.text.pieces import Decoding, read_decoding
-from bitnet_inference.text.vocab import text_files
+from bitnet_inference.text.vocab import END_OF_TURN, text_files
 
-# What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
-END_OF_TURN = (
-    "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>",
-    "<end_of_turn>", "<|end_of_turn|>", "</s>",
-)  # fmt: skip
 LONG_TEXT = 1 << 13  # characters
 MAX_VOCAB_SIZE = 1 << 21  # as in formats/sizes.py; some steps take memory for every id below the highest
 

@@ -12,6 +12,13 @@ from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of token_type
+# What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
+END_OF_TURN = (
+    "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>",
+    "<end_of_turn>", "<|end_of_turn|>", "</s>",
+)  # fmt: skip
+# Those that nobody writes otherwise: converters forget to mark them, and llama.cpp takes them for control tokens too.
+_MARKS = frozenset(END_OF_TURN) - {"</s>"}
 _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -89,6 +96,9 @@ def notes(metadata: Mapping[str, Any]) -> list[str]:
     if PREFIX + "pre" not in metadata and metadata.get(PREFIX + "model") == "gpt2":
         count = len(metadata.get(PREFIX + "tokens", ()))
         lines.append(f"the pre-tokenizer is not named: {_default_pre(count)} is used")
+    kinds = zip(*(metadata.get(PREFIX + key, ()) for key in ("tokens", "token_type")), strict=False)
+    if unmarked := [token for token, kind in kinds if token in _MARKS and kind != CONTROL]:
+        lines.append(f"not marked as control tokens, and taken for such: {', '.join(unmarked)}")
     if _WRONG_TEMPLATE in str(metadata.get("tokenizer.chat_template", "")):
         lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
     return lines
@@ -116,6 +126,8 @@ class _Vocab:
         self._types = self._numbers("token_type", [1] * len(self.tokens))
         if len(self._types) != len(self.tokens):
             raise self._wrong("token_type", f"has {len(self._types)} entries for {len(self.tokens)} tokens")
+        kinds = zip(self.tokens, self._types, strict=True)
+        self._types = [CONTROL if token in _MARKS else kind for token, kind in kinds]
         self.prefix = self.model == "llama" and self.flag("add_space_prefix", True)
         if self.model == "llama" and not self.prefix:  # their spaces are written as they are; see added
             spelt = zip(self.tokens, self._types, strict=True)
