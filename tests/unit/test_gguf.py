@@ -255,6 +255,19 @@ def test_sizes_may_stand_there_for_each_layer():
                 config_of(**sizes | {key: bad})
 
 
+def test_local_layers_may_be_named_one_by_one():
+    def local(pattern):
+        keys = {"attention__sliding_window": 8, "attention__sliding_window_pattern": pattern}
+        return config_of(arch="gemma3", block_count=4, **keys).local
+
+    assert local(np.array([True, True, False, True])) == local(3)
+    assert local(np.array([False, True, True, False])).layers == (1, 2)
+    assert local(np.zeros(4, bool)) is None
+    for bad in (np.ones(3, bool), np.ones(4, np.int32)):
+        with pytest.raises(FormatError, match="is neither a number nor a list of 4 flags"):
+            local(bad)
+
+
 class Bytes:
     """A GGUF file by hand."""
 

@@ -151,14 +151,21 @@ def gemma_scale(num_layers: int, features_a_head: float) -> float | None:
 
 
 def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
-    """All but every sixth layer, where the file names a window."""
+    """All but every sixth layer, where the file names a window; or those that a list of flags says."""
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if _is_set(fields, key):
             raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported: use another model")
     if not _is_set(fields, "attention.sliding_window"):
         return None
-    period = fields.size("attention.sliding_window_pattern", MAX_LAYERS, GEMMA_PERIOD)
-    layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
+    key = "attention.sliding_window_pattern"
+    flags = fields.values.get(key)
+    if isinstance(flags, np.ndarray):
+        if flags.dtype != np.bool_ or len(flags) != num_layers:
+            raise fields.wrong(key, f"is neither a number nor a list of {num_layers} flags: correct it")
+        layers = tuple(np.flatnonzero(flags).tolist())
+    else:
+        period = fields.size(key, MAX_LAYERS, GEMMA_PERIOD)
+        layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
     window = fields.size("attention.sliding_window", MAX_POSITIONS)
     theta = fields.positive("rope.freq_base_swa", GEMMA_LOCAL_THETA)
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
