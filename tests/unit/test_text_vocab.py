@@ -112,6 +112,7 @@ def test_an_unknown_token_is_special_where_the_file_names_it(is_named):
         ("default", "3 4", "1234", False),
         (None, "3 4", "1234", False),
         ("llama3", "' S", "'S", True),
+        ("falcon_e", "' S", "'S", True),
     ],
 )
 def test_words_are_cut_as_the_name_says(pre, merge, text, is_merged):

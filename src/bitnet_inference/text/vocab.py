@@ -41,8 +41,8 @@ PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
 }
 _ALIASES = {
-    "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon-h1": "llama-bpe",
-    "gpt2": "gpt-2", "megrez": "qwen2",
+    "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon_e": "llama-bpe",
+    "falcon-h1": "llama-bpe", "gpt2": "gpt-2", "megrez": "qwen2",
 }  # fmt: skip
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
 _WRONG_TEMPLATE = "BITNETAssistant: "
