@@ -317,6 +317,7 @@ ARCH = (b"general.architecture", 8, (5).to_bytes(8, "little") + b"llama")
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 99, 0).write(p), "type 99"),
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [256], 10, 0).write(p), r"type Q2_K are .*: use the model in Q8_0"),
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [256], 39, 0).write(p), "TL2"),
+        (lambda p: Bytes().key(*ARCH).tensor(b"x", [256], 135, 0).write(p), "take the I2_S file"),
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 8, 0).write(p), "no multiple of 32"),
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 36, 0).write(p), "no multiple of 128"),
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 0, 3).write(p), "is no multiple of 32"),

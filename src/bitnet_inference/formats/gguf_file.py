@@ -279,13 +279,17 @@ def _check_type(path: Path, info: _Info) -> None:
         )
 
 
-# What is refused: names of ggml, and why; 38 and 39 are of Microsoft's forks (upstream gave 39 to MXFP4 later).
+# What is refused: names of ggml, and why; 38 and 39 are of Microsoft's forks (upstream gave 39 to MXFP4 later), those
+# above 100 of others.
 _REFUSED = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 40: "NVFP4", 41: "Q1_0",
     38: "38 (TL1: permuted for lookup tables by settings that the file does not hold: convert it to I2_S)",
     39: "39 (TL2: permuted for lookup tables by settings that the file does not hold: convert it to I2_S; or MXFP4)",
+    134: "134 (IQ1_BN of ik_llama.cpp: take the I2_S file that it was made from)",
+    135: "135 (IQ2_BN of ik_llama.cpp: take the I2_S file that it was made from)",
+    142: "142 (PQ2_0 of PrismML: take the Q2_0 file of the same model)",
 }  # fmt: skip
 
 
