@@ -69,6 +69,17 @@ def test_control_tokens_in_a_text_are_text():
     assert tokenizer.eos_ids == (end,)
 
 
+def test_begin_and_end_of_sentencepiece_need_no_name():
+    metadata = sentencepiece_metadata(SAMPLES["prefix"], True)
+    named = Tokenizer.from_metadata("model.gguf", dict(metadata))
+    for role in ("bos", "eos", "unknown"):
+        del metadata[f"tokenizer.ggml.{role}_token_id"]
+    found = Tokenizer.from_metadata("model.gguf", metadata)
+    assert (found.bos_id, found.eos_ids, found.encode("a")) == (1, (2,), named.encode("a"))
+    metadata["tokenizer.ggml.token_type"][1] = 1
+    assert Tokenizer.from_metadata("model.gguf", metadata).bos_id is None
+
+
 @pytest.mark.parametrize("kind", [1, 4])
 def test_ends_of_turns_are_control_tokens_though_the_file_forgot_to_say_so(kind):
     metadata = bpe_metadata()

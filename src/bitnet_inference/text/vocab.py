@@ -145,10 +145,15 @@ class _Vocab:
             raise self._wrong(key, "is neither true nor false")
         return value
 
+    def _usual(self, key: str) -> int | None:
+        """What a file of SentencePiece need not name, as in llama.cpp."""
+        token_id = {"bos": 1, "eos": 2}.get(key) if self.model == "llama" else None
+        return token_id if token_id and self._types[token_id : token_id + 1] == [CONTROL] else None
+
     def named_ids(self) -> Iterator[tuple[str, int]]:
         """The roles that tokens have: "bos" and its like."""
         for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            token_id = self._metadata.get(f"{PREFIX}{key}_token_id")
+            token_id = self._metadata.get(f"{PREFIX}{key}_token_id", self._usual(key))
             if type(token_id) is int and 0 <= token_id < len(self.tokens):
                 yield role, token_id
 
