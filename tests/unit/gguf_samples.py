@@ -57,14 +57,14 @@ def q2_0_bytes(codes: NDArray[np.int8], size: int = 64) -> NDArray[np.uint8]:
     return np.concatenate([scales.view(np.uint8).reshape(-1, 2), fours.sum(axis=2, dtype=np.uint8)], axis=1).reshape(-1)
 
 
-def add_words(writer: gguf.GGUFWriter, folder: Path) -> None:
+def add_words(writer: gguf.GGUFWriter, folder: Path, pre: str = "gpt-2") -> None:
     """The tokenizer of a folder as metadata."""
     spec = json.loads((folder / "tokenizer.json").read_text())
     vocab, added = spec["model"]["vocab"], {token["content"]: token["id"] for token in spec["added_tokens"]}
     by_id = {token_id: token for token, token_id in (vocab | added).items()}
     tokens = [by_id[token_id] for token_id in range(len(by_id))]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in added else 1 for token in tokens])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]])
@@ -86,7 +86,8 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
 
     "Q2_0_128" is the older Q2_0 with 128 weights a block, under the same number.
     `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
-    and to replace, `extra` has vectors by their own names; `per_file` cuts the model into files of that many tensors.
+    and to replace, `extra` has vectors by their own names; `per_file` cuts the model into files of that many tensors;
+    `pre` names the pre-tokenizer.
     """
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
@@ -103,7 +104,7 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
-    add_words(writer, folder)
+    add_words(writer, folder, more.pop("pre", "gpt-2"))
     for key, value in more.items():
         key = f"{arch}.{key.replace('__', '.')}"
         kind = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]

@@ -24,6 +24,7 @@ from bitnet_inference.formats.gguf_metadata import architecture_of, describe, ro
 from bitnet_inference.formats.gguf_writer import record
 from bitnet_inference.model.rope import inverse_frequencies
 from bitnet_inference.model_folder import find_model, load_tokenizer
+from bitnet_inference.text.vocab import BITNET_TEMPLATE, corrections
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TALK = [{"role": "user", "content": "Tell me a story about a fox"}]
@@ -212,6 +213,19 @@ def test_the_metadata_of_a_gguf_file_stays_as_it_is(tmp_path):
     before.pop("general.file_type", None)
     assert list(before) == list(after) and all(before[key] == after[key] for key in before)
     assert is_equal(open_checkpoint(result.path), open_checkpoint(tmp_path / "a.gguf")) and not result.notes
+
+
+def test_a_pre_tokenizer_gets_the_name_that_llama_cpp_knows(tmp_path):
+    write_default(tmp_path / "a.gguf", "TQ2_0", pre="falcon_e")
+    convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "f16")
+    assert open_checkpoint(tmp_path / "b.gguf").metadata["tokenizer.ggml.pre"] == "llama-bpe"
+
+
+def test_what_microsofts_files_say_wrongly_is_written_right():
+    wrong = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [""] * 128256}
+    wrong["tokenizer.chat_template"] = "Human: {{ messages[0].content }}\n\nBITNETAssistant: "
+    right = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.chat_template": BITNET_TEMPLATE}
+    assert corrections(wrong) == right and not corrections(wrong | right)
 
 
 def config(**more) -> ModelConfig:

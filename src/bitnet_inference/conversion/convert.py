@@ -33,6 +33,7 @@ from bitnet_inference.model_folder import find_model, load_text_files, load_toke
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.embedded import to_embedded
 from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.vocab import corrections
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -208,9 +209,10 @@ def _check_coreml(target: Path, compute: str | None, context: int | None) -> Non
 
 
 def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], list[str]]:
-    """The records by key, those of a GGUF file as they are; and what has no place among them."""
+    """The records by key, those of a GGUF file put right; and what has no place among them."""
     if isinstance(checkpoint, GgufCheckpoint):
-        return dict(checkpoint.records), []
+        corrected = {key: record(key, value) for key, value in corrections(checkpoint.metadata).items()}
+        return dict(checkpoint.records) | corrected, []
     config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)
     values = describe(checkpoint.path, config)
     values |= metadata_of(tokenizer, config.vocab_size)

@@ -45,6 +45,7 @@ _ALIASES = {
     "falcon-h1": "llama-bpe", "gpt2": "gpt-2", "megrez": "qwen2",
 }  # fmt: skip
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
+_TEMPLATE = "tokenizer.chat_template"
 _WRONG_TEMPLATE = "BITNETAssistant: "
 BITNET_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] | trim + '<|eot_id|>' }}"
@@ -99,9 +100,22 @@ def notes(metadata: Mapping[str, Any]) -> list[str]:
     kinds = zip(*(metadata.get(PREFIX + key, ()) for key in ("tokens", "token_type")), strict=False)
     if unmarked := [token for token, kind in kinds if token in _MARKS and kind != CONTROL]:
         lines.append(f"not marked as control tokens, and taken for such: {', '.join(unmarked)}")
-    if _WRONG_TEMPLATE in str(metadata.get("tokenizer.chat_template", "")):
+    if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
         lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
     return lines
+
+
+def corrections(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """What other programs would not understand as it is understood here, put right: llama.cpp knows no falcon_e."""
+    found = {}
+    tokens, pre = metadata.get(PREFIX + "tokens"), metadata.get(PREFIX + "pre")
+    if pre is None and metadata.get(PREFIX + "model") == "gpt2" and isinstance(tokens, list):
+        found[PREFIX + "pre"] = _default_pre(len(tokens))
+    elif isinstance(pre, str) and pre in _ALIASES:
+        found[PREFIX + "pre"] = _ALIASES[pre]
+    if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
+        found[_TEMPLATE] = BITNET_TEMPLATE
+    return found
 
 
 def filler(token_id: int) -> str:
@@ -258,7 +272,7 @@ class _Vocab:
 
 
 def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
-    key = "tokenizer.chat_template"
+    key = _TEMPLATE
     templates = {"default": metadata[key]} if key in metadata else {}
     names = metadata.get(f"{key}s", [])
     if not isinstance(names, list):
