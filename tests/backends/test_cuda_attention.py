@@ -40,6 +40,20 @@ def batch_of(contexts: list[tuple[int, int]], seed: int = 0, spare: int = 0) -> 
     )
 
 
+def test_scratch_memory_is_as_much_as_was_said(monkeypatch):
+    taken = []
+
+    def empty(*arguments, **options):
+        taken.append(room := torch.zeros(*arguments, **options))
+        return room
+
+    cache, batch = filled("bfloat16", 2, 16), batch_of([(4000, 2), (3, 1)])
+    q = torch.zeros(3, 4 * 16, device=DEVICE)
+    monkeypatch.setattr(cuda_attention.torch, "empty", empty)
+    cuda_attention.attend(cache, 0, q, q.clone(), batch, 1.0, 0)
+    assert sum(each.nbytes for each in taken) == cuda_attention.scratch_bytes(3, 4, 16)
+
+
 def filled(dtype: str, kv_heads: int, dim: int, layers: int = 1) -> Cache:
     """A cache in which every slot of every layer holds something."""
     cache = Cache(dtype, layers, kv_heads, dim, DEVICE)

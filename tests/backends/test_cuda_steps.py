@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,9 @@ triton = pytest.importorskip("triton")
 from triton.runtime.interpreter import GridExecutor  # noqa: E402
 
 from bitnet_inference.backends import cuda_attention, cuda_top  # noqa: E402
-from bitnet_inference.backends.cuda_device import Gpu  # noqa: E402
-from bitnet_inference.backends.cuda_inputs import Inputs, padded_shape, usual_shapes  # noqa: E402
+from bitnet_inference.backends.cuda_device import CAPTURING, Gpu  # noqa: E402
+from bitnet_inference.backends.cuda_graphs import NOTHING, GraphStep  # noqa: E402
+from bitnet_inference.backends.cuda_inputs import Inputs, Shape, padded_shape, usual_shapes  # noqa: E402
 from bitnet_inference.backends.cuda_steps import MIN_STREAK, Steps  # noqa: E402
 from bitnet_inference.model.contract import Batch  # noqa: E402
 
@@ -211,6 +214,38 @@ def test_batches_of_nothing_write_nothing():
 def test_numbers_that_grow_while_serving_compile_nothing_anew(kernel, number):
     """Triton compiles a kernel again for a number that is a multiple of 16 where the last was none."""
     assert number in kernel.arg_names and number in kernel.kwargs["do_not_specialize"]
+
+
+def test_a_step_that_cannot_be_captured_is_launched_as_before(monkeypatch, caplog):
+    """A capture whose end PyTorch refuses, as it does where something in it was not allowed or memory ran out."""
+
+    @contextmanager
+    def capture(*arguments, **options):
+        yield
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more")
+
+    for name, stand_in in (("CUDAGraph", object), ("current_stream", object), ("graph", capture)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    line = Line()
+    step = GraphStep(Inputs(Shape(1, 1, 32, True), line.steps._gpu), line.launch, pool=object())
+    for _ in range(4):
+        step.inputs.send(NOTHING)
+        assert step.run() is not None
+    assert len(line.launched) == 5, "once in vain"
+    assert [record.message for record in caplog.records] == [
+        "no CUDA graph of Shape(num_tokens=1, num_sequences=1, num_blocks=32, decodes=True): its steps are launched "
+        "kernel by kernel, and take longer: CUDA error: operation not permitted when stream is capturing"
+    ]
+
+
+def test_no_memory_is_given_back_while_a_graph_is_captured(monkeypatch):
+    gpu, held = Gpu("cuda"), []
+    gpu.is_real = True
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(CAPTURING.locked()))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, 9))
+    assert gpu.free_bytes == 5
+    gpu.free()
+    assert held == [True, True] and not CAPTURING.locked()
 
 
 def test_shapes_have_room_for_their_batches():

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bitnet_inference import native
+from bitnet_inference.backends.cuda_attention import scratch_bytes
 from bitnet_inference.backends.cuda_cache import BLOCK_TOKENS, Cache, CacheDtype
 from bitnet_inference.backends.cuda_device import Gpu
 from bitnet_inference.backends.cuda_head import HEAD_ROWS, Best, Head
@@ -70,14 +71,14 @@ class CudaModel:
             if self._gpu.is_real:
                 check_products(self._gpu.device)
             self._load(checkpoint, config, progress, layers, group)
-            free_bytes = self._gpu.free_bytes
+            free_bytes = int(self._gpu.free_bytes * _CACHE_SHARE) - self._scratch_bytes
         self.notes = findings_of(checkpoint, config)  # what its user should know
         self.capabilities = Capabilities(
             block_size=BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
             max_sequences=MAX_SEQUENCES,
             max_tokens=self._max_tokens,
-            available_bytes=int(free_bytes * _CACHE_SHARE),
+            available_bytes=max(0, free_bytes),
             quick_top=QUICK_TOP,
             looks_ahead=True,
             threads=_threads_of(self),
@@ -104,6 +105,7 @@ class CudaModel:
         self._read_bytes: int = sum(weights[key].num_bytes for key in {weight_key(step) for step in products})
         cache_dtype = cast(CacheDtype, config.cache_dtype)
         self._cache: Any = Cache(cache_dtype, len(plans.body.layers), sizes.num_kv_heads, sizes.head_dim, device)
+        self._scratch_bytes = scratch_bytes(self._max_tokens, sizes.num_heads, sizes.head_dim)
         parts = Parts(sizes, weights, load_vectors(checkpoint, plans, device), self._cache, device, group)
         self._body: Any = Program(plans.body, parts, self._max_tokens)
         self._hidden: Any = torch.zeros(self._max_tokens, sizes.hidden_size, device=device)

@@ -53,6 +53,11 @@ def attend(cache: Cache, layer: int, q: Tensor, out: Tensor, batch: DeviceBatch,
         _many[grid](*tensors, *numbers, **constants, **options)
 
 
+def scratch_bytes(num_tokens: int, num_heads: int, dim: int) -> int:
+    """Memory that `attend` takes for so many tokens, at most, while it runs."""
+    return num_tokens * num_heads * _MAX_SEGMENTS * (dim + 2) * 4
+
+
 def _attend_few(cache: Cache, tensors: tuple[Tensor, ...], numbers: tuple[Any, ...], batch: DeviceBatch) -> None:
     """Every token of the sequences with few."""
     (q, out, *_), window = tensors, numbers[-1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EACCES, EROFS
 from subprocess import CalledProcessError
+from threading import Lock
 
 import torch
 import triton
@@ -14,6 +16,7 @@ from bitnet_inference.config import available_bytes
 from bitnet_inference.errors import KernelError, OutOfMemory, Unavailable
 
 MIN_CAPABILITY = (8, 0)
+CAPTURING = Lock()  # PyTorch captures one graph at a time in a process, and frees no memory meanwhile
 _MAX_SHOWN = 200
 
 
@@ -41,19 +44,21 @@ class Gpu:
                 return
             with torch.cuda.stream(self.stream):
                 yield
-        except torch.OutOfMemoryError as error:
-            cure = "free memory on it, lower max_cache_tokens, or choose a smaller model"
-            raise OutOfMemory(f"the memory of {self.device} ran out: {cure}") from error
         except (RuntimeError, TritonError) as error:
+            # Graphs and modules take memory without PyTorch's allocator.
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+                cure = "free memory on it, lower max_cache_tokens, or choose a smaller model"
+                raise OutOfMemory(f"the memory of {self.device} ran out: {cure}") from error
             cure = 'start the process again, or choose device="cpu"'
-            raise KernelError(f"{self.device} failed: {_shown(error)}: {cure}") from error
+            raise KernelError(f"{self.device} failed: {shown(error)}: {cure}") from error
 
     @property
     def free_bytes(self) -> int:
         """Memory that nobody uses."""
         if not self.is_real:
             return available_bytes()
-        torch.cuda.empty_cache()
+        with CAPTURING:
+            torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -73,7 +78,8 @@ class Gpu:
         """Give memory that nobody uses any more back to the system."""
         if self.is_real:
             self.wait()
-            torch.cuda.empty_cache()
+            with CAPTURING:
+                torch.cuda.empty_cache()
 
 
 def start_triton(name: str) -> None:
@@ -82,7 +88,10 @@ def start_triton(name: str) -> None:
         triton.runtime.driver.active.get_current_target()
     except (RuntimeError, OSError, AssertionError, CalledProcessError) as error:
         why = " ".join(str(error).split())[:_MAX_SHOWN].rstrip(". ")
-        cure = 'install gcc and Python\'s headers (python3-dev), or choose device="cpu"'
+        cure = "install gcc and Python's headers (python3-dev)"
+        if isinstance(error, OSError) and error.errno in (EACCES, EROFS):
+            cure = "set TRITON_CACHE_DIR to a folder that can be written"
+        cure += ', or choose device="cpu"'
         raise Unavailable(name, f"Triton does not start: {why}", cure) from error
 
 
@@ -92,7 +101,7 @@ def _find(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # no driver, one too old, or a PyTorch without CUDA
         built = "has no CUDA" if torch.version.cuda is None else f"has CUDA {torch.version.cuda}"
         cure = 'see nvidia-smi, and install a PyTorch for its CUDA version, or choose device="cpu"'
-        raise Unavailable(name, f"{_shown(error)} (this PyTorch {built})", cure) from error
+        raise Unavailable(name, f"{shown(error)} (this PyTorch {built})", cure) from error
     index, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:
         raise Unavailable(name, f"there are {count} GPUs, counted from 0", "choose one of these")
@@ -103,7 +112,7 @@ def _find(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _shown(error: BaseException) -> str:
+def shown(error: BaseException) -> str:
     """What a library says, in a line: Triton's reason, or what else begins the message."""
     while isinstance(error.__cause__, TritonError):  # the kernel does not compile because a function of it does not
         error = error.__cause__

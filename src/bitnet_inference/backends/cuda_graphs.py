@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from threading import Lock
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
-from bitnet_inference.backends.cuda_device import Gpu
+from bitnet_inference.backends.cuda_device import CAPTURING, Gpu, shown
 from bitnet_inference.backends.cuda_inputs import Inputs, Shape
 from bitnet_inference.model.contract import Batch
 
 MAX_SHAPES = 128  # that are kept; the one that was used longest ago gives way
-_CAPTURING = Lock()  # PyTorch captures one graph at a time in a process
 Result = TypeVar("Result")
 
 
@@ -22,7 +21,7 @@ class Graphs(Generic[Result]):
     """The steps of a model, one for each shape that occurs.
 
     The first batch of a shape is launched kernel by kernel, which compiles them; for the second the launches are
-    captured. Graphs take their scratch memory from one pool, for no two run at a time.
+    captured, and where that fails the shape goes on as it began. Graphs take their scratch memory from one pool, for no two run at a time.
     """
 
     def __init__(self, gpu: Gpu, launch: Callable[[Inputs], Result], captures: bool) -> None:
@@ -83,9 +82,15 @@ class GraphStep(Generic[Result]):
         # Only what this thread does counts: other models may go on in theirs.
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
-        with _CAPTURING, capture:
-            self._result = self._launch(self.inputs)
-        self._graph = graph
+        try:
+            with CAPTURING, capture:
+                self._result = self._launch(self.inputs)
+        except RuntimeError as error:  # what is wrong beside, the launches that follow will tell
+            self._pool = None
+            what = "no CUDA graph of %s: its steps are launched kernel by kernel, and take longer: %s"
+            logging.getLogger(__name__).warning(what, self.inputs.shape, shown(error))
+        else:
+            self._graph = graph
 
 
 def _nothing() -> Batch:
