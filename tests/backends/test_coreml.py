@@ -342,7 +342,7 @@ def mac(monkeypatch):
 
 def test_here_it_says_why_not_and_what_to_do(package, monkeypatch):
     monkeypatch.setattr(coreml_library.platform, "mac_ver", lambda: ("", ("", "", ""), ""))
-    with pytest.raises(Unavailable, match=r"macOS 15 or newer, and this is .*: copy the folder to such a Mac, or run"):
+    with pytest.raises(Unavailable, match=r"macOS 15 or newer, and this is .*: copy packages to such a Mac, or run"):
         LLM.load(package)
     monkeypatch.setattr(coreml_library.platform, "mac_ver", lambda: ("14.7", ("", "", ""), "arm64"))
     with pytest.raises(Unavailable, match=r"this is macOS 14\.7"):

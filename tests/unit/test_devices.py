@@ -30,6 +30,7 @@ LAYERS = CHECKPOINT.config.num_layers
 GPU = "Some GPU"
 TOKENS = 512
 INSTALL = 'pip install "bitnet-inference[cuda]"'
+DRIVER = "see nvidia-smi; update NVIDIA's driver, or install a PyTorch for its CUDA version (see pytorch.org)"
 Machine = Callable[..., None]
 
 
@@ -68,6 +69,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         cuda: str | None = "12.8",
         warning: str = "",
         system: str = "Linux",
+        macos: str = "15.1",
     ) -> None:
         def library(name: str) -> None:
             if not driver:
@@ -84,6 +86,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         ):
             monkeypatch.setitem(sys.modules, library_name, module)
         monkeypatch.setattr(platform, "system", lambda: system)
+        monkeypatch.setattr(platform, "mac_ver", lambda: (macos if system == "Darwin" else "", ("", "", ""), ""))
         monkeypatch.setattr(platform, "machine", lambda: "arm64" if system == "Darwin" else "x86_64")
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
@@ -112,7 +115,7 @@ def size_on_gpu(num_layers: int = LAYERS) -> int:
         ({"missing": "triton"}, "triton is not installed", INSTALL),
         ({"cuda": None}, "this PyTorch is built without CUDA", "pip install --force-reinstall torch"),
         ({"count": 0}, "PyTorch finds no NVIDIA GPU", ""),
-        ({"count": 0, "warning": "the driver\nis too old"}, "the driver is too old", ""),
+        ({"count": 0, "warning": "the driver\nis too old"}, "the driver is too old", DRIVER),
         ({"capability": (7, 5)}, f"{GPU} has compute capability 7.5, at least 8.0 is needed", ""),
     ],
 )
@@ -122,7 +125,8 @@ def test_why_no_nvidia_gpu_is_used(machine: Machine, options: dict[str, object],
     assert choice.config.device == "cpu"
     assert choice.why == (f"{why}: {install}" if install else why)
     assert choice.note == (f"the GPU is not used: {why}: {install}" if install else "")
-    assert dict(overview())["cuda"].endswith(f"not usable: {choice.why}")
+    needs = f"where there is one of compute capability 8.0 or newer, install its driver, then {INSTALL}"
+    assert dict(overview())["cuda"].endswith(f"not usable: {why}: {install or needs}")
     with pytest.raises(Unavailable) as caught:
         choose(device="cuda")
     assert (caught.value.why, caught.value.install) == (why, install or 'choose device="cpu"')
@@ -222,8 +226,13 @@ def test_each_extra_is_named_where_it_lacks(machine: Machine, name: str, library
     assert "usable, " in dict(overview())[name] and "not usable" not in dict(overview())[name]
     machine(system="Darwin", missing=library)
     assert dict(overview())[name].endswith(f'{library} is not installed: pip install "bitnet-inference[{name}]"')
-    machine(missing="coremltools")
-    assert dict(overview())["coreml"].endswith("not usable: this is not a Mac")
+
+
+@pytest.mark.parametrize(("system", "macos", "here"), [("Linux", "", "Linux"), ("Darwin", "14.7", "macOS 14.7")])
+def test_core_ml_wants_a_new_mac(machine: Machine, system: str, macos: str, here: str) -> None:
+    machine(system=system, macos=macos)
+    about = dict(overview())["coreml"]
+    assert f"not usable: programs with a state run on macOS 15 or newer, and this is {here}: copy packages" in about
 
 
 def test_every_device_is_in_the_table() -> None:

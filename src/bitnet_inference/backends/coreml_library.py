@@ -51,13 +51,18 @@ def writing_coremltools() -> Any:
     return found
 
 
-def running_coremltools() -> Any:
-    """The same, where it can run programs. Raises Unavailable, with what to do instead."""
+def require_macos() -> None:
+    """Raises Unavailable where programs do not run, with what to do instead."""
     version = platform.mac_ver()[0]
     if not version or int(version.split(".")[0]) < MIN_MACOS:
         here = f"this is macOS {version}" if version else f"this is {platform.system() or 'another system'}"
-        cure = "copy the folder to such a Mac, or run here what it was converted from, such as its GGUF file"
+        cure = "copy packages to such a Mac, or run here what they were converted from, such as a GGUF file"
         raise Unavailable("coreml", f"programs with a state run on macOS {MIN_MACOS} or newer, and {here}", cure)
+
+
+def running_coremltools() -> Any:
+    """The same as coremltools, where it can run programs. Raises Unavailable."""
+    require_macos()
     found = coremltools()
     if not hasattr(found.models.model.MLState, "write_state"):
         raise Unavailable("coreml", f"coremltools {found.__version__} is too old, 9 is needed", _INSTALL)

@@ -13,6 +13,7 @@ from bitnet_inference.errors import Unavailable
 
 LEAST_CAPABILITY = (8, 0)  # Ampere: bfloat16 and the integer products that the kernels are written for
 INSTALL = 'pip install "bitnet-inference[cuda]"'
+_DRIVER = "see nvidia-smi; update NVIDIA's driver, or install a PyTorch for its CUDA version (see pytorch.org)"
 
 
 class CudaDevice(NamedTuple):
@@ -35,9 +36,9 @@ def find_device(index: int = 0) -> CudaDevice:
     if not has_driver():
         raise Unavailable("cuda", "no NVIDIA driver was found")
     torch = import_torch()
-    count, why = _count(torch)
+    count = _count(torch)
     if index >= count:
-        raise Unavailable("cuda", why or f"there are {count} GPUs, numbered from 0, and none is {index}")
+        raise Unavailable("cuda", f"there are {count} GPUs, numbered from 0, and none is {index}")
     try:
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)
@@ -71,15 +72,17 @@ def import_torch() -> Any:
     return torch
 
 
-def _count(torch: Any) -> tuple[int, str]:
-    """How many GPUs PyTorch sees, and why none."""
+def _count(torch: Any) -> int:
+    """How many GPUs PyTorch sees. Raises Unavailable where there are none."""
     if torch.version.cuda is None:
         raise Unavailable("cuda", "this PyTorch is built without CUDA", "pip install --force-reinstall torch")
     with warnings.catch_warnings(record=True) as said:  # that the driver is too old, is a warning
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    why = _line(said[0].message) if said else "PyTorch finds no NVIDIA GPU"
-    return count, "" if count else why
+    if not count:
+        why, cure = (_line(said[0].message), _DRIVER) if said else ("PyTorch finds no NVIDIA GPU", "")
+        raise Unavailable("cuda", why, cure)
+    return count
 
 
 def _line(error: object) -> str:

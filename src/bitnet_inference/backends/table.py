@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from bitnet_inference.backends.cuda_check import find_device
+from bitnet_inference.backends.coreml_library import require_macos
+from bitnet_inference.backends.cuda_check import INSTALL, find_device
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import Unavailable
 
 
 class Backend(NamedTuple):
-    """`what` computes; `find` gives a few words on what was found, and raises Unavailable with the reason."""
+    """`what` computes; `find` gives a few words on what was found, and raises Unavailable with the reason.
+
+    `needs`: what can be done where that names no cure.
+    """
 
     what: str
     find: Callable[[EngineConfig], str]
+    needs: str = ""
 
 
 def is_apple_silicon() -> bool:
@@ -36,8 +41,7 @@ def _mlx(config: EngineConfig) -> str:
 
 
 def _coreml(config: EngineConfig) -> str:
-    if platform.system() != "Darwin":
-        raise Unavailable("coreml", "this is not a Mac")
+    require_macos()
     _require("coreml", "coremltools")
     return "for its packages"
 
@@ -63,7 +67,11 @@ def _require(name: str, library: str) -> None:
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "cuda": Backend("NVIDIA GPUs", _cuda),
+    "cuda": Backend(
+        "NVIDIA GPUs",
+        _cuda,
+        f"where there is one of compute capability 8.0 or newer, install its driver, then {INSTALL}",
+    ),
     "mlx": Backend("Apple GPUs", _mlx),
     "cpu": Backend("native kernels", _cpu),
     "coreml": Backend("Apple's Core ML", _coreml),
@@ -81,4 +89,4 @@ def _verdict(backend: Backend) -> str:
     try:
         return f"usable, {backend.find(EngineConfig())}"
     except Unavailable as error:
-        return f"not usable: {error.why}" + (f": {error.install}" if error.install else "")
+        return f"not usable: {error.why}: {error.install or backend.needs}"
