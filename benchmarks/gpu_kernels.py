@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,14 +21,16 @@ MIN_BYTES = 256 << 20  # what a timing reads: several times any card's cache
 HEADS, KV_HEADS, HEAD_DIM = 20, 5, 128
 
 
-def products(card: Card) -> Rows:
+def shapes(card: Card) -> Mapping[str, tuple[int, int]]:
+    """Rows and columns of the products."""
+    return SHAPES if card.device.type == "cuda" else {"tiny": (64, 128)}
+
+
+def products(card: Card, shape: tuple[int, int]) -> Rows:
     """Ternary products: time, and what share of the card's copy bandwidth or of its int8 peak it reaches."""
-    shapes, counts = (SHAPES, (*FEW, *MANY)) if card.device.type == "cuda" else ({"tiny": (64, 128)}, (1, 16))
-    found: dict[str, Numbers] = {}
-    for name, shape in shapes.items():
-        weights = _weights(card, shape)
-        found |= {f"{name} {shape[0]}x{shape[1]}, {count} tokens": _product(card, weights, count) for count in counts}
-    return found
+    weights = _weights(card, shape)
+    counts = (*FEW, *MANY) if card.device.type == "cuda" else (1, 16)
+    return {f"{count} tokens": _product(card, weights, count) for count in counts}
 
 
 def attention(card: Card) -> Rows:

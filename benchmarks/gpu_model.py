@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from agreement import difference, logits_of
+from agreement import Floats, difference, is_off, logits_of
 from engine_streams import Numbers, Rows
 from gpu_card import Card
 from gpu_peer import BfloatCopy
@@ -19,6 +20,7 @@ from bitnet_inference.backends import load_model, resolved
 from bitnet_inference.backends.cuda import CudaModel
 from bitnet_inference.bench import Runner, Workload
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.errors import BitNetError
 from bitnet_inference.formats import open_checkpoint
 
 PROMPTS, CONTEXTS, BATCHES = (512, 2048, 4000), (0, 2048), (1, 8, 64)
@@ -26,10 +28,18 @@ NUM_SAMPLES = 5
 
 
 def agreement(path: Path, device: str) -> Rows:
-    """How far the logits of a few tokens are from the reference's."""
-    truth, found = logits_of(path, "reference"), {name: logits_of(path, name) for name in ("cpu", device)}
-    errors = {name: difference(logits, truth) for name, logits in found.items()}
-    return {name: {"% RMS": 100 * error, "other clear tokens": others} for name, (error, others) in errors.items()}
+    """How far the logits of a few tokens are from the reference's; NaN where a device fails."""
+    truth = logits_of(path, "reference")
+    return {name: _beside(path, name, truth) for name in ("cpu", device)}
+
+
+def _beside(path: Path, device: str, truth: Floats) -> Numbers:
+    try:
+        error, others = difference(logits_of(path, device), truth)
+    except BitNetError as failure:  # the next model may do
+        print(f"{path.name}: {failure}", flush=True)
+        error, others = math.nan, 0
+    return {"% RMS": 100 * error, "other clear tokens": others, "agrees": not is_off(error, others)}
 
 
 def speeds(card: Card, path: Path, head: str, device: str) -> Rows:

@@ -14,13 +14,13 @@ from pathlib import Path
 import gpu_kernels
 import gpu_model
 import torch
+from agreement import models_here
 from engine import table
 from engine_streams import Rows
 from gpu_card import Card, describe, measure_card
 from synthesize import synthesize
 
 from bitnet_inference.config import is_interpreted
-from bitnet_inference.model_folder import find_model
 from bitnet_inference.output_files import write_whole
 
 Tables = Iterator[tuple[str, Rows]]
@@ -46,13 +46,14 @@ def _measure(name: str, folder: Path, file: Path, numbers: dict[str, object]) ->
     for title, rows in SECTIONS[name](card, folder):
         print("\n".join(["", *table(title, rows)]), flush=True)
         numbers[title] = rows
-        if any(row.get("other clear tokens") for row in rows.values()):
-            numbers["failed"] = f"{title}: other tokens than the reference's"
+        if not all(row.get("agrees", True) for row in rows.values()):
+            numbers["failed"] = f"{title}: other logits than the reference's"
         write_whole(file, json.dumps(numbers))
 
 
 def _kernels(card: Card, folder: Path) -> Tables:
-    yield "products", gpu_kernels.products(card)
+    for name, shape in gpu_kernels.shapes(card).items():
+        yield f"products {name} {shape[0]}x{shape[1]}", gpu_kernels.products(card, shape)
     yield "attention", gpu_kernels.attention(card)
     yield "rows", gpu_kernels.rows(card)
 
@@ -69,7 +70,8 @@ def _peer(card: Card, folder: Path) -> Tables:
 
 
 def _agreement(card: Card, folder: Path) -> Tables:
-    yield "default model", gpu_model.agreement(find_model("default"), "cuda")
+    for path in models_here():
+        yield path.name, gpu_model.agreement(path, "cuda")
 
 
 def _write_missing(card: Card, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from gpu import command, run
+from agreement import is_off
+from gpu import command, run, stop
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,21 @@ def test_a_section_says_how_it_ended_and_keeps_its_numbers(tmp_path, program, li
     numbers = run([sys.executable, "-S", "-c", program], file, limit_s)
     assert numbers.get("failed") == failed
     assert numbers["products"] == {"tiny": {"us": 2.5}} and numbers["s"] >= 0
+
+
+def test_a_section_that_is_stopped_may_tell_how_far_it_came():
+    program = "try:\n    print(1, flush=True)\n    while True: pass\nexcept KeyboardInterrupt: print(2)"
+    with subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"1\n"
+        stop(process)
+        assert process.stdout.read() == b"2\n"
+
+
+@pytest.mark.parametrize(
+    ("rms", "num_others", "is_wrong"), [(0.03, 0, False), (0.031, 0, True), (0.0, 1, True), (float("nan"), 0, True)]
+)
+def test_what_does_not_agree(rms, num_others, is_wrong):
+    assert is_off(rms, num_others) == is_wrong
 
 
 def test_a_reason_that_a_section_gives_comes_before_its_status(tmp_path):
