@@ -134,6 +134,19 @@ def test_the_trial_tells_right_kernels_from_wrong_ones(tmp_path: Path, monkeypat
             assert not mlx_metal.is_right(InCpp(tmp_path / name))
 
 
+def test_kernels_that_do_not_compile_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX compiles them when they are first computed; what raises in NumPy's hands ends the process."""
+
+    def fail(*arrays: mx.array) -> None:
+        raise RuntimeError("[metal::Device] Unable to build metal library from source")
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mlx_metal, "MetalProducts", lambda: InCpp(tmp_path))
+    assert mlx_metal.metal_products() is not None
+    monkeypatch.setattr(mx, "eval", fail)
+    assert mlx_metal.metal_products() is None
+
+
 def test_without_metal_there_are_no_kernels() -> None:
     if not mx.metal.is_available():
         assert mlx_metal.metal_products() is None

@@ -21,7 +21,8 @@ class Graphs(Generic[Result]):
     """The steps of a model, one for each shape that occurs.
 
     The first batch of a shape is launched kernel by kernel, which compiles them; for the second the launches are
-    captured, and where that fails the shape goes on as it began. Graphs take their scratch memory from one pool, for no two run at a time.
+    captured, and where that fails the shape goes on as it began. Graphs take their scratch memory from one pool, for no
+    two run at a time.
     """
 
     def __init__(self, gpu: Gpu, launch: Callable[[Inputs], Result], captures: bool) -> None:
