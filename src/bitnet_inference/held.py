@@ -10,7 +10,7 @@ from bitnet_inference.backends import Choice, load_fallback, load_model
 from bitnet_inference.drafts import Drafts
 from bitnet_inference.engine.events import PlanTimes
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import BackendError, InvalidParams
+from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model.loader import Progress
@@ -107,16 +107,16 @@ def made_on(
 ) -> tuple[Made, Choice]:
     """What `make` makes of the model on the device of this choice, or on the CPU if that device fails at it; and which.
 
-    Raises what loading raises; a BackendError only where the device was asked for.
+    Raises what loading raises; a BackendError or OutOfMemory of a device only where that was asked for.
     """
     try:
         model = load_model(checkpoint, choice.config, progress)
         try:
             return make(model, fallback=load_fallback(checkpoint, choice.config)), choice
-        except BackendError:
+        except (BackendError, OutOfMemory):
             model.close()
             raise
-    except BackendError as error:
+    except (BackendError, OutOfMemory) as error:
         if (instead := choice.instead(error)) is None:
             raise
         return made_on(instead, checkpoint, progress, make)

@@ -141,15 +141,24 @@ def test_a_gpu_that_holds_the_model_is_taken(machine: Machine) -> None:
     assert choice.why.startswith(f"{GPU} has 0.5 GB free, the model takes 0.0 GB")
 
 
+class Full:
+    """A CudaModel, on a GPU whose memory somebody else has taken meanwhile."""
+
+    def __init__(self, *arguments: object) -> None:
+        raise OutOfMemory("the memory of cuda:0 ran out")
+
+
+@pytest.mark.parametrize("model", [None, Full])  # None: it cannot be imported
 def test_one_that_fails_at_once_gives_way_to_the_cpu_where_nobody_asked_for_it(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, model: type | None
 ) -> None:
     machine()
-    monkeypatch.setitem(sys.modules, "bitnet_inference.backends.cuda", None)  # it cannot be imported
+    module = model and SimpleNamespace(CudaModel=model)
+    monkeypatch.setitem(sys.modules, "bitnet_inference.backends.cuda", module)  # type: ignore[arg-type]
     with LLM.load("default", max_cache_tokens=TOKENS) as llm:
         assert llm.device == "cpu" and llm.generate("Once", SamplingParams(max_tokens=2)).usage.num_output_tokens == 2
         assert any(note.startswith("on the CPU: cuda failed while the model was loaded") for note in llm.notes)
-    with pytest.raises(BackendError):
+    with pytest.raises((BackendError, OutOfMemory)):
         LLM.load("default", device="cuda")
 
 

@@ -33,7 +33,7 @@ class Choice(NamedTuple):
         count = self.config.gpu_layers
         return self.config.device if count is None else f"{self.config.device} (the last {count}) and cpu"
 
-    def instead(self, error: BackendError) -> Choice | None:
+    def instead(self, error: BackendError | OutOfMemory) -> Choice | None:
         """The CPU, where the device raises this before it has computed anything; None where it was asked for."""
         if not self.is_open or self.config.device == "cpu":
             return None

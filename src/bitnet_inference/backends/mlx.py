@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -109,6 +109,8 @@ class MlxModel:
 
     def close(self) -> None:
         """Give all memory back."""
+        with suppress(RuntimeError):  # of a GPU that has failed
+            mx.eval(self._cache.layers)  # what still runs gives its memory back after clear_cache
         self._weights = self._rows = None
         self._cache.layers.clear()
         self._decode = self._decoding_step()
