@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from bitnet_inference.errors import BitNetError, InvalidParams
 from bitnet_inference.output_files import refuse_unwritable, write_whole
 
 ROOT = Path(__file__).parents[1]
+SECTION = Path(__file__).with_name("gpu_section.py")
 MOST_S = 580  # for all sections
 TO_END_S = 10  # what one that is not done in time has to tell how far it came
 LIMITS: Mapping[str, int] = {"kernels": 120, "model": 240, "peer": 60, "agreement": 150, "checks": MOST_S}  # seconds
@@ -63,8 +66,10 @@ def _run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as room:
         folder = arguments.folder or Path(room, "model")
         for name in names:
+            limit_s = max(0.0, min(LIMITS[name], end - time.monotonic()))
             file = Path(room, f"{name}.json")
-            found[name] = run(command(name, folder, file), file, min(LIMITS[name], end - time.monotonic()))
+            command = [sys.executable, str(SECTION), name, str(folder), str(file)]
+            found[name] = check(Path(room), limit_s) if name == "checks" else run(command, file, limit_s)
             if arguments.json:
                 write_whole(arguments.json, json.dumps(found, indent=2) + "\n")
     print()
@@ -73,22 +78,33 @@ def _run(arguments: argparse.Namespace) -> int:
     return int(any("failed" in numbers for numbers in found.values()))
 
 
-def command(name: str, folder: Path, file: Path) -> list[str]:
-    """What runs a section, which writes its numbers into the file."""
-    if name != "checks":
-        return [sys.executable, str(Path(__file__).with_name("gpu_section.py")), name, str(folder), str(file)]
-    tests = sorted(map(str, (ROOT / "tests" / "backends").glob("test_cuda*.py")))
-    return [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}", *tests]
-
-
-def run(command: Sequence[str], file: Path, limit_s: float) -> dict[str, Any]:
-    """The numbers of a section, how many seconds it took, and why it has failed, if it has."""
-    begin, why = time.monotonic(), ""
-    if "pytest" in command and find_spec("pytest") is None:
+def check(room: Path, limit_s: float) -> dict[str, Any]:
+    """Files of tests in processes beside each other, because most of their time goes into compiling kernels."""
+    if find_spec("pytest") is None:
         return {"failed": 'pytest is not installed: pip install ".[cuda,test]"', "s": 0.0}
-    with subprocess.Popen(command, env={"TRITON_INTERPRET": "0"} | os.environ) as process:
+    pytest = [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
+    files, begin = sorted((ROOT / "tests" / "backends").glob("test_cuda*.py")), time.monotonic()
+    said = [room / f"{file.stem}.txt" for file in files]
+    with ThreadPoolExecutor(len(files)) as pool:
+        found = list(pool.map(lambda file, said: run([*pytest, str(file)], room / "none", limit_s, said), files, said))
+    for file, text in zip(files, said, strict=True):
+        print(f"\n-- {file.name} --\n{text.read_text(errors='replace')}", flush=True)
+    failed = [f"{file.name}: {each['failed']}" for file, each in zip(files, found, strict=True) if "failed" in each]
+    return ({"failed": ", ".join(failed)} if failed else {}) | {"s": time.monotonic() - begin}
+
+
+def run(command: Sequence[str], file: Path, limit_s: float, said: Path | None = None) -> dict[str, Any]:
+    """The numbers of a section, how many seconds it took, and why it has failed, if it has.
+
+    `said`: where all that it says goes, if nobody shall see it now.
+    """
+    begin, why = time.monotonic(), ""
+    with ExitStack() as opened:
+        output = said and opened.enter_context(said.open("wb"))
+        environment = {"TRITON_INTERPRET": "0"} | os.environ
+        process = opened.enter_context(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
         try:
-            if status := process.wait(max(limit_s, 0)):
+            if status := process.wait(limit_s):
                 why = f"exit status {status}"
         except subprocess.TimeoutExpired:
             why = f"not done within {limit_s:.0f} s"

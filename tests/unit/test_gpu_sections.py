@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from agreement import is_off
-from gpu import command, run, stop
+from gpu import check, run, stop
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,16 @@ def test_a_reason_that_a_section_gives_comes_before_its_status(tmp_path):
 
 def test_a_missing_pytest_is_told_with_its_cure(tmp_path, monkeypatch):
     monkeypatch.setattr("gpu.find_spec", lambda name: None)
-    found = run(command("checks", tmp_path, tmp_path / "none"), tmp_path / "none", 60)
-    assert found["failed"] == 'pytest is not installed: pip install ".[cuda,test]"'
+    assert check(tmp_path, 60)["failed"] == 'pytest is not installed: pip install ".[cuda,test]"'
+
+
+def test_each_file_of_tests_says_how_it_ended(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "tests" / "backends"
+    folder.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    for name, wanted in (("cuda_good", 2), ("cuda_bad", 3)):
+        (folder / f"test_{name}.py").write_text(f"def test(): assert 1 + 1 == {wanted}")
+    monkeypatch.setattr("gpu.ROOT", tmp_path)
+    assert check(tmp_path, 60)["failed"] == "test_cuda_bad.py: exit status 1"
+    shown = capsys.readouterr().out
+    assert "assert (1 + 1) == 3" in shown and "1 passed" in shown
