@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EROFS
 from subprocess import CalledProcessError
-from threading import Lock
+from threading import RLock
 
 import torch
 import triton
@@ -16,7 +16,7 @@ from bitnet_inference.config import available_bytes
 from bitnet_inference.errors import KernelError, OutOfMemory, Unavailable
 
 MIN_CAPABILITY = (8, 0)
-CAPTURING = Lock()  # PyTorch captures one graph at a time in a process, and frees no memory meanwhile
+CAPTURING = RLock()  # PyTorch captures one graph at a time in a process, and frees no memory meanwhile
 _MAX_SHOWN = 200
 
 
