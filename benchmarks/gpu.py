@@ -100,7 +100,7 @@ def run(command: Sequence[str], file: Path, limit_s: float, said: Path | None = 
     """
     begin, why = time.monotonic(), ""
     with ExitStack() as opened:
-        output = said and opened.enter_context(said.open("wb"))
+        output = opened.enter_context(said.open("wb")) if said else None
         environment = {"TRITON_INTERPRET": "0"} | os.environ
         process = opened.enter_context(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
         try:

@@ -20,6 +20,7 @@ from bitnet_inference.text.tokenizer import Tokenizer
 Drafts = Literal["auto", "lookup", "none"] | Model
 _WORDS = ("auto", "lookup", "none")
 _NUM_CONTEXTS = 16  # of the draft model at most, so that most of the memory is left to the large one
+_SHARE = 16  # of the memory: the large model may count on nine tenths of it for its own cache
 
 
 def load_drafts(drafts: str | Path, tokenizer: Tokenizer, config: EngineConfig) -> Drafts:
@@ -43,5 +44,5 @@ def make_drafter(model: Model, drafts: Drafts, max_cache_tokens: int | None) -> 
         return LookupDrafter()
     limits = drafts.capabilities
     num_tokens = min(max_cache_tokens or drafts.config.max_positions * _NUM_CONTEXTS, 1 << 31)
-    num_blocks = max(1, min(num_tokens // limits.block_size, limits.available_bytes // 4 // limits.block_bytes))
+    num_blocks = max(1, min(num_tokens // limits.block_size, limits.available_bytes // _SHARE // limits.block_bytes))
     return ModelDrafter(drafts, model.config.vocab_size, num_blocks)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Listener, ScriptedModel, check_events, generate, run
 
+from bitnet_inference.drafts import make_drafter
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Stepped
@@ -225,6 +226,13 @@ def test_a_follower_takes_back_what_was_wrong():
 def test_a_model_with_another_vocabulary_cannot_draft():
     with pytest.raises(InvalidParams, match="23 tokens in place of 5"):
         ModelDrafter(ScriptedModel(), VOCAB, 1)
+
+
+def test_the_cache_of_a_draft_model_fits_beside_that_of_the_large_one():
+    """Which has been told of nine tenths of the memory before."""
+    memory, draft = 1000, ScriptedModel(num_blocks=900, max_positions=100_000)
+    make_drafter(ScriptedModel(num_blocks=900), draft, None)
+    assert 0 < draft.num_bytes // draft.capabilities.block_size <= memory - 900
 
 
 def test_times_between_those_that_were_measured():
