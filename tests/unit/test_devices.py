@@ -70,7 +70,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         warning: str = "",
         system: str = "Linux",
         macos: str = "15.1",
+        compiler: bool = True,
     ) -> None:
+        def start(name: str) -> None:
+            if not compiler:
+                raise Unavailable(name, "Triton does not start: no C compiler", "install gcc")
+
         def library(name: str) -> None:
             if not driver:
                 raise OSError(f"{name}: cannot open shared object file")
@@ -85,6 +90,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             ("triton", ModuleType("triton")),
         ):
             monkeypatch.setitem(sys.modules, library_name, module)
+        device = SimpleNamespace(start_triton=start)
+        monkeypatch.setitem(sys.modules, "bitnet_inference.backends.cuda_device", device)  # type: ignore[arg-type]
         monkeypatch.setattr(platform, "system", lambda: system)
         monkeypatch.setattr(platform, "mac_ver", lambda: (macos if system == "Darwin" else "", ("", "", ""), ""))
         monkeypatch.setattr(platform, "machine", lambda: "arm64" if system == "Darwin" else "x86_64")
@@ -132,6 +139,15 @@ def test_why_no_nvidia_gpu_is_used(machine: Machine, options: dict[str, object],
     assert (caught.value.why, caught.value.install) == (why, install or 'choose device="cpu"')
     with pytest.raises(Unavailable):
         choose(gpu_layers=1)  # a number was asked for
+
+
+def test_a_gpu_without_a_compiler_for_its_kernels_is_not_usable(machine: Machine) -> None:
+    machine()
+    assert "NVIDIA GPUs: usable, Some GPU" in dict(overview())["cuda"]
+    machine(compiler=False)
+    assert dict(overview())["cuda"].endswith("not usable: Triton does not start: no C compiler: install gcc")
+    with pytest.raises(Unavailable, match=r"Triton does not start: .*: install gcc"):
+        choose(device="cuda")
 
 
 def test_a_gpu_that_holds_the_model_is_taken(machine: Machine) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bitnet_inference.backends.coreml_library import require_macos
 from bitnet_inference.backends.cuda_check import INSTALL, find_device
-from bitnet_inference.config import EngineConfig
+from bitnet_inference.config import EngineConfig, is_interpreted
 from bitnet_inference.errors import Unavailable
 
 
@@ -31,6 +31,10 @@ def is_apple_silicon() -> bool:
 
 def _cuda(config: EngineConfig) -> str:
     device = find_device(config.device_index)
+    if not is_interpreted():
+        from bitnet_inference.backends.cuda_device import start_triton
+
+        start_triton("cuda")
     free, total = device.free_bytes / 1e9, device.total_bytes / 1e9
     return f"{device.name}, {free:.1f} of {total:.1f} GB free"
 
