@@ -193,7 +193,7 @@ class HubConfig:
         token_file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
         return cls(
             cache=Path(cache).expanduser(),
-            endpoint=(os.environ.get("HF_ENDPOINT") or cls.endpoint).rstrip("/"),
+            endpoint=(os.environ.get("HF_ENDPOINT", "").strip() or cls.endpoint).rstrip("/"),
             token=os.environ.get("HF_TOKEN", "").strip() or _read(str(token_file)) or None,
             offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
             timeout_s=_whole_number("HF_HUB_DOWNLOAD_TIMEOUT", os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or "10"),

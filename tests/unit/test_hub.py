@@ -146,7 +146,11 @@ class TestCache:
         assert config.cache == tmp_path / "huggingface" / "hub"
         assert (config.endpoint, config.token) == ("https://huggingface.co", None)
         (tmp_path / "token").write_text("hf_file\n")
-        for name, value in {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://mirror/", "HF_HUB_OFFLINE": "yes"}.items():
+        for name, value in {
+            "HF_HOME": str(tmp_path),
+            "HF_ENDPOINT": " http://mirror/ ",
+            "HF_HUB_OFFLINE": "yes",
+        }.items():
             monkeypatch.setenv(name, value)
         config = HubConfig.from_env()
         assert (config.cache, config.endpoint) == (tmp_path / "hub", "http://mirror")

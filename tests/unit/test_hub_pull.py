@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -144,16 +145,75 @@ def test_a_wrong_hash_is_refused_and_thrown_away(hub, config):
         pull("me/tiny", config=config)
 
 
-def test_nothing_is_written_beyond_what_was_announced(hub, config):
+@pytest.mark.parametrize(
+    ("body", "headers", "message"),
+    [
+        (WEIGHTS * 50, {"Content-Encoding": "identity"}, f"sends more than the {len(WEIGHTS)} bytes that it announced"),
+        (WEIGHTS * 50, {}, f"a file of {50 * len(WEIGHTS)} bytes is sent, not of the {len(WEIGHTS)}"),
+        (b"<html>Log in", {}, f"a file of 12 bytes is sent, not of the {len(WEIGHTS)} .*check HF_ENDPOINT"),
+        (WEIGHTS, {"Content-Length": "9" * 18}, "a file of 9{18} bytes is sent"),
+    ],
+)
+def test_nothing_is_kept_of_another_size_than_announced(hub, config, body, headers, message):
+    hub.answer = lambda handler, path: path.endswith("ors") and handler.send(200, body, headers)
+    with pytest.raises(DownloadError, match=message):
+        pull("me/tiny", config=config)
+    assert hub.fetched("model.safetensors") == [None]
+    assert sum(path.stat().st_size for path in config.cache.rglob("*") if path.is_file()) < 1000
+
+
+def test_the_rest_of_another_file(hub, config):
+    cut = cut_at(500)
+
     def answer(handler, path: str) -> bool:
-        if not path.endswith("ors"):
-            return False
-        return handler.send(200, WEIGHTS * 50)
+        if handler.headers["Range"]:
+            return handler.send(206, WEIGHTS, {"Content-Range": f"bytes 500-{len(WEIGHTS) + 499}/{len(WEIGHTS) + 500}"})
+        return cut(handler, path)
 
     hub.answer = answer
-    with pytest.raises(DownloadError, match=f"sends more than the {len(WEIGHTS)} bytes that it announced"):
+    with pytest.raises(DownloadError, match=f"a file of {len(WEIGHTS) + 500} bytes is sent"):
         pull("me/tiny", config=config)
-    assert sum(path.stat().st_size for path in config.cache.rglob("*") if path.is_file()) < 1000
+
+
+def test_a_redirect_whose_body_has_no_end(hub, config):
+    written = []
+
+    def answer(handler, path: str) -> bool:
+        if "/resolve/" not in path:
+            return False
+        handler.send(302, b"", {"Location": f"{hub.url}/nowhere", "Content-Length": str(1 << 40)})
+        with contextlib.suppress(OSError):  # until the client hangs up
+            while len(written) < 1000:
+                written.append(handler.wfile.write(bytes(1 << 20)))
+        handler.close_connection = True
+        return True
+
+    hub.answer = answer
+    with pytest.raises(NotFound, match="does not have this repository"):
+        pull("me/tiny", config=config)
+    assert len(written) < 100, "nobody reads it"
+
+
+def test_who_refuses(hub, config):
+    with serving(SMALL) as elsewhere:
+        hub.answer = lambda handler, path: (
+            "/resolve/" in path and handler.send(302, b"", {"Location": f"{elsewhere.url}{path}"})
+        )
+        elsewhere.answer = lambda handler, path: handler.send(403, b"")
+        with pytest.raises(DownloadError, match=rf"{elsewhere.url}, where the hub sends us, answers 403: try again"):
+            pull("me/tiny", config=config)
+        elsewhere.answer = lambda handler, path: not setattr(handler, "close_connection", True)
+        with pytest.raises(DownloadError, match=rf"{elsewhere.url} broke off"):
+            pull("me/tiny", config=config)
+
+
+def test_an_endpoint_in_another_spelling(hub, config):
+    odd = dataclasses.replace(config, endpoint=hub.url.replace("http://127.0.0.1", "http://me:word@LOCALHOST"))
+    assert pull("me/tiny", config=odd).commit == COMMIT
+    hub.answer = lambda handler, path: handler.send(200, b"?")
+    with pytest.raises(DownloadError, match="does not answer as the hub does") as caught:
+        pull("me/tiny", config=odd)
+    assert "word" not in str(caught.value)
 
 
 def test_a_full_disk(hub, config):

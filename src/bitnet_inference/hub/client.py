@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx2
 from huggingface_hub import get_session
@@ -25,7 +25,9 @@ from bitnet_inference.hub.names import Wanted
 
 _MAX_LISTING_BYTES = 16 << 20
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_SIZE = re.compile(r"[0-9]{1,20}")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
+_MAX_REDIRECTS = 10
 
 
 class Interrupted(DownloadError):
@@ -61,6 +63,7 @@ class Hub:
         if config.offline:
             raise DownloadError("HF_HUB_OFFLINE is set, so nothing is fetched: unset it, or use what bitnet list shows")
         self._config = config
+        self._shown = re.sub("//[^/]*@", "//", config.endpoint)  # without a password
 
     def listing(self, wanted: Wanted) -> tuple[str, list[RemoteFile]]:
         """The commit that a revision means, and the files of the repository there.
@@ -70,8 +73,8 @@ class Hub:
         what = f"{wanted.repository}@{wanted.revision}"
         path = f"/api/models/{wanted.repository}/revision/{quote(wanted.revision, safe='')}?blobs=true"
         with self._answer(path, {}, what) as response:
-            if _origin(str(response.url)) != _origin(self._config.endpoint):
-                raise DownloadError(f"{self._config.endpoint} sends us elsewhere for {what}: check HF_ENDPOINT")
+            if not self._is_ours(response.url):
+                raise DownloadError(f"{self._shown} sends us elsewhere for {what}: check HF_ENDPOINT")
             data = bytearray()
             for chunk in response.iter_bytes():
                 data += chunk
@@ -80,7 +83,7 @@ class Hub:
         try:
             return _parse(json.loads(data))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            where = f"{self._config.endpoint} does not answer as the hub does for {what}"
+            where = f"{self._shown} does not answer as the hub does for {what}"
             raise DownloadError(f"{where}: check HF_ENDPOINT and your proxy") from None
 
     def fetch(self, repository: str, commit: str, file: RemoteFile, sink: Sink) -> None:
@@ -88,7 +91,11 @@ class Hub:
         path = f"/{repository}/resolve/{commit}/{quote(file.path)}"
         headers = {"Range": f"bytes={sink.num_bytes}-"} if sink.num_bytes else {}
         with self._answer(path, headers, f"{repository}: {file.path}") as response:
-            if sink.num_bytes and not _goes_on(response, sink.num_bytes):
+            goes_on = bool(sink.num_bytes) and _goes_on(response, sink.num_bytes)
+            if (sent := _whole_size(response, goes_on)) not in (None, file.num_bytes):
+                why = f"a file of {sent} bytes is sent, not of the {file.num_bytes} that were announced"
+                raise DownloadError(f"{repository}: {file.path}: {why}: check HF_ENDPOINT and your proxy")
+            if sink.num_bytes and not goes_on:
                 sink.restart()
             for chunk in response.iter_bytes():
                 sink.write(chunk)
@@ -101,18 +108,18 @@ class Hub:
             sent["Authorization"] = f"Bearer {self._config.token}"
         timeout = self._config.timeout_s
         try:
-            url = f"{self._config.endpoint}{path}"
-            with get_session().stream("GET", url, headers=sent, timeout=timeout, follow_redirects=True) as response:
+            request = get_session().build_request(
+                "GET", f"{self._config.endpoint}{path}", headers=sent, timeout=timeout
+            )
+            with _last_answer(request, what) as response:
                 self._check(response, what)
-                if url.startswith("https:") and response.url.scheme != "https":
-                    raise DownloadError(f"{what}: the hub sends us to an address without https: check HF_ENDPOINT")
                 yield response
         except httpx2.TimeoutException:
             raise Interrupted(
                 f"{what}: the hub said nothing for {timeout:g} s: try again, or raise HF_HUB_DOWNLOAD_TIMEOUT"
             ) from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            why = f"{self._config.endpoint} broke off or cannot be reached ({type(error).__name__})"
+            why = f"{_server(error.request.url)} broke off or cannot be reached ({type(error).__name__})"
             raise Interrupted(f"{what}: {why}: check your connection, and HF_ENDPOINT") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:
             raise DownloadError(f"{what}: cannot be asked for ({type(error).__name__}): check HF_ENDPOINT") from None
@@ -121,6 +128,9 @@ class Hub:
         status, code = response.status_code, response.headers.get("X-Error-Code", "")
         if response.is_success:
             return
+        if not code and not self._is_ours(response.url):  # a hub has codes
+            why = f"{_server(response.url)}, where the hub sends us, answers {status}"
+            raise Interrupted(f"{what}: {why}: try again later, or check your proxy")
         if status in (401, 403) or code == "GatedRepo":
             raise DownloadError(f"{what}: {self._refusal(status, code)}")
         if status in (404, 410):
@@ -134,13 +144,33 @@ class Hub:
 
     def _refusal(self, status: int, code: str) -> str:
         if code == "GatedRepo":
-            cure = f"ask its owners for access on {self._config.endpoint}, and set HF_TOKEN to a token that may read it"
+            cure = f"ask its owners for access on {self._shown}, and set HF_TOKEN to a token that may read it"
             return f"the repository is gated ({status}): {cure}"
         if self._config.token is None:
             cure = "set HF_TOKEN, or check the name"
             return f"the hub wants to know who asks ({status}), for it is private, or not there: {cure}"
         cure = "take one that may read this repository, or check the name"
         return f"the hub refuses the token in HF_TOKEN ({status}): {cure}"
+
+    def _is_ours(self, url: httpx2.URL) -> bool:
+        return _server(url) == _server(httpx2.URL(self._config.endpoint))
+
+
+@contextmanager
+def _last_answer(request: httpx2.Request, what: str) -> Iterator[httpx2.Response]:
+    """The answer behind all redirects, whose own bodies are not read: one without an end would fill the memory."""
+    for _ in range(_MAX_REDIRECTS + 1):
+        response = get_session().send(request, stream=True, follow_redirects=False)
+        try:
+            if response.next_request is None:
+                yield response
+                return
+        finally:
+            response.close()
+        if request.url.scheme == "https" != response.next_request.url.scheme:
+            raise DownloadError(f"{what}: the hub sends us to an address without https: check HF_ENDPOINT")
+        request = response.next_request
+    raise httpx2.TooManyRedirects("", request=request)
 
 
 @contextmanager
@@ -173,6 +203,17 @@ def _goes_on(response: httpx2.Response, start: int) -> bool:
     return response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
 
 
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
+def _whole_size(response: httpx2.Response, goes_on: bool) -> int | None:
+    """How large a file is by the answer's word; None where it says nothing of it."""
+    if "Content-Encoding" in response.headers:
+        return None
+    if goes_on:
+        said = response.headers["Content-Range"].rpartition("/")[2]
+    else:
+        said = response.headers.get("Content-Length", "")
+    return int(said) if _SIZE.fullmatch(said) else None
+
+
+def _server(url: httpx2.URL) -> str:
+    """What of an address is the server, as in messages: without a password, in one spelling."""
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
