@@ -10,7 +10,7 @@ from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import BitNetError, InvalidParams, NotFound
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.hub.cache import Snapshot, find, folder_of, repositories, snapshots
-from bitnet_inference.hub.files import model_in
+from bitnet_inference.hub.files import model_in, without_later_parts
 from bitnet_inference.hub.folders import models_under
 from bitnet_inference.hub.local import is_here
 from bitnet_inference.hub.names import Wanted, name_of, parse, registry
@@ -87,13 +87,12 @@ def _cached(cache: Path, repository: str) -> Iterator[tuple[str, str, Path]]:
     for each in found:
         full = name if each == usual else f"{repository}@{each.commit[:_SHOWN_COMMIT]}"
         revision = " ".join((*each.refs, each.commit[:_SHOWN_COMMIT]))
-        ggufs = sorted(each.folder.rglob("*.gguf"))
+        ggufs = without_later_parts(
+            sorted(path.relative_to(each.folder).as_posix() for path in each.folder.rglob("*.gguf"))
+        )
         if len(ggufs) > 1 and not wanted.files and not (each.folder / "config.json").exists():
             _, at, commit = full.partition("@")
-            yield from (
-                (f"{repository}/{path.relative_to(each.folder).as_posix()}{at}{commit}", revision, path)
-                for path in ggufs
-            )
+            yield from ((f"{repository}/{file}{at}{commit}", revision, each.folder / file) for file in ggufs)
         else:
             yield full, revision, model_in(each.folder, wanted.files) or each.folder
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from bitnet_inference.errors import FormatError
 
 _MAX_NAME = 255  # as most file systems have it
+_POINTER = b"version https://git-lfs"
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -33,3 +35,17 @@ def require_own(folder: Path, path: Path) -> None:
     blobs = [each / "blobs" for place in snapshots for each in (place.parent, place.parent.parent)]
     if not any(target.is_relative_to(each) for each in (home, *blobs)):
         raise FormatError(path, "", "is a link that leads out of the folder: put the file itself there")
+    require_fetched(path)
+
+
+def require_fetched(path: Path) -> None:
+    """Raises FormatError for the few lines that a git clone without Git LFS has in place of a large file."""
+    if not os.path.isfile(path):  # to open a pipe is to wait
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_POINTER))
+    except OSError:
+        return  # its reader says why
+    if start == _POINTER:
+        raise FormatError(path, "", "is a pointer of Git LFS, not the file itself: run git lfs pull, or bitnet pull")

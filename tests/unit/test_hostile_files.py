@@ -350,6 +350,13 @@ def test_a_link_to_the_folder_itself(tmp_path):
     assert open_checkpoint(tmp_path / "b").check() == []
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "x.gguf", "x.onnx"])
+def test_a_pointer_in_place_of_a_file(tmp_path, name):
+    folder(quantization=OFFLINE).write(tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    refused(tmp_path / name if name.startswith("x") else tmp_path, name, "a pointer of Git LFS", "git lfs pull")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_link_out_of_the_folder(tmp_path, name):
     inner = tmp_path / "inner"

@@ -13,6 +13,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from fake_hub import COMMIT, FakeHub, serving
+from gguf_samples import write_default
 from typer.testing import CliRunner
 
 from bitnet_inference import cli
@@ -20,6 +21,7 @@ from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError, InvalidParams, NotFound, Unsupported
 from bitnet_inference.hub.local import locate
 from bitnet_inference.hub.pull import pull
+from bitnet_inference.installed import installed_models
 from bitnet_inference.llm import LLM
 
 FOLDER = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model"
@@ -377,3 +379,30 @@ def test_which_files_are_fetched(hub, config):
         "consolidated.00.pth",
         "tokenizer.model",
     }
+
+
+def test_a_model_in_parts_is_one_model(hub, config):
+    write_default(config.cache.parent / "x.gguf", "TQ2_0", per_file=40)
+    parts = {path.name: path.read_bytes() for path in config.cache.parent.glob("x-*.gguf")}
+    hub.files = {"README.md": b"", **parts}
+    pulled = pull("me/tiny", config=config)
+    assert len(parts) == 2 and everything(pulled.path.parent) == {"README.md", *parts}
+    (found,) = installed_models(config=config)
+    assert (found.name, found.path, found.problem) == ("me/tiny", pulled.path, "")
+    (found,) = installed_models([pulled.path.parent], config=dataclasses.replace(config, cache=config.cache / "none"))
+    assert found.name == "x-00001-of-00002.gguf"
+    (pulled.path.parent / "x-00002-of-00002.gguf").unlink()
+    for name in ("me/tiny", "me/tiny/x-00001-of-00002.gguf"):
+        with pytest.raises(NotFound, match="in part only"):
+            locate(name, config=config)
+    hub.files["other.gguf"] = b""
+    with pytest.raises(InvalidParams, match=r"several models \(other.gguf, x-00001-of-00002.gguf\)"):
+        pull("me/tiny", config=config)
+    pulled = pull("me/tiny/x-00002-of-00002.gguf", config=config)
+    assert everything(pulled.path.parent) == {"README.md", *parts}
+
+
+def test_all_that_the_reader_of_a_folder_reads_is_fetched(hub, config):
+    texts = {"added_tokens.json": b"{}", "modules.json": b"[]", "2_Pooling/config.json": b"{}"}
+    hub.files = {**SMALL, **texts, "2_Dense/model.safetensors": b"", "vocab.json": b""}
+    assert everything(pull("me/tiny", config=config).path) == {*SMALL, *texts}

@@ -18,6 +18,7 @@ from bitnet_inference.formats.onnx import FILES as ONNX_FILES
 from bitnet_inference.formats.onnx import OnnxCheckpoint, find_onnx
 from bitnet_inference.formats.packed import PackedCheckpoint, is_packed
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE
+from bitnet_inference.own_files import require_fetched
 
 _HUGGING_FACE = "a Hugging Face folder"
 _GGUF = "a GGUF file"
@@ -124,6 +125,7 @@ def _kind_of_folder(path: Path) -> str:
 def _kind_of_file(path: Path) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         raise FormatError(path, "", "is neither a file nor a folder: give the path of a model")
+    require_fetched(path)
     try:
         with path.open("rb") as file:
             start = file.read(16)

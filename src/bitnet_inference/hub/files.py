@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,13 +13,14 @@ from bitnet_inference.errors import InvalidParams, Unsupported
 # Only these are ever fetched: no code, and no pickles but Meta's, which are read without running them.
 _TEXTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/*.jinja", "modules.json",
-    "1_Pooling/config.json", "README.md", "LICENSE", "LICENSE.*",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "modules.json", "*_Pooling/config.json", "README.md", "LICENSE", "LICENSE.*",
 )  # fmt: skip
 _SAFETENSORS = ("model.safetensors", "model*.safetensors", "model.safetensors.index.json")
 _META = ("params.json", "consolidated.*.pth", "tokenizer.model", "README.md", "LICENSE", "LICENSE.*")
 _ABOUT = ("README.md", "LICENSE", "LICENSE.*")
 _WEIGHTS = (".safetensors", ".gguf", ".pth")
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _MAX_SHOWN = 5
 _MAX_INDEX_BYTES = 64 << 20
 
@@ -33,6 +35,18 @@ def matches(file: str, patterns: Iterable[str]) -> bool:
     return False
 
 
+def without_later_parts(ggufs: Iterable[str]) -> list[str]:
+    """The GGUF files that are models: of one that was cut into NAME-00001-of-00003.gguf and so on, the first part."""
+    return [file for file in ggufs if not ((part := _PART.fullmatch(file)) and int(part[2]) > 1)]
+
+
+def _all_parts(file: str) -> list[str]:
+    """A file, or all parts of the model when it is one of them."""
+    if not (part := _PART.fullmatch(file)):
+        return [file]
+    return [f"{part[1]}-{number:05}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1)]
+
+
 def is_weights(file: str) -> bool:
     """Whether a file holds weights; the others are small."""
     return file.endswith(_WEIGHTS)
@@ -45,14 +59,16 @@ def choose(repository: str, files: Sequence[str], patterns: Sequence[str]) -> li
     """
     files = [file for file in files if file.isprintable()]  # the others are nothing to show on a terminal
     if patterns:
-        weights = [file for file in files if matches(file, patterns) and is_weights(file)]
-        if not weights:
+        named = [file for file in files if matches(file, patterns) and is_weights(file)]
+        if not named:
             raise Unsupported(f"{repository} has no weights like {', '.join(patterns)}: {_offer(repository, files)}")
-        return [*weights, *(file for file in files if matches(file, _ABOUT))]
+        weights = {part for file in named for part in _all_parts(file)}
+        return [*(file for file in files if file in weights), *(file for file in files if matches(file, _ABOUT))]
     if "config.json" in files and any(matches(file, _SAFETENSORS) for file in files):
         return [file for file in files if matches(file, (*_TEXTS, *_weights_of(files)))]
     if ggufs := [file for file in files if file.endswith(".gguf")]:
-        return [_only(repository, ggufs), *(file for file in files if matches(file, _ABOUT))]
+        weights = {*_all_parts(_only(repository, ggufs))}
+        return [file for file in files if file in weights or matches(file, _ABOUT)]
     if "params.json" in files and any(matches(file, ("consolidated.*.pth",)) for file in files):
         return [file for file in files if matches(file, _META)]
     raise Unsupported(f"{repository} holds no model that can be opened: {_offer(repository, files)}")
@@ -63,7 +79,8 @@ def _weights_of(files: Sequence[str]) -> tuple[str, ...]:
     return _SAFETENSORS[:1] if _SAFETENSORS[0] in files else _SAFETENSORS[1:]
 
 
-def _only(repository: str, ggufs: Sequence[str]) -> str:
+def _only(repository: str, files: Sequence[str]) -> str:
+    ggufs = without_later_parts(files) or files
     if len(ggufs) > 1:
         shown = ", ".join(sorted(ggufs)[:_MAX_SHOWN]) + (", ..." if len(ggufs) > _MAX_SHOWN else "")
         raise InvalidParams(f"{repository} holds several models ({shown}): name one, as {repository}/{min(ggufs)}")
@@ -86,11 +103,12 @@ def model_in(folder: Path, patterns: Sequence[str] = (), name: str = "") -> Path
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if patterns:
         found = sorted(file for file in files if matches(file, patterns) and is_weights(file))
-        return folder / found[0] if found else None
+        return folder / found[0] if found and {*_all_parts(found[0])} <= {*files} else None
     if "config.json" in files and any(matches(file, _SAFETENSORS) for file in files):
         return folder if _is_whole(folder, files) else None
     if ggufs := [file for file in files if file.endswith(".gguf")]:
-        return folder / _only(name or str(folder), ggufs)
+        only = _only(name or str(folder), ggufs)
+        return folder / only if {*_all_parts(only)} <= {*files} else None
     if "params.json" in files and any(matches(file, ("consolidated.*.pth",)) for file in files):
         return folder
     return None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bitnet_inference.errors import NotFound
+from bitnet_inference.hub.files import without_later_parts
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MODEL = "application/vnd.ollama.image.model"
@@ -30,7 +31,7 @@ def _ggufs(folder: Path) -> Iterator[Path]:
     found = 0
     for parent, folders, files in os.walk(folder):
         folders.sort()
-        for name in sorted(files):
+        for name in without_later_parts(sorted(files)):
             if name.endswith(".gguf") and found < _MAX_FILES:
                 found += 1
                 yield Path(parent, name)
