@@ -78,6 +78,15 @@ def words() -> Iterator[tuple[str, Attack]]:
         yield changed(f"a normaliser of {regex!r}", lambda t, r=replace: t.update(normalizer=r), _long_text)
     grows = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40}
     yield changed("a normaliser that doubles 40 times", lambda t: t.update(normalizer=grows), _long_text)
+    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    for key, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        often = {"type": "Sequence", steps: [letters] * 40}
+        yield changed(f"bytes as letters 40 times in the {key}", lambda t, k=key, o=often: t.update({k: o}), _long_text)
+    text, token = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
+    for name, pieces in (("10 million tokens", [*[token] * 1000, text]), ("100,000 texts", [text] * 100_000)):
+        around = {"type": "TemplateProcessing", "single": pieces, "pair": pieces,
+                  "special_tokens": {"x": {"id": "x", "ids": [0] * 10_000, "tokens": ["x"] * 10_000}}}  # fmt: skip
+        yield changed(f"{name} around a text", lambda t, a=around: t.update(post_processor=a), _long_text)
     for key in (
         "model",
         "pre_tokenizer",
@@ -146,7 +155,7 @@ def _long_text(root: Path) -> None:
     """Have it cut a text that costs patterns the most."""
     from bitnet_inference.text.tokenizer import Tokenizer
 
-    Tokenizer.from_folder(root).encode("a" * 40 + "!")
+    Tokenizer.from_folder(root).encode("a" * 40 + "é!")
 
 
 def templates() -> Iterator[tuple[str, Attack]]:

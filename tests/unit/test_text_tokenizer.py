@@ -57,6 +57,14 @@ def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
     assert time.thread_time() - own > (time.process_time() - both) / 4
 
 
+def test_a_post_processor_that_adds_what_no_token_is(tmp_path):
+    processor = around(0, None)
+    processor["special_tokens"][BOS]["ids"] = [376]
+    spec = json.loads(byte_level_json()) | {"post_processor": processor}
+    with pytest.raises(FormatError, match=r"tokenizer.json: post_processor: adds the id 376, which no token has"):
+        Tokenizer.from_folder(write_folder(tmp_path, json.dumps(spec)))
+
+
 @pytest.mark.parametrize("config", [{"add_bos_token": False}, {"add_eos_token": True}, {"add_bos_token": None}, {}])
 @pytest.mark.parametrize("processor, ids", [((0, None), [0, 40]), ((None, 1), [40, 1]), (None, [40])])
 def test_the_post_processor_alone_says_what_goes_around_a_text(tmp_path, config, processor, ids):

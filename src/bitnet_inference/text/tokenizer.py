@@ -15,7 +15,7 @@ import tokenizers
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folders import read_folder
-from bitnet_inference.text.growth import check_growth
+from bitnet_inference.text.growth import check_growth, check_template
 from bitnet_inference.text.messages import check_unicode
 from bitnet_inference.text.pieces import Decoding, read_decoding
 from bitnet_inference.text.vocab import END_OF_TURN, text_files
@@ -211,11 +211,12 @@ class Tokenizer:
         return tuple(sorted({*inside, *turns, *([] if named is None else [named])}))
 
     def _read_decoding(self) -> Decoding:
-        normalizer, decoder = (
-            None if part is None else part.__getstate__() for part in (self._rust.normalizer, self._rust.decoder)
-        )
+        rust = self._rust
+        parts = (rust.normalizer, rust.pre_tokenizer, rust.post_processor, rust.decoder)
+        normalizer, pre_tokenizer, post_processor, decoder = (part and part.__getstate__() for part in parts)
         try:
-            check_growth("normalizer", normalizer)
+            check_growth("normalizer and pre_tokenizer", normalizer, pre_tokenizer)
+            check_template(post_processor)
             check_growth("decoder", decoder)
             return read_decoding(decoder)
         except Unsupported as error:
@@ -227,6 +228,8 @@ class Tokenizer:
         bare = next((ids for ids in probes if ids), [])
         text = ("a", "0", " ")[probes.index(bare)]
         whole = self._at_the_door(lambda: self._rust.encode(text, add_special_tokens=True).ids)
+        if (highest := max(whole, default=0)) >= self.vocab_size:
+            raise FormatError(self._file, "post_processor", f"adds the id {highest}, which no token has: correct it")
         length = len(bare)
         for start in range(len(whole) - length, -1, -1):
             if whole[start : start + length] == bare:
