@@ -124,6 +124,15 @@ def test_a_cut_goes_on_with_the_next_pull(hub, config):
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_what_was_damaged_since_is_fetched_again(hub, config):
+    path = pull("me/tiny", config=config).path
+    (path / "model.safetensors").resolve().write_bytes(bytes(len(WEIGHTS)))
+    counts: list[int] = []
+    pull("me/tiny", config=config, progress=lambda done, total: counts.append(done))
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS and hub.fetched("model.safetensors") == [None, None]
+    assert hub.fetched("config.json") == [None] and counts[-1] == sum(map(len, SMALL.values()))
+
+
 def test_a_hub_without_ranges(hub, config):
     cut = cut_at(500)
 

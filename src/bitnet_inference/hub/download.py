@@ -40,19 +40,21 @@ def download(hub: Hub, config: HubConfig, repository: str, commit: str, file: Re
 
     Bytes with the wrong hash are not kept.
     """
-    blob = blob_of(config.cache, repository, file)
+    blob, what = blob_of(config.cache, repository, file), f"{repository}: {file.path}"
     with locked(config.cache, repository, file.blob):
         if is_there(blob, file):
-            moved(file.num_bytes)
-            return
+            with blob.open("rb") as there:
+                if Partial(there, file, what, moved).digest() == file.blob:
+                    return
+            moved(-file.num_bytes)  # it was damaged since, and is replaced
         blob.parent.mkdir(parents=True, exist_ok=True)
         with partial_of(blob).open("ab+") as out:
-            part = Partial(out, file, f"{repository}: {file.path}", moved)
+            part = Partial(out, file, what, moved)
             _complete(hub, config, repository, commit, part)
         if part.digest() != file.blob:
             partial_of(blob).unlink()
             why = "what came is not what was announced (its hash differs), and is thrown away"
-            raise DownloadError(f"{repository}: {file.path}: {why}: pull again, or check HF_ENDPOINT")
+            raise DownloadError(f"{what}: {why}: pull again, or check HF_ENDPOINT")
         partial_of(blob).replace(blob)
 
 
