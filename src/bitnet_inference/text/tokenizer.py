@@ -213,7 +213,8 @@ class Tokenizer:
     def _read_decoding(self) -> Decoding:
         rust = self._rust
         parts = (rust.normalizer, rust.pre_tokenizer, rust.post_processor, rust.decoder)
-        normalizer, pre_tokenizer, post_processor, decoder = (part and part.__getstate__() for part in parts)
+        states = (None if part is None else part.__getstate__() for part in parts)  # an empty sequence counts as false
+        normalizer, pre_tokenizer, post_processor, decoder = states
         try:
             check_growth("normalizer and pre_tokenizer", normalizer, pre_tokenizer)
             check_template(post_processor)
