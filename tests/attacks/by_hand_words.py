@@ -83,7 +83,7 @@ def words() -> Iterator[tuple[str, Attack]]:
         often = {"type": "Sequence", steps: [letters] * 40}
         yield changed(f"bytes as letters 40 times in the {key}", lambda t, k=key, o=often: t.update({k: o}), _long_text)
     text, token = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
-    for name, pieces in (("10 million tokens", [*[token] * 1000, text]), ("100,000 texts", [text] * 100_000)):
+    for name, pieces in (("10 million tokens", [*[token] * 1000, text]), ("10,000 texts", [text] * 10_000)):
         around = {"type": "TemplateProcessing", "single": pieces, "pair": pieces,
                   "special_tokens": {"x": {"id": "x", "ids": [0] * 10_000, "tokens": ["x"] * 10_000}}}  # fmt: skip
         yield changed(f"{name} around a text", lambda t, a=around: t.update(post_processor=a), _long_text)
