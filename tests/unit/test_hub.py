@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from bitnet_inference.installed import installed_models
 
 MODEL = Path(__file__).parents[2] / "src" / "bitnet_inference" / "default_model"
 OLD, NEW = "a" * 40, "b" * 40
+PINNED = parse("bitnet-2b").revision
 
 
 def cached(cache: Path, repository: str, commit: str, files: dict[str, bytes], *, ref: str = "main") -> Path:
@@ -62,7 +64,8 @@ class TestNames:
     def test_what_a_name_stands_for(self):
         wanted = parse("BitNet@v1.0")
         assert (wanted.repository, wanted.revision) == ("microsoft/bitnet-b1.58-2B-4T", "v1.0")
-        assert parse("bitnet").revision == "main"
+        assert parse("falcon3-1b").revision == parse("microsoft/bitnet-b1.58-2B-4T").revision == "main"
+        assert re.fullmatch("[0-9a-f]{40}", parse("bitnet").revision)
         wanted = parse("me/you/q/x[1].gguf@refs/pr/3")
         assert (wanted.repository, wanted.revision, wanted.files) == ("me/you", "refs/pr/3", ("q/x[[]1].gguf",))
 
@@ -210,7 +213,7 @@ class TestCommands:
     @pytest.fixture
     def cache(self, tmp_path):
         files = {**model_files(), "README.md": b"---\nlicense: mit\n---\n# Hi"}
-        cached(tmp_path / "cache", "microsoft/bitnet-b1.58-2B-4T", OLD, files)
+        cached(tmp_path / "cache", "microsoft/bitnet-b1.58-2B-4T", PINNED, files)
         cached(
             tmp_path / "cache",
             "google/bert",
@@ -222,7 +225,7 @@ class TestCommands:
     def test_list(self, tmp_path, cache):
         code, out, _ = bitnet(cache, "list")
         assert code == 0 and "bert" not in out
-        assert out.splitlines()[1].split()[:2] == ["bitnet-2b", "Hugging"] and f"main {OLD[:12]}" in out
+        assert out.splitlines()[1].split()[:2] == ["bitnet-2b", "Hugging"] and f"main {PINNED[:12]}" in out
         code, out, err = bitnet(cache, "list", "--all")
         assert "google/bert" in out and "google/bert: " in err
         assert bitnet(tmp_path / "none", "list")[1] == ""
@@ -252,7 +255,7 @@ class TestCommands:
     def test_show(self, cache):
         code, out, _ = bitnet(cache, "show", "bitnet")
         assert code == 0
-        for line in ("bitnet-2b, bitnet, ", "microsoft/bitnet-b1.58-2B-4T", OLD, "mit", "model.safetensors", "default"):
+        for line in ("bitnet-2b, bitnet, ", "microsoft/bitnet-b1.58-2B-4T", PINNED, "mit", "model.safetensors", "default"):
             assert line in out
         code, out, _ = bitnet(cache, "show", "falcon3-1b")
         assert code == 0 and "no: bitnet pull falcon3-1b" in out
@@ -263,7 +266,7 @@ class TestCommands:
 
     def test_names_in_other_commands(self, cache):
         code, out, _ = bitnet(cache, "inspect", "bitnet-2b")
-        assert code == 0 and OLD in out
+        assert code == 0 and PINNED in out
         code, _, err = bitnet(cache, "run", "x", "-m", "falcon3-1b")
         assert code == 2 and "falcon3-1b has not been pulled: bitnet pull falcon3-1b" in err and err.count("\n") == 1
         code, _, err = bitnet(cache, "run", "x", "--drafts", "bitnett")

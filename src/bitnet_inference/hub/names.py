@@ -76,12 +76,12 @@ def parse(text: str) -> Wanted:
         raise InvalidParams(f"{text[:200]!r} names no revision behind @: give a branch, a tag or a commit")
     entry = _by_name(name)
     if entry is not None:
-        files, repository = entry.files, entry.repository
+        files, repository, usual = entry.files, entry.repository, entry.revision
     else:
         repository, files = _split(name)
         entry = next((each for each in registry().values() if each.repository == repository), None)
-        files = files or (entry.files if entry else ())
-    revision = revision or (entry.revision if entry else "main")
+        files, usual = files or (entry.files if entry else ()), "main"
+    revision = revision or usual
     return Wanted(name=text, repository=repository, revision=revision, files=files, entry=entry)
 
 
