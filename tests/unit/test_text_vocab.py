@@ -91,6 +91,12 @@ def test_ends_of_turns_are_control_tokens_though_the_file_forgot_to_say_so(kind)
     assert notes(metadata) == ["not marked as control tokens, and taken for such: <|eot_id|>"]
 
 
+@pytest.mark.parametrize("key", ["tokens", "token_type"])
+def test_notes_of_a_vocabulary_that_is_none(key):
+    """Its reader refuses it; `bitnet inspect` has more to say of the file."""
+    assert notes({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["<|eot_id|>"], f"tokenizer.ggml.{key}": 5})
+
+
 @pytest.mark.parametrize("role", ["padding", "unknown"])
 def test_padding_may_be_an_ordinary_token(role):
     """0 is what converters write where there is none; in byte-level vocabularies it is "!"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +95,20 @@ def notes(metadata: Mapping[str, Any]) -> list[str]:
     """What is understood otherwise than it stands there: a line each, for `bitnet inspect`."""
     lines = []
     if PREFIX + "pre" not in metadata and metadata.get(PREFIX + "model") == "gpt2":
-        count = len(metadata.get(PREFIX + "tokens", ()))
+        count = len(_array(metadata, "tokens"))
         lines.append(f"the pre-tokenizer is not named: {_default_pre(count)} is used")
-    kinds = zip(*(metadata.get(PREFIX + key, ()) for key in ("tokens", "token_type")), strict=False)
+    kinds = zip(_array(metadata, "tokens"), _array(metadata, "token_type"), strict=False)
     if unmarked := [token for token, kind in kinds if token in _MARKS and kind != CONTROL]:
         lines.append(f"not marked as control tokens, and taken for such: {', '.join(unmarked)}")
     if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
         lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
     return lines
+
+
+def _array(metadata: Mapping[str, Any], key: str) -> Collection[Any]:
+    """What stands under `key`, or nothing where that is no array: who reads the vocabulary refuses it."""
+    found = metadata.get(PREFIX + key)
+    return found if isinstance(found, Collection) else ()
 
 
 def corrections(metadata: Mapping[str, Any]) -> dict[str, str]:
