@@ -84,7 +84,7 @@ class CpuModel:
             available_bytes=available_bytes() * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
             same_bits=True,
-            tile_tokens=16 if config.isa == "avx512amx" else 8,
+            tile_tokens=16 if config.isa == "avx512amx" else 4,
             threads=_threads_of(self),
         )
 
