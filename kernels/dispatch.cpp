@@ -33,16 +33,20 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
            (c & 1u << 29);
 }
-bool has_avxvnni() {  // older compilers do not know the name
-    unsigned a, b, c, d;
-    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
-}
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni") && has_avx2();
 }
 bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi"); }
+#ifdef BITNET_EMULATED
+bool has_avxvnni() { return has_avx512(); }
+bool has_amx() { return has_avx512() && has_avx512vbmi() && __builtin_cpu_supports("gfni"); }
+#else
+bool has_avxvnni() {  // older compilers do not know the name
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
 // With GFNI, as all that have it. Linux lets a process use the tiles once it has asked.
 bool has_amx() {
 #ifdef __linux__
@@ -54,6 +58,7 @@ bool has_amx() {
     return false;
 #endif
 }
+#endif
 bool has_neon() { return false; }
 #else
 bool has_avx2() { return false; }
