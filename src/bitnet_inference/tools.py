@@ -107,7 +107,10 @@ class Tools:
 
 
 class HeldText:
-    """What of a text may be shown while it grows, because no call can begin there."""
+    """What of a text may be shown while it grows, because no call can begin there.
+
+    White space waits for what follows it: in front of a call it is no text.
+    """
 
     def __init__(self, style: Style) -> None:
         self._style, self._text, self._num_shown = style, "", 0
@@ -129,10 +132,11 @@ class HeldText:
             start = self._text.lstrip()
             may_be_call = start.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(start)
             return 0 if may_be_call else len(self._text)
-        if (found := self._text.find(_HERMES_OPEN)) >= 0:
-            return found
-        begun = (n for n in range(len(_HERMES_OPEN) - 1, 0, -1) if self._text.endswith(_HERMES_OPEN[:n]))
-        return len(self._text) - next(begun, 0)
+        found = self._text.find(_HERMES_OPEN)
+        if found < 0:
+            begun = (n for n in range(len(_HERMES_OPEN) - 1, 0, -1) if self._text.endswith(_HERMES_OPEN[:n]))
+            found = len(self._text) - next(begun, 0)
+        return len(self._text[:found].rstrip())
 
 
 def call_style(templates: Mapping[str, str]) -> Style:

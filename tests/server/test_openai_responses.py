@@ -106,6 +106,9 @@ def test_a_form_and_a_forced_call(client: openai.OpenAI) -> None:
     assert len(done) == 1 and json.loads(done[0].arguments)["city"] in ("Rome", "Oslo")
     last = events[-1]
     assert last.type == "response.completed" and last.response.output[0].type == "function_call"
+    scored: Any = {"include": ["message.output_text.logprobs"], "stream": True}
+    added = [each for each in client.responses.create(**asked, **scored) if each.type == "response.output_item.added"]
+    assert [each.item.type for each in added] == ["function_call"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     conversation: Any = [{"role": "user", "content": ASK}, call, result]
     assert client.responses.create(model="story", input=conversation, max_output_tokens=3).output_text

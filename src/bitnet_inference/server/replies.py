@@ -87,7 +87,7 @@ class Reply:
         """The same for a text that is there: all that is shown of it, and the calls."""
         shown = self.push(text)
         rest, calls = self.end()
-        return (shown + rest).strip() if calls else shown + rest, calls
+        return shown + rest, calls
 
 
 def reply_style(llm: LLM) -> Style:

@@ -80,19 +80,22 @@ class ResponseAnswer:
         yield self._event("response.created", response=self._response)
         yield self._event("response.in_progress", response=self._response)
         is_open, before, behind = False, *self._template()
+        held: list[Piece] = []  # whose log-probabilities are told with the text; a call has none
         async for piece in self._stream.in_bulk():
             text = self._reply.push(piece.text)
-            if not text and piece.logprobs is None:
+            held += [] if piece.logprobs is None else [piece]
+            if not text:
                 continue
             if not is_open:
                 is_open = True
                 yield self._opened()
-            if piece.logprobs is None:
+            if not held:
                 yield before + dumps(text) + behind + b"%d}\n\n" % self._number
                 self._number += 1
             else:
-                yield self._delta(text, piece)
-        for each in self._last(is_open):
+                yield self._delta(text, held)
+            held = []
+        for each in self._last(is_open, held):
             yield each
 
     def _end(self) -> None:
@@ -110,13 +113,13 @@ class ResponseAnswer:
         if self._body.store:
             self._keep(self.stored(end["status"]))
 
-    def _last(self, is_open: bool) -> Iterator[bytes]:
+    def _last(self, is_open: bool, held: Sequence[Piece]) -> Iterator[bytes]:
         rest, _ = self._reply.end()
         self._end()
         for index, item in enumerate(self._response["output"]):
             if item["type"] == "message":
                 yield b"" if is_open else self._opened()
-                yield self._delta(rest, None) if rest else b""
+                yield self._delta(rest, held) if rest or held else b""
                 yield from self._closed(item)
             else:
                 yield from self._called(index, item)
@@ -130,9 +133,9 @@ class ResponseAnswer:
         before, behind = template(value, _HOLE, value["type"])
         return before, behind.removesuffix(b"0}\n\n")
 
-    def _delta(self, text: str, piece: Piece | None) -> bytes:
-        ids, found = ([], None) if piece is None else (piece.token_ids, piece.logprobs)
-        logprobs = chat_logprobs(self._tokenizer, ids, found or [])
+    def _delta(self, text: str, pieces: Sequence[Piece]) -> bytes:
+        found = (chat_logprobs(self._tokenizer, each.token_ids, each.logprobs or ()) for each in pieces)
+        logprobs = [entry for entries in found for entry in entries]
         return self._text_event("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _opened(self) -> bytes:
