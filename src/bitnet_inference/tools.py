@@ -21,6 +21,8 @@ PYTHON_TAG = "<|python_tag|>"
 _HERMES_OPEN = "<tool_call>"
 # Strings may hold tags.
 _HERMES_CALL = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
+# With these a schema itself says which other arguments there may be, or says so elsewhere.
+_OPENS = frozenset(("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"))
 _BETWEEN = re.compile(r"[\s;]*")
 # Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form. No text begins
 # with what _llama_calls skips.
@@ -196,10 +198,19 @@ def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Sty
     check_schema(arguments, place)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, key: changed_schema(arguments, partial(_moved, place))},
+        "properties": {"name": {"const": name}, key: changed_schema(_closed(arguments), partial(_moved, place))},
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _closed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where it names arguments and is silent about others: without others, which small models make up."""
+    named, required = arguments.get("properties"), arguments.get("required", [])
+    is_silent = named is not None and not arguments.keys() & _OPENS
+    if is_silent and isinstance(required, list) and all(name in list(named) for name in required):
+        return {**arguments, "additionalProperties": False}
+    return arguments
 
 
 def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
