@@ -7,6 +7,7 @@ import json
 from contextlib import closing
 from typing import Any
 
+import httpx
 import pytest
 from asgi import ask
 from conftest import Running
@@ -69,7 +70,14 @@ def test_a_body_has_a_type_and_a_limit(app: Any) -> None:
         refusal(app, "/v1/completions", b"prompt=x", content_type="application/x-www-form-urlencoded")["status"] == 415
     )
     assert refusal(app, "/v1/completions", b"{}", content_type="")["status"] == 415
-    assert refusal(app, "/v1/completions", b" " * (1 << 20) + b"{}")["status"] == 413
+    large = refusal(app, "/v1/completions", b" " * (1 << 20) + b"{}")
+    assert (large["status"], large["code"]) == (413, "body_too_large")
+
+
+def test_a_method_that_is_wrong_is_told_with_the_right_one(running: Running) -> None:
+    answer = httpx.get(f"{running.url}/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["message"] == "GET is not possible at '/v1/completions': use POST"
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -133,7 +141,7 @@ CLOCK = {"messages": TALK, "max_tokens": 1, "tools": [{"name": "clock", "input_s
 KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
     ("/v1/completions", {"prompt": [[]]}, "prompt.0: List should have at least 1 item"),
-    ("/v1/completions", {"prompt": ["x"] * 2000}, "prompt: List should have at most 1024 items"),
+    ("/v1/completions", {"prompt": ["x"] * 2049}, "prompt: List should have at most 2048 items"),
     ("/v1/completions", {"prompt": 5}, "prompt: 'number' is not supported here: give one of 'text', 'list', 'token"),
     ("/v1/completions", {"prompt": [1, *["x"] * 2000]}, "2000 values in the body are wrong"),
     ("/v1/completions", {"prompt": "x", "<x>": 5}, "<x> is not supported: leave it out"),

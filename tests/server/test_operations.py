@@ -119,8 +119,7 @@ def test_a_body_has_an_end() -> None:
     gate = Gate(empty, ServerOptions(max_body_bytes=10))
     assert call(gate, body=[b"12345", b"12345"])[0] == 200
     assert call(gate, headers={"content-length": "11"})[0] == 413
-    with pytest.raises(Exception, match="more than 10 bytes"):  # answered by the application around
-        call(gate, body=[b"12345", b"123456"])
+    assert call(gate, body=[b"12345", b"123456"])[0] == 413
 
 
 def test_a_body_that_trickles_has_an_end() -> None:
@@ -132,8 +131,7 @@ def test_a_body_that_trickles_has_an_end() -> None:
             yield b"1"
 
     gate = Gate(empty, ServerOptions(), clock=lambda: now[0])
-    with pytest.raises(Exception, match="not come in time"):  # answered by the application around
-        call(gate, body=trickle())  # type: ignore[arg-type]
+    assert call(gate, body=trickle())[0] == 408  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -117,6 +117,9 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
     if why == "Not Found":  # the framework's words for a path that no route has
         bases = "OpenAI's clients need a base_url that ends with /v1, Anthropic's one without"
         why = f"there is nothing at {request.scope['path']!r:.80}: {bases}; /openapi.json has all paths"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        why = f"{request.method} is not possible at {request.scope['path']!r:.80}: use {allowed}"
     response = _failed(request, Failure(error.status_code, why))
     response.headers.update(error.headers or {})
     return response

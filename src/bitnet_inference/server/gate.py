@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_inference.server.failures import Failure
@@ -123,7 +122,7 @@ class Gate:
         """The request's body as far as it is not too long and does not take too long."""
         most = self._options.max_body_bytes
         if _content_length(scope) > most:
-            raise Failure(413, f"the body has more than {most} bytes: send less", code="body_too_large")
+            raise _too_large(most)
         left, is_whole = most, False
         each_s = self._options.body_timeout_s
         end = self._clock() + 10 * each_s
@@ -135,14 +134,18 @@ class Gate:
             try:
                 message = await asyncio.wait_for(receive(), min(each_s, end - self._clock()))
             except TimeoutError:
-                raise HTTPException(408, "the body did not come in time: send it faster") from None
+                raise Failure(408, "the body did not come in time: send it faster", code="too_slow") from None
             left -= len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if left < 0:
-                raise HTTPException(413, f"the body has more than {most} bytes: send less")
+                raise _too_large(most)
             return message
 
         return bounded
+
+
+def _too_large(most: int) -> Failure:
+    return Failure(413, f"the body has more than {most} bytes: send less", code="body_too_large")
 
 
 def _address(scope: MutableMapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from bitnet_inference.tools import Tools, read_tools
 
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 MAX_CHOICES = 128
-MAX_PROMPTS = 1024
+MAX_PROMPTS = 2048  # as many texts as OpenAI takes for vectors
 MAX_CHOICES_IN_ALL = 2048  # of all prompts of a request
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
