@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from asgi import ask
 from conftest import Running
 
+import bitnet_inference
 from bitnet_inference.models import Models
 from bitnet_inference.server import ServedModels, ServerOptions, make_app, make_front
 from bitnet_inference.server.bodies import parse
@@ -226,3 +228,17 @@ def test_half_a_surrogate_pair_that_a_model_wrote_can_be_sent() -> None:
     from bitnet_inference.server.sse import dumps
 
     assert json.loads(dumps({"arguments": "\ud800 x"})) == {"arguments": "\ud800 x"}
+
+
+def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    paths = {
+        "story": Path(bitnet_inference.__file__).parent / "default_model",
+        "broken": tmp_path / "broken.gguf",
+        "gone": tmp_path / "x",
+    }
+    with closing(ServedModels(Models(max_bytes=1 << 20), paths)) as small, Running(small) as server:
+        for name, status in {"story": 503, "broken": 500, "gone": 404}.items():
+            answer = httpx.post(f"{server.url}/v1/completions", json={"model": name, "prompt": "x"})
+            message = answer.json()["error"]["message"]
+            assert answer.status_code == status and message.startswith(name) and "/" not in message

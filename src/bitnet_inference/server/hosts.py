@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bitnet_inference.errors import ModelError, NotFound
+from bitnet_inference.errors import BitNetError, ModelError, NotFound
 from bitnet_inference.llm import LLM
 from bitnet_inference.models import Models, ModelState, path_of
+from bitnet_inference.server.failures import Failure, failure_of
 
 MAX_THREADS = 64
 
@@ -61,10 +62,14 @@ class ServedModels:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LLM]:
-        """A model, for as long as the `async with` block lasts; loaded if need be."""
+        """A model, for as long as the `async with` block lasts; loaded if need be, or Failure is raised."""
         path, loop = self.path(name), asyncio.get_running_loop()
         with ExitStack() as stack:
-            yield await loop.run_in_executor(self._doors[path], stack.enter_context, self.models.use(path))
+            try:
+                llm = await loop.run_in_executor(self._doors[path], stack.enter_context, self.models.use(path))
+            except BitNetError as error:
+                raise _told(error, path, name or self.names[0]) from error
+            yield llm
 
     async def in_thread(self, work: Callable[..., Result], *args: object) -> Result:
         """Do what takes its time where it holds up nobody."""
@@ -75,3 +80,14 @@ class ServedModels:
         for each in (self._threads, *self._doors.values()):
             each.shutdown(wait=False, cancel_futures=True)
         self.models.close()
+
+
+def _told(error: BitNetError, path: str | Path, name: str) -> Failure:
+    """The error in words for clients, who know a model by its name and not where its files are."""
+    failure, places = failure_of(error), [Path(path)]
+    with suppress(ModelError):
+        places.insert(0, path_of(path))
+    for place in places:
+        if place.is_absolute():
+            failure.message = failure.message.replace(str(place), name)
+    return failure
