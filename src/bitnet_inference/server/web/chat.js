@@ -128,6 +128,7 @@ async function ask(parent) {
   const { talk } = state;
   const messages = talks.shown({ ...talk, leaf: parent.id });
   const node = talks.addMessage(talk, parent.id, "assistant", "");
+  node.model = talk.model;
   if (isContinued(talk)) node.isPlain = true;
   const answer = new Answer(talk, node);
   Object.assign(state, { answer });
@@ -308,11 +309,13 @@ $("import-file").addEventListener("change", async (event) => {
   event.target.value = "";
 });
 window.addEventListener("pagehide", () => state.answer && keep(state.answer.talk));
-window.addEventListener("storage", () => {
+window.addEventListener("storage", ({ key }) => {
   if (state.answer) return; // another tab has changed something; what is being written here comes first
-  state.talks = talks.load();
+  const isOther = !talks.isKept(state.talk, key); // then what is read or edited here stays as it is
+  state.talks = talks.load().map((each) => (isOther && each.id === state.talk.id ? state.talk : each));
+  if (isOther) return sidebar.render(state.talks, state.talk);
   state.talk = state.talks.find((each) => each.id === state.talk.id) ?? state.talk;
-  render();
+  return render();
 });
 
 showSampling($("sampling"));

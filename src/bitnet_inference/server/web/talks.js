@@ -74,6 +74,11 @@ export function save(talk) {
   }
 }
 
+/** Whether the browser keeps this conversation under `key`; null stands for all keys. */
+export function isKept(talk, key) {
+  return key === null || key === PREFIX + talk.id;
+}
+
 /** Forget a conversation. */
 export function forget(talk) {
   try {
@@ -126,7 +131,7 @@ function checked(talk) {
     const hasParent = node?.parent === null || (typeof node?.parent === "string" && Object.hasOwn(nodes, node.parent));
     if (!/^\d{1,9}$/.test(id) || !hasParent || typeof node.text !== "string" || !["user", "assistant"].includes(node.role)) return null;
     nodes[id] = { id, parent: node.parent, role: node.role, text: node.text };
-    if (typeof node.note === "string") nodes[id].note = node.note;
+    for (const name of ["note", "model"]) if (typeof node[name] === "string") nodes[id][name] = node[name];
     if (node.isPlain === true) nodes[id].isPlain = true;
     if (Number.isFinite(node.used)) nodes[id].used = node.used;
   }

@@ -1,0 +1,39 @@
+"""The page to chat on, with several models, and open twice."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+pytest_plugins = ["browsing"]
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_have_text("Done.", timeout=60_000)
+
+
+def test_an_answer_keeps_the_name_of_the_model_that_gave_it(page: Page) -> None:
+    page.get_by_label("Model").select_option("base")
+    ask(page, "Once upon ")
+    page.get_by_label("Model").select_option("story")
+    ask(page, "Tell me a story about a shy owl called Nora")
+    page.reload()
+    page.locator("#talks .open").click()
+    assert page.locator(".who").all_inner_texts() == ["You", "base", "You", "story"]
+
+
+def test_what_another_tab_does_leaves_an_edited_message_alone(page: Page) -> None:
+    page.get_by_label("Model").select_option("base")
+    ask(page, "Once upon ")
+    page.get_by_role("button", name="Edit the message").click()
+    page.get_by_label("Edit the message").fill("Twice upon ")
+    other = page.context.new_page()
+    try:
+        other.goto(page.url)
+        other.get_by_label("Model").select_option("base")
+        ask(other, "A second conversation ")
+    finally:
+        other.close()
+    expect(page.locator("#talks .open")).to_have_count(2)
+    expect(page.get_by_label("Edit the message")).to_have_value("Twice upon ")
