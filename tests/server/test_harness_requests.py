@@ -79,3 +79,20 @@ def test_what_it_generates_stops_where_it_says(running: Running) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, stop=("fox", "."))
     with running.served.models.use("default") as llm:
         assert got.json["choices"][0]["text"] == llm.generate("Once upon", params).text
+
+
+@pytest.mark.parametrize("bos", ["<|begin_of_text|>", ""])
+def test_a_conversation_that_the_client_has_rendered_is_the_chats(running: Running, bos: str) -> None:
+    """As those do that work with raw prompts: special tokens in a prompt count."""
+
+    def post(path: str, **body: Any) -> Any:
+        return asyncio.run(ask(make_app(running.served), path, body)).json
+
+    talk = [{"role": "user", "content": "Tell me a story about a fox called Mia"}]
+    ids = post("/tokenize", messages=talk)["tokens"]
+    text = bos + post("/detokenize", tokens=ids)["prompt"].removeprefix("<|begin_of_text|>")
+    assert "<|eot_id|>" in text and post("/tokenize", prompt=text)["tokens"] == ids
+    (told,) = post("/v1/chat/completions", messages=talk, temperature=0, max_tokens=5)["choices"]
+    (echoed,) = post("/v1/completions", prompt=text, temperature=0, max_tokens=5, echo=True, logprobs=0)["choices"]
+    assert echoed["text"] == text + told["message"]["content"]
+    assert echoed["logprobs"]["text_offset"][len(ids)] == len(text)

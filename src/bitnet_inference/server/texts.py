@@ -37,16 +37,21 @@ def add_texts(app: FastAPI, answers: Answers) -> None:
 
 
 class Continued:
-    """A prompt: its ids, and how many of them in front the tokenizer has added, which an echo does not show."""
+    """A prompt: its ids, and how many of them in front the tokenizer has added, which an echo does not show.
+
+    Special tokens that a text spells count, as with OpenAI, vLLM and llama.cpp: who renders a conversation needs them.
+    """
 
     def __init__(self, llm: LLM, prompt: str | list[int]) -> None:
         """Raises InvalidParams."""
         if not prompt:
             raise InvalidParams("prompt is empty: give some text")
-        self.ids = llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        before = llm.tokenizer.affixes[0] if isinstance(prompt, str) else []
-        self.num_hidden = len(before) if self.ids[: len(before)] == before else 0
-        self._tokenizer = llm.tokenizer
+        self._tokenizer, self.ids, self.num_hidden = llm.tokenizer, prompt, 0
+        if isinstance(prompt, str):
+            self.ids = self._tokenizer.encode(prompt, parse_special=True)
+            before = self._tokenizer.affixes[0]
+            is_spelt = prompt.startswith(self._tokenizer.decode(before, skip_special_tokens=False))
+            self.num_hidden = 0 if is_spelt or self.ids[: len(before)] != before else len(before)
 
     @property
     def text(self) -> str:

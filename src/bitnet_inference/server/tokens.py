@@ -18,7 +18,10 @@ MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(Fields):
-    """POST /tokenize: a text, `prompt`, or a conversation, `messages`, up to where the answer begins."""
+    """POST /tokenize: a text, `prompt`, or a conversation, `messages`, up to where the answer begins.
+
+    A text is what POST /v1/completions makes of it.
+    """
 
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
@@ -75,7 +78,8 @@ def _info(llm: LLM) -> dict[str, Any]:
 def _tokenize(asked: Asked, body: TokenizeRequest) -> dict[str, Any]:
     llm = asked.llm
     if body.messages is None:
-        ids = llm.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+        adds = body.add_special_tokens is not False
+        ids = llm.tokenizer.encode(body.prompt or "", add_special_tokens=adds, parse_special=True)
     else:
         is_open = body.add_generation_prompt is not False
         ids = llm.encode_chat(body.messages, tools=body.tools, add_generation_prompt=is_open)
