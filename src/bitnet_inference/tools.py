@@ -206,11 +206,11 @@ def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Sty
 
 def _closed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Where it names arguments and is silent about others: without others, which small models make up."""
-    named, required = arguments.get("properties"), arguments.get("required", [])
-    is_silent = named is not None and not arguments.keys() & _OPENS
-    if is_silent and isinstance(required, list) and all(name in list(named) for name in required):
-        return {**arguments, "additionalProperties": False}
-    return arguments
+    required = arguments.get("required", [])
+    if "properties" not in arguments or arguments.keys() & _OPENS or not isinstance(required, list):
+        return arguments
+    named = list(arguments["properties"])
+    return {**arguments, "additionalProperties": False} if all(name in named for name in required) else arguments
 
 
 def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:

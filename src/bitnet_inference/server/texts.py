@@ -46,9 +46,9 @@ class Continued:
         """Raises InvalidParams."""
         if not prompt:
             raise InvalidParams("prompt is empty: give some text")
-        self._tokenizer, self.ids, self.num_hidden = llm.tokenizer, prompt, 0
+        self._tokenizer, self.num_hidden = llm.tokenizer, 0
+        self.ids = self._tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
         if isinstance(prompt, str):
-            self.ids = self._tokenizer.encode(prompt, parse_special=True)
             before = self._tokenizer.affixes[0]
             is_spelt = prompt.startswith(self._tokenizer.decode(before, skip_special_tokens=False))
             self.num_hidden = 0 if is_spelt or self.ids[: len(before)] != before else len(before)
