@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.grammar.schema import changed_schema, check_schema
+from bitnet_inference.grammar.schema import changed_schema, closed_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
@@ -21,8 +21,6 @@ PYTHON_TAG = "<|python_tag|>"
 _HERMES_OPEN = "<tool_call>"
 # Strings may hold tags.
 _HERMES_CALL = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
-# With these a schema itself says which other arguments there may be, or says so elsewhere.
-_OPENS = frozenset(("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"))
 _BETWEEN = re.compile(r"[\s;]*")
 # Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form. No text begins
 # with what _llama_calls skips.
@@ -195,22 +193,13 @@ def _function(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
 def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Style) -> dict[str, Any]:
     key = "parameters" if style == "llama" else "arguments"
     place = f"{place}/properties/{key}"
-    check_schema(arguments, place)
+    closed = closed_schema(arguments, place)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, key: changed_schema(_closed(arguments), partial(_moved, place))},
+        "properties": {"name": {"const": name}, key: changed_schema(closed, partial(_moved, place))},
         "required": ["name", key],
         "additionalProperties": False,
     }
-
-
-def _closed(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where it names arguments and is silent about others: without others, which small models make up."""
-    required = arguments.get("required", [])
-    if "properties" not in arguments or arguments.keys() & _OPENS or not isinstance(required, list):
-        return arguments
-    named = list(arguments["properties"])
-    return {**arguments, "additionalProperties": False} if all(name in named for name in required) else arguments
 
 
 def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:

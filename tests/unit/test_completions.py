@@ -2,10 +2,12 @@ import json
 
 import numpy as np
 import pytest
+from test_grammar import accepts
 from test_llm import says, scripted_llm
 from text_samples import BOS, TURN, write_folder
 
 from bitnet_inference import LLM, InvalidParams, PromptTooLong, chat_completion, text_completion
+from bitnet_inference.grammar.response_format import read_response_format
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -169,3 +171,10 @@ def test_response_formats():
 def test_response_formats_that_are_refused(llm, value, message):
     with pytest.raises(InvalidParams, match=message):
         chat_completion(llm, [HI], response_format=value)
+
+
+@pytest.mark.parametrize("more, is_open", [({}, False), ({"additionalProperties": True}, True)])
+def test_a_response_format_has_no_properties_but_those_it_names(more, is_open):
+    schema = {"properties": {"t": {"const": 1}}, "required": ["t"], **more}
+    form = read_response_format({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert accepts(form, '{"t": 1}') and accepts(form, '{"t": 1, "u": 2}') == is_open

@@ -7,6 +7,7 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.schema import closed_schema
 
 _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
 
@@ -14,7 +15,7 @@ _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "
 def read_response_format(value: object) -> Grammar | None:
     """The grammar of a response_format; None for plain text. Raises InvalidParams.
 
-    A schema is kept to whether `strict` is set or not.
+    A schema is kept to whether `strict` is set or not; objects have no other properties unless it says so.
     """
     if value is None:
         return None
@@ -23,7 +24,7 @@ def read_response_format(value: object) -> Grammar | None:
     kind = value["type"]
     _refuse_unknown("response_format", value, ("type", "json_schema") if kind == "json_schema" else ("type",))
     if kind == "json_schema":
-        return Grammar(json_schema=_schema(value.get("json_schema")))
+        return Grammar(json_schema=closed_schema(_schema(value.get("json_schema"))))
     return Grammar(json_object=True) if kind == "json_object" else None
 
 

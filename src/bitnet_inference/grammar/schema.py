@@ -21,6 +21,9 @@ _VALUES = (
     "$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maxProperties",
     "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required", "type",
 )  # fmt: skip
+# With these beside its properties a schema says what else there may be, or another one says more of the same object.
+_OPENING = frozenset(("additionalProperties", "const", "enum", "minProperties", "patternProperties"))
+_COMBINING = frozenset(("$ref", "anyOf", "oneOf"))
 # What says nothing about the text.
 _NOTES = (
     "$comment", "$id", "$schema", "default", "deprecated", "description", "discriminator", "example", "examples",
@@ -72,6 +75,26 @@ def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[st
         elif keyword in _NAMED:
             copy[keyword] = {name: changed_schema(inner, change) for name, inner in copy[keyword].items()}
     return copy
+
+
+def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, Any]:
+    """Of a schema that is silent about properties it does not name: one without others, which small models make up.
+
+    vLLM and llama.cpp read it so too. Where several parts tell of one object, all stays as it is. Raises InvalidParams
+    as check_schema.
+    """
+    check_schema(schema, place)
+    parts: list[Mapping[str, Any]] = []
+
+    def close(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        parts.append(part)
+        named, required = list(part.get("properties", ())), part.get("required", [])
+        is_silent = "properties" in part and not part.keys() & _OPENING and isinstance(required, list)
+        return {**part, "additionalProperties": False} if is_silent and all(n in named for n in required) else part
+
+    closed: Mapping[str, Any] = changed_schema(schema, close)
+    is_shared = any("allOf" in part or ("properties" in part and part.keys() & _COMBINING) for part in parts)
+    return schema if is_shared else closed
 
 
 def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.schema import closed_schema
 from bitnet_inference.server.replies import Talk
 from bitnet_inference.server.schema import Count, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
@@ -146,7 +147,7 @@ class CountRequest(Fields):
         return Talk(
             messages=[*self._system(), *(each for turn in self.messages for each in _messages(turn))],
             sampling={},
-            grammar=None if form is None else Grammar(json_schema=form.schema_),
+            grammar=None if form is None else Grammar(json_schema=closed_schema(form.schema_)),
             shown_tools=[_tool(each) for each in self.tools or ()] or None,
             tools=self._callable(),
         )
