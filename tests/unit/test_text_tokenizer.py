@@ -40,6 +40,15 @@ def test_special_tokens_in_a_text_are_text(tokenizer):
     assert [i for i in tokenizer.encode(text, parse_special=True) if i < 3] == [0, 2, 0]
 
 
+def test_what_a_vocabulary_cannot_spell_is_the_unknown_token(tmp_path):
+    state = json.loads(sentencepiece_json())
+    state["model"]["byte_fallback"] = False
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state)))
+    space, letter = (tokenizer.token_to_id(token) for token in ("▁", "o"))
+    assert tokenizer.encode("o東o", add_special_tokens=False) == [space, letter, 0, letter]
+    assert 2 not in tokenizer.encode("東</s>")
+
+
 def test_a_long_text_has_the_ids_of_its_parts(tokenizer):
     part = f"say {TURN} and {BOS}\n"
     ids, count = tokenizer.encode(part, add_special_tokens=False), LONG_TEXT // len(part) + 1

@@ -71,7 +71,7 @@ class Tokenizer:
         ids = self._encode(self._rust, text)
         if not parse_special and not self.special_ids.isdisjoint(ids):
             ids = self._encode(self._plain, text)
-            if not self.special_ids.isdisjoint(ids):
+            if not (self.special_ids - self._unknown_ids).isdisjoint(ids):
                 raise InvalidParams("the text spells a special token that this tokenizer cannot write as plain text")
         if not add_special_tokens:
             return ids
@@ -194,6 +194,9 @@ class Tokenizer:
         added = self._rust.get_added_tokens_decoder()
         self.special = {token.content: token_id for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(self.special.values())
+        # What the model writes for a character that it cannot spell: no text says it, and any may have it.
+        unknown = getattr(self._rust.model, "unk_token", None)
+        self._unknown_ids = {None if unknown is None else self._rust.token_to_id(unknown)}
 
     def _named_id(self, name: str) -> int | None:
         return self._rust.token_to_id(self.named[name]) if name in self.named else None
