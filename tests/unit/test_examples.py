@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bitnet_inference.hub.names import parse
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,3 +37,11 @@ def test_what_the_pages_show_is_an_example() -> None:
     assert len(blocks) >= 2
     for block in blocks:
         assert block in sources
+
+
+def test_the_models_that_commands_name_are_known() -> None:
+    command = r"(?:bitnet(?:-inference)? (?:pull|serve|rm|chat -m|chat --model)|BITNET_MODELS=\"?) ?([a-z][\w-]+)\s"
+    names = {name for page in PAGES for name in re.findall(command, page.read_text(encoding="utf-8"))}
+    for name in names - {"default"}:
+        assert parse(name).entry is not None
+    assert len(names) > 1
