@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -487,17 +488,27 @@ def read_until(terminal, wanted, seconds=30):
     return shown
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-def test_a_chat_on_a_terminal():
+@contextmanager
+def on_a_terminal(*arguments):
+    """A command that runs on a terminal, and our end of it."""
     import pty
 
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    process = subprocess.Popen(command("chat", "-n", "6"), env=environment, **streams)
+    process = subprocess.Popen(command(*arguments), env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    ready = b"\x1b[?2004h"  # the line editor waits for keys
     try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_chat_on_a_terminal():
+    ready = b"\x1b[?2004h"  # the line editor waits for keys
+    with on_a_terminal("chat", "-n", "6") as (process, ours):
         assert b"/help tells" in read_until(ours, ready)
         os.write(ours, b"/help\r")
         assert b"forget the conversation" in read_until(ours, ready)
@@ -508,10 +519,14 @@ def test_a_chat_on_a_terminal():
         os.write(ours, b"/exit\r")
         read_until(ours, b"\x1b[?2004l")
         assert process.wait(timeout=30) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_ctrl_c_at_a_question_ends_with_130():
+    with on_a_terminal("rm", "bitnet-2b") as (process, ours):
+        read_until(ours, b"[y/N]")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/limits"), reason="the limit is read on Linux")

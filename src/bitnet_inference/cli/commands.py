@@ -44,7 +44,7 @@ class _Commands(TyperGroup):
         except BitNetError as error:
             typer.echo(f"bitnet: {error}", err=True)
             raise typer.Exit(EXIT_MISTAKE) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):  # the latter at a question
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
