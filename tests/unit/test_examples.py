@@ -39,6 +39,15 @@ def test_what_the_pages_show_is_an_example() -> None:
         assert block in sources
 
 
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    folders = "benchmarks|deploy|docs|kernels|scripts|src|tests|training"
+    named = [ROOT / path for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text)]
+    linked = [page.parent / link for link in re.findall(r"\]\((?!http)([^)#\s]+)", text)]
+    assert [path for path in [*named, *linked] if not path.exists()] == []
+
+
 def test_the_models_that_commands_name_are_known() -> None:
     command = r"(?:bitnet(?:-inference)? (?:pull|serve|rm|chat -m|chat --model)|BITNET_MODELS=\"?) ?([a-z][\w-]+)\s"
     names = {name for page in PAGES for name in re.findall(command, page.read_text(encoding="utf-8"))}
