@@ -39,6 +39,9 @@ _BESIDE_FORM: Mapping[Style, str] = {
 }
 
 
+Functions = dict[str, Mapping[str, Any]]  # name -> JSON schema of the arguments
+
+
 class FunctionCall(TypedDict):
     """Which function, and its arguments as JSON."""
 
@@ -157,14 +160,28 @@ def read_tools(tools: object, choice: object) -> Tools | None:
     functions = dict(_function(index, tool) for index, tool in enumerate(tools))
     if len(functions) < len(tools):
         raise InvalidParams("tools: two have one name: rename one")
+    choice, functions = _allowed(choice, functions)
     if choice in (None, "auto", "none", "required"):
-        strict = frozenset(each["function"]["name"] for each in tools if each["function"].get("strict"))
-        return None if choice == "none" else Tools(functions, choice == "required", strict)
+        strict = functions.keys() & {each["function"]["name"] for each in tools if each["function"].get("strict")}
+        return None if choice == "none" else Tools(functions, choice == "required", frozenset(strict))
     name = _chosen(choice)
-    if name not in functions:
+    if name is None or name not in functions:
         known = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
         raise InvalidParams(f"tool_choice is {choice!r:.80}: give {known}, with one of {', '.join(functions)}")
     return Tools({name: functions[name]}, forced=True)
+
+
+def _allowed(choice: object, functions: Functions) -> tuple[object, Functions]:
+    """Of a choice among some of the tools, OpenAI's "allowed_tools", its mode and these; else all as it is."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return choice, functions
+    allowed = choice.get("allowed_tools")
+    mode, some = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
+    names = {_chosen(each) for each in some} if isinstance(some, list) else set()
+    if mode not in ("auto", "required") or not names or not names <= functions.keys():
+        form = '{"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}]}'
+        raise InvalidParams(f"tool_choice: allowed_tools must be {form}, with some of {', '.join(functions)}")
+    return mode, {name: schema for name, schema in functions.items() if name in names}
 
 
 def _chosen(choice: object) -> str | None:

@@ -106,6 +106,11 @@ def test_a_form_and_a_forced_call(client: openai.OpenAI) -> None:
     assert len(done) == 1 and json.loads(done[0].arguments)["city"] in ("Rome", "Oslo")
     last = events[-1]
     assert last.type == "response.completed" and last.response.output[0].type == "function_call"
+    clock = WEATHER | {"name": "clock", "parameters": {"type": "object", "properties": {}}}
+    some = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "clock"}]}
+    made = client.responses.create(**asked | {"tools": [WEATHER, clock], "tool_choice": some})
+    assert [(each.type, each.name) for each in made.output] == [("function_call", "clock")]
+    assert made.tool_choice.model_dump() == some
     scored: Any = {"include": ["message.output_text.logprobs"], "stream": True}
     added = [each for each in client.responses.create(**asked, **scored) if each.type == "response.output_item.added"]
     assert [each.item.type for each in added] == ["function_call"]

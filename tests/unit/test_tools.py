@@ -185,6 +185,19 @@ def test_chat_completion_calls_tools():
         assert cut["generation"] == {"role": "assistant", "content": ""}
 
 
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_among_some_of_the_functions(mode):
+    tools = read_tools(TOOLS, allowed(mode, "clock"))
+    assert (list(tools.functions), tools.forced) == (["clock"], mode == "required")
+    strict = [{**each, "function": {**each["function"], "strict": True}} for each in TOOLS]
+    assert read_tools(strict, allowed(mode, "clock")).strict == {"clock"}
+
+
 @pytest.mark.parametrize(
     "tools, choice, message",
     [
@@ -202,6 +215,10 @@ def test_chat_completion_calls_tools():
         (TOOLS, "any", "tool_choice is 'any'"),
         (TOOLS, {"type": "function", "function": {"name": "stranger"}}, "with one of weather, clock"),
         (TOOLS, 3, "tool_choice is 3"),
+        (TOOLS, {"type": "allowed_tools"}, "allowed_tools must be"),
+        (TOOLS, allowed("auto"), "allowed_tools must be"),
+        (TOOLS, allowed("none", "clock"), "allowed_tools must be"),
+        (TOOLS, allowed("auto", "clock", "stranger"), "with some of weather, clock"),
     ],
 )
 def test_what_is_refused(tools, choice, message):

@@ -89,6 +89,14 @@ class FunctionChoice(Inner):
     name: str
 
 
+class AllowedChoice(Inner):
+    """Some of the functions, of which one must be called or may be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1)]
+
+
 class TextForm(Inner):
     """The form of the answer."""
 
@@ -121,6 +129,10 @@ def _kind_of_item(item: Any) -> str:
     return "<message>" if has_no_type else type_of(item)
 
 
+def _kind_of_choice(choice: Any) -> str:
+    return type_of(choice) if isinstance(choice, dict | Inner) else kind_of(choice)
+
+
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<function_call>")]
@@ -128,9 +140,15 @@ Item = Annotated[
     Discriminator(_kind_of_item),
 ]
 Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[FunctionChoice, Tag("<object>")],
-    Discriminator(kind_of),
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")]
+    | Annotated[FunctionChoice, Tag("<function>")]
+    | Annotated[AllowedChoice, Tag("<allowed_tools>")],
+    Discriminator(_kind_of_choice),
 ]
+
+
+def _nested_choice(choice: FunctionChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 class InputTokensRequest(Fields):
@@ -183,7 +201,10 @@ class InputTokensRequest(Fields):
         """What may be called. Raises InvalidParams."""
         choice: Any = self.tool_choice
         if isinstance(choice, FunctionChoice):
-            choice = {"type": "function", "function": {"name": choice.name}}
+            choice = _nested_choice(choice)
+        elif isinstance(choice, AllowedChoice):
+            allowed = {"mode": choice.mode, "tools": [_nested_choice(each) for each in choice.tools]}
+            choice = {"type": choice.type, choice.type: allowed}
         return read_tools(self.nested_tools, None if choice == "auto" else choice)
 
 
