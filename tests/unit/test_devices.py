@@ -137,8 +137,9 @@ def test_why_no_nvidia_gpu_is_used(machine: Machine, options: dict[str, object],
     with pytest.raises(Unavailable) as caught:
         choose(device="cuda")
     assert (caught.value.why, caught.value.install) == (why, install or 'choose device="cpu"')
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable) as caught:
         choose(gpu_layers=1)  # a number was asked for
+    assert caught.value.install == (install or "leave gpu_layers out")
 
 
 def test_a_gpu_without_a_compiler_for_its_kernels_is_not_usable(machine: Machine) -> None:

@@ -66,7 +66,7 @@ def _automatic(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: i
         device = _usable_gpu()
     except Unavailable as error:
         if isinstance(config.gpu_layers, int):
-            raise
+            raise Unavailable("cuda", error.why, error.install or "leave gpu_layers out") from None
         return _without_cuda(config, error)
     on_gpu = replace(config, device="cuda")
     if config.gpu_layers is not None:
