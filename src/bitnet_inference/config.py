@@ -18,6 +18,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from bitnet_inference import cgroup
+from bitnet_inference.cgroup import read
 from bitnet_inference.errors import InvalidParams, Unavailable
 
 DEVICES = ("auto", "cuda", "mlx", "cpu", "coreml", "onnx", "reference")
@@ -194,7 +196,7 @@ class HubConfig:
         return cls(
             cache=Path(cache).expanduser(),
             endpoint=(os.environ.get("HF_ENDPOINT", "").strip() or cls.endpoint).rstrip("/"),
-            token=os.environ.get("HF_TOKEN", "").strip() or _read(str(token_file)) or None,
+            token=os.environ.get("HF_TOKEN", "").strip() or read(token_file) or None,
             offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
             timeout_s=_whole_number("HF_HUB_DOWNLOAD_TIMEOUT", os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or "10"),
         )
@@ -244,48 +246,34 @@ def is_interpreted() -> bool:
 
 
 def num_cores() -> int:
-    """Physical cores that this process may use: its affinity, hyper-threads counted once, and the cgroup's limit."""
+    """Physical cores that this process may use: its affinity, hyper-threads counted once, and the cgroups' limits."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_siblings(cpu) for cpu in cpus}
-    return max(1, min(len(cores), _cgroup_cpus()))
+    return max(1, min(len(cores), cgroup.num_cpus() or MAX_THREADS))
 
 
 def _siblings(cpu: int) -> str:
-    text = _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    text = read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
     return text or str(cpu)
 
 
-def _cgroup_cpus() -> int:
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if not quota.isdigit() or not period.isdigit():
-        return MAX_THREADS
-    return max(1, int(quota) // int(period))
-
-
 def available_bytes() -> int:
-    """Memory that this process may still take: what the system calls available, within limits of cgroup and ulimit."""
-    lines = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
+    """Memory that this process may still take: what the system calls available, within limits of cgroups and ulimit."""
+    lines = dict(line.split(":", 1) for line in read(Path("/proc/meminfo")).splitlines() if ":" in line)
     system = int(lines.get("MemAvailable", "8388608 kB").split()[0]) * 1024
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
-    if limit.isdigit() and used.isdigit():
-        system = min(system, int(limit) - int(used))
+    left = cgroup.memory_left()
+    if left is not None:
+        system = min(system, left)
     return max(0, min(system, _address_space_left(system)))
 
 
 def _address_space_left(system: int) -> int:
     """What `ulimit -v` leaves to this process; `system` without such a limit."""
-    limits = (line.split() for line in _read("/proc/self/limits").splitlines())
+    limits = (line.split() for line in read(Path("/proc/self/limits")).splitlines())
     limit = next((words[3] for words in limits if words[:3] == ["Max", "address", "space"]), "unlimited")
     if not limit.isdigit():
         return system
-    return int(limit) - int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+    return int(limit) - int(read(Path("/proc/self/statm")).split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def installed_version() -> str:

@@ -17,7 +17,7 @@ PACKAGE = "src/bitnet_inference/"
 
 # Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free.
 LAYERS = {
-    "_native": 0, "config": 0, "errors": 0, "json_objects": 0, "native": 0, "output_files": 0,
+    "_native": 0, "cgroup": 0, "config": 0, "errors": 0, "json_objects": 0, "native": 0, "output_files": 0,
     "own_files": 0, "ternary": 0,
     "formats": 1, "grammar": 1, "hub": 1, "probe": 1, "text": 1,
     "model": 2,
