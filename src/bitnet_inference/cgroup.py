@@ -16,16 +16,11 @@ class _Files(NamedTuple):
     quota: str
     memory: str
     used: str
-    cached: tuple[str, ...]  # in memory.stat: pages of files, which are given back where memory is wanted
+    of_all: str  # how names in memory.stat begin that count the groups within, too
 
 
-_VERSION_2 = _Files("cpu.max", "memory.max", "memory.current", ("inactive_file", "active_file"))
-_VERSION_1 = _Files(
-    "cpu.cfs_quota_us",
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    ("total_inactive_file", "total_active_file"),
-)
+_VERSION_2 = _Files("cpu.max", "memory.max", "memory.current", "")
+_VERSION_1 = _Files("cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def num_cpus(root: Path = Path("/")) -> int | None:
@@ -45,9 +40,16 @@ def memory_left(root: Path = Path("/")) -> int | None:
     for folder, files in _groups("memory", root):
         limit, used = read(folder / files.memory), read(folder / files.used)
         if limit.isdigit() and used.isdigit():
-            stat = dict(line.split(" ", 1) for line in read(folder / "memory.stat").splitlines())
-            rooms.append(int(limit) - int(used) + sum(int(stat.get(name, 0)) for name in files.cached))
+            rooms.append(int(limit) - int(used) + _given_back(read(folder / "memory.stat"), files))
     return min(rooms, default=None)
+
+
+def _given_back(stat: str, files: _Files) -> int:
+    """Bytes of files that are kept until somebody wants the memory; not what a process has mapped, such as weights."""
+    counts = dict(line.split(" ", 1) for line in stat.splitlines())
+    mapped = "mapped_file" if files.of_all else "file_mapped"
+    inactive, active, in_use = (int(counts.get(files.of_all + n, 0)) for n in ("inactive_file", "active_file", mapped))
+    return max(0, inactive + active - in_use)
 
 
 def read(path: Path) -> str:

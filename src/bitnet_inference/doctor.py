@@ -131,9 +131,11 @@ def check_golden(folder: Path, config: EngineConfig) -> tuple[str, list[str]]:
     try:
         golden = json.loads((folder / GOLDEN).read_text())
         expected, token_ids, model_sum = (golden[key] for key in ("logits_sha256", "token_ids", "model_sha256"))
-    except (OSError, ValueError, KeyError, TypeError):
-        return "not checked", [f"{folder / GOLDEN} is missing or damaged: install the package again"]
-    if model_sum != _model_sum(folder):
+        is_known = model_sum == _model_sum(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        damaged = getattr(error, "filename", None) or folder / GOLDEN
+        return "not checked", [f"{damaged} is missing or damaged: install the package again"]
+    if not is_known:
         return "not checked", [f"{folder}: the weights are not those of {GOLDEN}: install the package again"]
     found: dict[str, str] = {}
     problems: list[str] = []

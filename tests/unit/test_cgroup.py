@@ -35,7 +35,8 @@ def test_processors(tmp_path: Path, groups: str, files: dict[str, str], expected
     assert cgroup.num_cpus(system(tmp_path, groups, files)) == expected
 
 
-STAT = "anon 5\ninactive_file 20\nactive_file 3\ntotal_inactive_file 200\ntotal_active_file 30\n"
+STAT = "anon 5\ninactive_file 20\nactive_file 13\nfile_mapped 10\n"
+STAT_1 = "mapped_file 900\n" + STAT + "total_mapped_file 7\ntotal_inactive_file 200\ntotal_active_file 37\n"
 
 
 @pytest.mark.parametrize(
@@ -46,9 +47,10 @@ STAT = "anon 5\ninactive_file 20\nactive_file 3\ntotal_inactive_file 200\ntotal_
         ("0::/\n", {"memory.max": "max\n", "memory.current": "600\n"}, None),
         ("0::/a/b\n", {"a/memory.max": "1000\n", "a/memory.current": "600\n", "a/b/memory.max": "max\n"}, 400),
         ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "1000\n", "memory/a/memory.usage_in_bytes": "600\n",
-                           "memory/a/memory.stat": STAT}, 630),
+                           "memory/a/memory.stat": STAT_1}, 630),
+        ("0::/\n", {"memory.max": "1000\n", "memory.current": "600\n", "memory.stat": "file_mapped 10\n"}, 400),
     ],
-    ids=["2", "pages of files", "unlimited", "around it", "1"],
+    ids=["2", "pages of files", "unlimited", "around it", "1", "all mapped"],
 )  # fmt: skip
 def test_memory(tmp_path: Path, groups: str, files: dict[str, str], expected: int | None) -> None:
     assert cgroup.memory_left(system(tmp_path, groups, files)) == expected

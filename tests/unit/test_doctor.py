@@ -107,6 +107,9 @@ def test_a_model_that_has_no_golden_logits(folder):
     (folder / GOLDEN).write_text(golden.replace('"model_sha256": "', '"model_sha256": "0'))
     _, (problem,) = check_golden(folder, EngineConfig(threads=1))
     assert "the weights are not those" in problem
+    (folder / "model.safetensors").unlink()
+    said, (problem,) = check_golden(folder, EngineConfig(threads=1))
+    assert said == "not checked" and problem.startswith(str(folder / "model.safetensors")) and "install" in problem
 
 
 def test_a_wrong_kernel_is_a_line_and_exit_code_1(monkeypatch):
