@@ -51,8 +51,8 @@ class EngineConfig:
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
     head). An ONNX file has its own, "float32" or "float16", and a Core ML package "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 where
-    the CPU decodes it in registers (AVX-512 with VBMI), which is faster there. Results are the same. Groups with scales
-    are always u2.
+    the CPU decodes it in registers (AVX-512 with VBMI) and it saves a tenth, which is faster there. Results are the
+    same. Groups with scales are always u2.
     `quantize`: what the layers' dense matrices become: "none" leaves them as they are; "ternary" rounds each to one
     scale and -1, 0, 1, as models of BitNet were trained to be; "int8" to 255 steps with a scale a row. Both round what
     they are multiplied with to int8, token by token.
@@ -137,7 +137,8 @@ class EngineConfig:
     def resolve(self) -> EngineConfig:
         """The same with every "auto" decided for this machine; raises Unavailable for what it cannot do.
 
-        A device that is left open is "cpu" here; what a model would run on, backends.resolved says.
+        A device that is left open is "cpu" here; what a model would run on, backends.resolved says. `ternary_format`
+        depends on the model.
         """
         from bitnet_inference import native
 
@@ -154,11 +155,7 @@ class EngineConfig:
         if self.embedding != "exact" and placed.device not in ("cpu", "reference"):
             why = f'which "cpu" and "reference" have, but device is "{self.device}"'
             raise InvalidParams(f'embedding is "{self.embedding}", {why}: leave it out')
-        faster = "auto" if self.on_gpu else "t5" if native.decodes_t5(isa) else "u2"
-        ternary_format = faster if self.ternary_format == "auto" else self.ternary_format
-        threads = self.threads or num_cores()
-        chosen = replace(placed, isa=isa, threads=threads)
-        return replace(chosen, cache_dtype=cache_dtype, ternary_format=ternary_format)
+        return replace(placed, isa=isa, threads=self.threads or num_cores(), cache_dtype=cache_dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

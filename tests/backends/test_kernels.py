@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,11 @@ from numpy.typing import NDArray
 from bitnet_inference import native, ternary
 from bitnet_inference.backends import reference
 from bitnet_inference.backends.cpu_program import ACTIVATIONS
+from bitnet_inference.backends.packing import packing
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import ChangedCheckpoint
+from bitnet_inference.model_folder import find_model
 
 ISAS = native.isas()
 Floats = NDArray[np.float32]
@@ -70,12 +75,24 @@ def test_the_largest_sums_do_not_overflow(isa: str, ternary_format: str) -> None
         assert np.allclose(y, -127 * columns, rtol=1e-6)
 
 
+class OfWidth(ChangedCheckpoint):
+    """The default model, as far as its shapes go, with other numbers of columns."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__(open_checkpoint(find_model("default")))
+        widths = {"hidden_size": hidden_size, "intermediate_size": intermediate_size}
+        self.config = replace(self.original.config, **widths)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_weights_take_less_memory_where_that_is_faster(isa: str) -> None:
     assert isa.startswith("avx512") or not native.decodes_t5(isa)
-    assert EngineConfig(isa=isa).resolve().ternary_format == ("t5" if native.decodes_t5(isa) else "u2")
+    config = EngineConfig(isa=isa).resolve()
+    assert packing(OfWidth(2560, 6912), config) == ("t5" if native.decodes_t5(isa) else "u2")
+    for columns in (1, 64, 256, 257):  # the last block of 80 columns is as good as empty
+        assert packing(OfWidth(columns, columns), config) == "u2"
     for forced in ("u2", "t5"):
-        assert EngineConfig(isa=isa, ternary_format=forced).resolve().ternary_format == forced
+        assert packing(OfWidth(256, 768), EngineConfig(isa=isa, ternary_format=forced).resolve()) == forced
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import NativePlan, Weights, compile_plan
+from bitnet_inference.backends.packing import packing
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Stopped, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
@@ -48,7 +49,7 @@ class CpuModel:
         self._check_widths(config.quantize)
         plans = fused(record(self.config, layers), checkpoint, config.quantize == "int8")
         self._executor: Any = _start(config)
-        weights = _load_weights(checkpoint, plans, self._format(checkpoint, config), self._executor, progress)
+        weights = _load_weights(checkpoint, plans, packing(checkpoint, config), self._executor, progress)
         self._cache: Any = native.Cache(
             config.cache_dtype, len(plans.body.layers), self.config.num_kv_heads, self.config.head_dim
         )
@@ -87,12 +88,6 @@ class CpuModel:
             tile_tokens=16 if config.isa == "avx512amx" else 4,
             threads=_threads_of(self),
         )
-
-    def _format(self, checkpoint: Checkpoint, config: EngineConfig) -> str:
-        """U2 where groups of columns have scales: those weights always are, and a program has one order of codes."""
-        shapes = dict(expected_shapes(self.config))
-        has_groups = any(checkpoint.group_size(name) for name in shapes if checkpoint.is_ternary(name))
-        return "u2" if has_groups else config.ternary_format
 
     def _check_head(self, checkpoint: Checkpoint, head: str) -> None:
         name = "embed" if self.config.tie_embeddings else "head"

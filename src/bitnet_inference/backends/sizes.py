@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
+from bitnet_inference.backends.packing import packed_bytes, packing
 from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, is_projection
 from bitnet_inference.formats.ternarized import quantized
@@ -33,16 +34,14 @@ def estimate_bytes(
 
 
 def _ternary_bytes(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -> int:
-    """Groups of 32 rows, and steps of 16 columns or blocks of 80, are whole; on a GPU tiles of 16 times 256."""
+    """As `packed_bytes`; on a GPU tiles of 16 times 256 are whole."""
     if config.device == "mlx":
         return _mlx_bytes(checkpoint, shapes)
-    a_byte, rows, columns = 4, 32, 16
-    if config.on_gpu:
-        rows, columns = 16, 256
-    elif config.ternary_format == "t5":
-        a_byte, columns = 5, 80
     ternary = _ternary_shapes(checkpoint, shapes)
-    return sum(-(-shape[0] // rows) * rows * -(-shape[1] // columns) * columns for shape in ternary) // a_byte
+    if config.on_gpu:
+        return sum(-(-rows // 16) * 16 * -(-columns // 256) * 256 for rows, columns in ternary) // 4
+    kind = packing(checkpoint, config)
+    return sum(packed_bytes(shape, kind) for shape in ternary)
 
 
 def _mlx_bytes(checkpoint: Checkpoint, shapes: Shapes) -> int:

@@ -1,0 +1,29 @@
+"""How the CPU backend keeps ternary weights in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitnet_inference import native
+from bitnet_inference.config import EngineConfig
+from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes
+
+# A row of T5 ends with a whole block of 80 columns. Where it saves less than a tenth, it multiplies more than it saves.
+_MAX_T5 = 0.9
+
+
+def packing(checkpoint: Checkpoint, config: EngineConfig) -> str:
+    """The format of all ternary weights, see EngineConfig.ternary_format: a program has one order of codes."""
+    shapes = {name: shape for name, shape in expected_shapes(checkpoint.config) if checkpoint.is_ternary(name)}
+    if any(map(checkpoint.group_size, shapes)):
+        return "u2"
+    if config.ternary_format != "auto":
+        return config.ternary_format
+    u2, t5 = (sum(packed_bytes(shape, kind) for shape in shapes.values()) for kind in ("u2", "t5"))
+    return "t5" if native.decodes_t5(config.isa) and t5 < _MAX_T5 * u2 else "u2"
+
+
+def packed_bytes(shape: Sequence[int], ternary_format: str) -> int:
+    """Of a ternary matrix: groups of 32 rows, and steps of 16 columns or blocks of 80, are whole."""
+    weights_a_byte, columns = (5, 80) if ternary_format == "t5" else (4, 16)
+    return -(-shape[0] // 32) * 32 * -(-shape[1] // columns) * columns // weights_a_byte
