@@ -54,12 +54,12 @@ struct AttendStep final : Step {
         for (int64_t unit = first, count; unit < last && c.segments == 1; unit += count) {
             const int64_t t = unit % c.num_tokens;
             count = std::min({last - unit, c.num_tokens - t, c.batch->starts[c.sequences[size_t(t)] + 1] - t});
-            c.kernels.attend(task(c, unit / c.num_tokens, t, count, thread));
+            c.kernels.attend(task(c, unit, count, thread));
         }
     }
     void attend_piece(const Context& c, int64_t unit, int thread) const {
         const int64_t pair = unit / c.segments, floats = piece_floats(cache->layout(), heads());
-        AttendTask piece = task(c, pair / c.num_tokens, pair % c.num_tokens, 1, thread);
+        AttendTask piece = task(c, pair, 1, thread);
         piece.pieces = c.pieces + pair * c.segments * floats;
         piece.piece_floats = floats;
         piece.segment = int(unit % c.segments);
@@ -68,13 +68,23 @@ struct AttendStep final : Step {
         c.num_done[pair].store(0, std::memory_order_relaxed);  // before the next barrier
         c.kernels.attend_merge(piece);
     }
-    AttendTask task(const Context& c, int64_t head, int64_t t, int64_t count, int thread) const {
+    // The first keys and values that a token with a head reads.
+    const uint8_t* first_block(const Context& c, int64_t pair) const {
         const CacheLayout& layout = cache->layout();
+        const int64_t t = pair % c.num_tokens, head = pair / c.num_tokens, length = c.batch->positions[t] + 1;
+        const int64_t first = window && window < length ? length - window : 0;
+        const int32_t* blocks = c.batch->block_tables + c.sequences[size_t(t)] * c.batch->table_width;
+        return cache->layer(layer) + blocks[first / kBlockTokens] * layout.block_stride + head * layout.head_bytes;
+    }
+    AttendTask task(const Context& c, int64_t pair, int64_t count, int thread) const {
+        const CacheLayout& layout = cache->layout();
+        const int64_t head = pair / c.num_tokens, t = pair % c.num_tokens;
         const int64_t column = head * heads() * layout.head_dim;
         AttendTask task{};
         task.layout = layout;
         task.cache = cache->layer(layer);
         task.blocks = c.batch->block_tables + c.sequences[size_t(t)] * c.batch->table_width;
+        task.next = first_block(c, std::min(pair + count, c.num_tokens * layout.num_kv_heads - 1));
         task.tokens = int(count);
         task.positions = c.batch->positions + t;
         task.window = window;

@@ -114,6 +114,7 @@ struct AttendTask {
     CacheLayout layout;
     const uint8_t* cache;  // the layer's blocks
     const int32_t* blocks;
+    const uint8_t* next;  // what is read behind all of these: the first keys and values of another task
     int tokens;
     const int32_t* positions;  // of the tokens, ascending: each attends to all up to its own
     int window;                // or only to the last so many of these; 0: to all

@@ -127,8 +127,9 @@ Result check_attention(const Kernels& kernels, Random random) {
     const auto q = floats(random, heads * dim);
     const int32_t position = length - 1;
     std::vector<float> out(size_t(heads * dim)), scratch(size_t(3 * kQueries * layout.padded_dim + 8 * kBlockTokens));
-    kernels.attend({layout, cache.data(), table.data(), 1, &position, random.below(2) ? 1 + random.below(length) : 0,
-                    random.below(kv_heads), heads, q.data(), 0, out.data(), 0, 0.125f, scratch.data()});
+    kernels.attend({layout, cache.data(), table.data(), cache.data(), 1, &position,
+                    random.below(2) ? 1 + random.below(length) : 0, random.below(kv_heads), heads, q.data(), 0,
+                    out.data(), 0, 0.125f, scratch.data()});
     Result result(cache.data(), cache.data() + cache.bytes());
     append(result, out);
     return result;

@@ -214,10 +214,12 @@ void attend_segment(const AttendTask& t, int begin, int end, const Query* querie
     std::memset(to.sums, 0, size_t(count) * t.layout.padded_dim * 4);
     for (int p = begin; p < end; p += kBlockTokens) {
         const int32_t* here = t.blocks + p / kBlockTokens;
-        const uint8_t* block = t.cache + *here * t.layout.block_stride + t.kv_head * t.layout.head_bytes;
+        const auto place = [&](int32_t id) {
+            return t.cache + id * t.layout.block_stride + t.kv_head * t.layout.head_bytes;
+        };
+        const uint8_t* block = place(here[0]);
         const bool is_last = p + kBlockTokens >= queries[count - 1].length;
-        const int64_t ahead = is_last ? 0 : (int64_t(here[1]) - here[0]) * t.layout.block_stride;
-        const NextBlock next{block + ahead, (t.layout.head_dim + t.layout.padded_dim) / 4};
+        const NextBlock next{is_last ? t.next : place(here[1]), (t.layout.head_dim + t.layout.padded_dim) / 4};
         each_group(count, [&](int i, auto group) {
             attend_block<D, group.size>(t, block, next, p, queries + i, q + i * t.layout.head_dim, to.states + i,
                                         to.sums + i * t.layout.padded_dim);
