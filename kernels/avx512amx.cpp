@@ -172,7 +172,7 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
         }
         if (!groups[0].ends_fifths(tile)) continue;
         multiply<0, A>(fifths[0][tile / kFifthTiles % 2], last, t.code_stride);
-        if constexpr (G == 2) multiply<1, A>(fifths[G - 1][tile / kFifthTiles % 2], last, t.code_stride);
+        if constexpr (G == 2) multiply<1, A>(fifths[IsT5 ? G - 1 : 0][tile / kFifthTiles % 2], last, t.code_stride);
         last += kTileColumns;
     }
     _tile_stored(0, acc, kGroupRows * 4);

@@ -129,7 +129,7 @@ Result check_attention(const Kernels& kernels, Random random) {
     std::vector<float> out(size_t(heads * dim)), scratch(size_t(3 * kQueries * layout.padded_dim + 8 * kBlockTokens));
     kernels.attend({layout, cache.data(), table.data(), cache.data(), 1, &position,
                     random.below(2) ? 1 + random.below(length) : 0, random.below(kv_heads), heads, q.data(), 0,
-                    out.data(), 0, 0.125f, scratch.data()});
+                    out.data(), 0, 0.125f, scratch.data(), nullptr, 0, 0});
     Result result(cache.data(), cache.data() + cache.bytes());
     append(result, out);
     return result;
