@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.update(TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")
 
@@ -70,9 +72,23 @@ def differences(new: Path, old: Path) -> list[str]:
             found.append(f"{path.relative_to(new)} is missing")
         elif path.suffix in (".npz", ".safetensors"):
             found += _array_differences(path, other)
+        elif path.suffix == ".json":
+            if not _alike(json.loads(path.read_bytes()), json.loads(other.read_bytes())):
+                found.append(f"{path.relative_to(new)} differs")
         elif path.read_bytes() != other.read_bytes():
             found.append(f"{path.relative_to(new)} differs")
     return found
+
+
+def _alike(new: Any, old: Any) -> bool:
+    """Whether two values of JSON are the same, numbers up to rounding."""
+    if isinstance(new, float) and isinstance(old, float):
+        return math.isclose(new, old, rel_tol=1e-4)
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) == len(old) and all(map(_alike, new, old))
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(_alike(new[name], old[name]) for name in new)
+    return bool(new == old)
 
 
 def _array_differences(path: Path, other: Path) -> list[str]:
