@@ -15,6 +15,7 @@ from test_llm import scripted_llm
 from text_samples import sentencepiece_json, write_folder
 
 from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams
+from bitnet_inference.grammar.endless import is_endless
 
 PERSON = {
     "type": "object",
@@ -333,6 +334,30 @@ def test_what_never_ends_is_refused(schema):
 )
 def test_what_can_end_is_taken(schema):
     assert Grammar(json_schema=schema).kind == "json_schema"
+
+
+class Counted(dict):
+    """A schema that counts how often it is looked at."""
+
+    num_looks = 0
+
+    def get(self, *arguments):
+        Counted.num_looks += 1
+        return super().get(*arguments)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_whether_a_text_ends_is_soon_known(order):
+    num_links, depth = 100, 20  # of a chain of references, all of which stand below this many others
+    whole = {"allOf": [Counted({"$ref": f"#/$defs/{link}"}) for link in range(num_links)]}
+    for _ in range(depth):
+        whole = Counted({"allOf": [whole]})
+    links = [(str(link), Counted({"$ref": f"#/$defs/{link - 1}"} if link else {})) for link in range(num_links)]
+    whole["$defs"] = dict(links[::order])
+    whole["anyOf"] = [{"type": "null"}, *({"$ref": "#" + "/allOf/0" * above} for above in range(depth + 1))]
+    Counted.num_looks = 0
+    assert not is_endless(whole)
+    assert Counted.num_looks < 40 * (num_links + depth) * depth
 
 
 def test_a_grammar_is_a_value():

@@ -115,6 +115,7 @@ def test_a_forced_call_is_a_call(style, choice, names):
         ({"properties": {"t": {"items": {"properties": {"u": {}}}}}}, {"t": [{"u": 1}]}, {"t": [{"v": 1}]}),
         ({"properties": {"t": {}}, "required": ["t"], "minProperties": 2}, {"t": 1, "u": 1}, {"t": 1}),
         ({"properties": {"t": {}}, "anyOf": [{"properties": {"u": {}}, "required": ["u"]}]}, {"t": 1, "u": 1}, {}),
+        ({"required": ["t"], "anyOf": [{"properties": {"u": {}}}]}, {"u": 1, "t": 1}, {}),
         ({}, {"t": 1}, 498138.0),
         ({"type": ["object", "null"]}, {}, None),
         ({"anyOf": [{"type": "string"}, {"required": ["t"]}]}, {"t": 1}, "t"),

@@ -9,40 +9,45 @@ from urllib.parse import unquote
 
 def is_endless(schema: Mapping[str, Any]) -> bool:
     """Whether a sound schema lets no text end."""
-    waiting, targets = {ref: _target(schema, ref) for ref in _references(schema)}, set[str]()
-    targets.update(ref for ref, target in waiting.items() if target is None)
-    known = -1
-    while len(targets) > known:  # each round finds what ends if the rest does not
-        known = len(targets)
-        targets.update([ref for ref, target in waiting.items() if _ends(target, targets)])
-    return not _ends(schema, targets)
+    targets = {ref: _target(schema, ref) for ref in _references(schema)}
+    users: dict[str, list[str]] = {ref: [] for ref in targets}  # by the reference that stands in what they stand for
+    for ref, target in targets.items():
+        for inner in dict.fromkeys(_references(target)):
+            users[inner].append(ref)
+    ending, waiting = set[str](), list(targets)
+    while waiting:
+        ref = waiting.pop()
+        if ref not in ending and _ends(targets[ref], ending):
+            ending.add(ref)
+            waiting += users[ref]  # each of which may end now
+    return not _ends(schema, ending)
 
 
-def _ends(schema: Any, targets: set[str]) -> bool:
+def _ends(schema: Any, ending: set[str]) -> bool:
     """Whether a text of this schema may end, if of all references these ones' may."""
     if not isinstance(schema, Mapping):
         return True
-    if "$ref" in schema and schema["$ref"] not in targets:
+    if "$ref" in schema and schema["$ref"] not in ending:
         return False
     for name in ("anyOf", "oneOf"):
-        if schema.get(name) and not any(_ends(each, targets) for each in schema[name]):
+        if schema.get(name) and not any(_ends(each, ending) for each in schema[name]):
             return False
-    if not all(_ends(each, targets) for each in schema.get("allOf", ())):
+    if not all(_ends(each, ending) for each in schema.get("allOf", ())):
         return False
     kinds = schema.get("type")
     if "const" in schema or "enum" in schema or kinds is None:
         return True
-    return any(_kind_ends(kind, schema, targets) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return any(_kind_ends(kind, schema, ending) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
-def _kind_ends(kind: object, schema: Mapping[str, Any], targets: set[str]) -> bool:
+def _kind_ends(kind: object, schema: Mapping[str, Any], ending: set[str]) -> bool:
     if kind == "object":
         properties = schema.get("properties", {})
-        return all(_ends(properties.get(name), targets) for name in schema.get("required", ()))
+        return all(_ends(properties.get(name), ending) for name in schema.get("required", ()))
     if kind == "array":
         least, first = schema.get("minItems", 0), schema.get("prefixItems", ())
         needed = [*first[:least], *([schema.get("items")] if least > len(first) else ())]
-        return all(_ends(each, targets) for each in needed)
+        return all(_ends(each, ending) for each in needed)
     return True
 
 

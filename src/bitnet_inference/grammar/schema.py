@@ -21,8 +21,10 @@ _VALUES = (
     "$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maxProperties",
     "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required", "type",
 )  # fmt: skip
-# With these beside its properties a schema says what else there may be, or another one says more of the same object.
+# With these beside its properties a schema says what else there may be.
 _OPENING = frozenset(("additionalProperties", "const", "enum", "minProperties", "patternProperties"))
+# Of what has some of these, other schemas tell more where it has some of those, too.
+_OF_OBJECTS = _OPENING | {"properties", "required"}
 _COMBINING = frozenset(("$ref", "anyOf", "oneOf"))
 # What says nothing about the text.
 _NOTES = (
@@ -88,12 +90,13 @@ def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, An
 
     def close(part: Mapping[str, Any]) -> Mapping[str, Any]:
         parts.append(part)
-        named, required = list(part.get("properties", ())), part.get("required", [])
+        named, required = part.get("properties", {}), part.get("required", [])
         is_silent = "properties" in part and not part.keys() & _OPENING and isinstance(required, list)
-        return {**part, "additionalProperties": False} if is_silent and all(n in named for n in required) else part
+        names_all = is_silent and all(isinstance(name, str) and name in named for name in required)
+        return {**part, "additionalProperties": False} if names_all else part
 
     closed: Mapping[str, Any] = changed_schema(schema, close)
-    is_shared = any("allOf" in part or ("properties" in part and part.keys() & _COMBINING) for part in parts)
+    is_shared = any("allOf" in part or (part.keys() & _OF_OBJECTS and part.keys() & _COMBINING) for part in parts)
     return schema if is_shared else closed
 
 
