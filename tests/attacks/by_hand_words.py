@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import readers
@@ -82,6 +84,9 @@ def words() -> Iterator[tuple[str, Attack]]:
     for key, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         often = {"type": "Sequence", steps: [letters] * 40}
         yield changed(f"bytes as letters 40 times in the {key}", lambda t, k=key, o=often: t.update({k: o}), _long_text)
+    nothing = {"type": "Precompiled", "precompiled_charsmap": b64encode(pack("<I1024x", 1024)).decode()}
+    behind = {"type": "Sequence", "normalizers": [nothing, *[letters] * 40]}
+    yield changed("bytes as letters 40 times behind no texts", lambda t: t.update(normalizer=behind), _long_text)
     text, token = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
     for name, pieces in (("10 million tokens", [*[token] * 1000, text]), ("10,000 texts", [text] * 10_000)):
         around = {"type": "TemplateProcessing", "single": pieces, "pair": pieces,
