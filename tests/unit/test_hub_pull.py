@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import huggingface_hub
 import pytest
 from fake_hub import COMMIT, FakeHub, serving
@@ -203,6 +204,27 @@ def test_a_redirect_whose_body_has_no_end(hub, config):
     with pytest.raises(NotFound, match="does not have this repository"):
         pull("me/tiny", config=config)
     assert len(written) < 100, "nobody reads it"
+
+
+def test_redirects_that_do_not_end(hub, config):
+    hub.answer = lambda handler, path: handler.send(302, b"", {"Location": f"{hub.url}{path}"})
+    with pytest.raises(DownloadError, match=r"cannot be asked for .TooManyRedirects"):
+        pull("me/tiny", config=config)
+    assert len(hub.requests) == 11
+
+
+def test_a_redirect_away_from_https(config, monkeypatch):
+    asked = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.scheme)
+        return httpx2.Response(302, headers={"Location": "http://hub/elsewhere"})
+
+    session = httpx2.Client(transport=httpx2.MockTransport(answer))
+    monkeypatch.setattr("bitnet_inference.hub.client.get_session", lambda: session)
+    with pytest.raises(DownloadError, match="sends us to an address without https"):
+        pull("me/tiny", config=dataclasses.replace(config, endpoint="https://hub"))
+    assert asked == ["https"]
 
 
 def test_who_refuses(hub, config):
