@@ -10,6 +10,8 @@ import pytest
 from conftest import Running
 
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.server.message_schema import CountRequest
 
 TALK: Any = [{"role": "user", "content": "Tell me a story about a brave fox called Mia"}]
 GREEDY: Any = {"temperature": 0}
@@ -93,3 +95,11 @@ def test_refusals_have_anthropics_shape(claude: anthropic.Anthropic, options: An
     assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.create(model="other", messages=TALK, max_tokens=3)
+
+
+def test_a_form_is_that_of_a_response_format() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    asked = CountRequest.model_validate({"model": "story", "messages": TALK, "output_config": form})
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    assert asked.talk.grammar == read_response_format(wanted)

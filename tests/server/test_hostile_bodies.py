@@ -236,9 +236,15 @@ def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(tmp_
         "story": Path(bitnet_inference.__file__).parent / "default_model",
         "broken": tmp_path / "broken.gguf",
         "gone": tmp_path / "x",
+        "linked": tmp_path / "link" / "broken.gguf",
+        "distant": "me/distant",
     }
+    (tmp_path / "link").symlink_to(tmp_path)
     with closing(ServedModels(Models(max_bytes=1 << 20), paths)) as small, Running(small) as server:
-        for name, status in {"story": 503, "broken": 500, "gone": 404}.items():
+        for name, status in {"story": 503, "broken": 500, "gone": 404, "linked": 500, "distant": 404}.items():
             answer = httpx.post(f"{server.url}/v1/completions", json={"model": name, "prompt": "x"})
             message = answer.json()["error"]["message"]
+            if name == "distant":  # whose name on the hub is no secret, and what has to be pulled
+                assert message.endswith("bitnet pull me/distant")
+                continue
             assert answer.status_code == status and message.startswith(name) and "/" not in message

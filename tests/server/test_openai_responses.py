@@ -120,12 +120,15 @@ def test_a_form_and_a_forced_call(client: openai.OpenAI) -> None:
 
 
 def test_logprobs_are_included_where_they_are_asked_for(client: openai.OpenAI) -> None:
-    made = client.responses.create(
-        model="story", input=ASK, max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2
-    )
-    (part,) = made.output[0].content  # type: ignore[union-attr]
+    asked: Any = {"model": "story", "input": ASK, "max_output_tokens": 3, "include": ["message.output_text.logprobs"]}
+    made = client.responses.create(**asked, top_logprobs=2)
+    (part,) = made.output[0].content
     assert part.type == "output_text" and part.logprobs and len(part.logprobs) == 3
     assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
+    events = list(client.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [each.token for delta in deltas for each in delta.logprobs] == [each.token for each in done.logprobs]
 
 
 def test_in_the_background(client: openai.OpenAI) -> None:

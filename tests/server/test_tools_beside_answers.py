@@ -64,3 +64,17 @@ def test_a_form_leaves_room_for_calls_and_their_arguments_are_right(calling: Run
             assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
             assert json.loads(choice.message.tool_calls[0].function.arguments) == {"zone": "here"}
         assert client.chat.completions.create(**asked, logit_bias=no_call).choices[0].message.content == "7"
+
+
+def test_log_probabilities_of_what_is_held_back_come_with_it(calling: Running) -> None:
+    """What begins a call, and is cut, is shown at the end."""
+    form = {"format": {"type": "json_schema", "name": "begun", "schema": {"const": "<tool_call"}}}
+    function = CLOCK["function"] | {"type": "function"}
+    asked: Any = {"model": "caller", "input": "Hi", "tools": [function], "text": form, "max_output_tokens": 4}
+    with openai.OpenAI(base_url=f"{calling.url}/v1", api_key="none", max_retries=0) as client:
+        events = list(client.responses.create(**asked, include=["message.output_text.logprobs"], stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert "<t" in done.text and "".join(each.delta for each in deltas) == done.text
+    assert [entry.token for each in deltas for entry in each.logprobs] == [entry.token for entry in done.logprobs]
+    assert len(done.logprobs) == 4
