@@ -88,6 +88,7 @@ def test_ends_of_turns_are_control_tokens_though_the_file_forgot_to_say_so(kind)
     tokenizer = Tokenizer.from_metadata("model.gguf", metadata)
     assert 256 in tokenizer.eos_ids and "</s>" not in tokenizer.special
     assert 256 not in tokenizer.encode("<|eot_id|>") and tokenizer.encode_prompt("<|eot_id|>")[-1] == 256
+    metadata["tokenizer.ggml.tokens"][255] = "<|eot_id|>"  # told once
     assert notes(metadata) == ["not marked as control tokens, and taken for such: <|eot_id|>"]
 
 

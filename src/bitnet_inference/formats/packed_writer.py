@@ -88,7 +88,7 @@ class _Target:
         file.seek(start)
 
     def add(self, name: str, dtype: str, data: NDArray[Any]) -> None:
-        """Append a tensor. Those in t5 stay as the kernels read them."""
+        """Append a tensor. Those in t5 are dense already."""
         if self._is_compressed and not name.endswith(".t5") and (found := compress(data)):
             frames, ends = found
             self._compressed[name] = {"dtype": dtype, "shape": list(data.shape), "ends": list(ends)}

@@ -98,7 +98,7 @@ def notes(metadata: Mapping[str, Any]) -> list[str]:
         count = len(_array(metadata, "tokens"))
         lines.append(f"the pre-tokenizer is not named: {_default_pre(count)} is used")
     kinds = zip(_array(metadata, "tokens"), _array(metadata, "token_type"), strict=False)
-    if unmarked := [token for token, kind in kinds if token in _MARKS and kind != CONTROL]:
+    if unmarked := dict.fromkeys(token for token, kind in kinds if token in _MARKS and kind != CONTROL):
         lines.append(f"not marked as control tokens, and taken for such: {', '.join(unmarked)}")
     if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
         lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
