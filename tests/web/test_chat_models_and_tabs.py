@@ -37,3 +37,6 @@ def test_what_another_tab_does_leaves_an_edited_message_alone(page: Page) -> Non
         other.close()
     expect(page.locator("#talks .open")).to_have_count(2)
     expect(page.get_by_label("Edit the message")).to_have_value("Twice upon ")
+    page.get_by_label("Edit the message").press("Enter")
+    expect(page.locator("#status")).to_have_text("Done.", timeout=60_000)
+    expect(page.locator("#talks .open")).to_have_count(2)
