@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from bitnet_inference import cgroup
 from bitnet_inference.cgroup import read
@@ -176,7 +177,7 @@ class HubConfig:
     retry_wait_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.endpoint.startswith(("https://", "http://")):
+        if not _is_address(self.endpoint):
             raise InvalidParams(f"HF_ENDPOINT is {self.endpoint!r}: give an address that begins with https://")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
             raise InvalidParams("HF_TOKEN has letters that no token has: copy it again")
@@ -197,6 +198,13 @@ class HubConfig:
             offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
             timeout_s=_whole_number("HF_HUB_DOWNLOAD_TIMEOUT", os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or "10"),
         )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return text.startswith(("https://", "http://")) and bool(urlsplit(text).hostname)
+    except ValueError:  # of a bracket alone, over which huggingface_hub stumbles when it is imported
+        return False
 
 
 def _is_true(name: str) -> bool:

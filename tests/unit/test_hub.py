@@ -158,8 +158,9 @@ class TestCache:
         config = HubConfig.from_env()
         assert (config.cache, config.endpoint) == (tmp_path / "hub", "http://mirror")
         assert (config.token, config.offline) == ("hf_file", True)
-        wrong = {"HF_ENDPOINT": "file:///etc", "HF_TOKEN": "hf_\u00e9", "HF_HUB_DOWNLOAD_TIMEOUT": "0"}
-        for name, value in wrong.items():
+        wrong = [("HF_TOKEN", "hf_\u00e9"), ("HF_HUB_DOWNLOAD_TIMEOUT", "0")]
+        wrong += [("HF_ENDPOINT", address) for address in ("file:///etc", "https://", "http://[::1")]
+        for name, value in wrong:
             with monkeypatch.context() as patch, pytest.raises(InvalidParams, match=name) as caught:
                 patch.setenv(name, value)
                 HubConfig.from_env()

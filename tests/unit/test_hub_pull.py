@@ -213,6 +213,12 @@ def test_redirects_that_do_not_end(hub, config):
     assert len(hub.requests) == 11
 
 
+def test_a_redirect_to_a_host_that_cannot_be(hub, config):
+    hub.answer = lambda handler, path: handler.send(302, b"", {"Location": f"http://{'a' * 64}/"})
+    with pytest.raises(DownloadError, match="cannot be asked for"):
+        pull("me/tiny", config=config)
+
+
 def test_a_redirect_away_from_https(config, monkeypatch):
     asked = []
 

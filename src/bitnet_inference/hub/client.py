@@ -121,7 +121,7 @@ class Hub:
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             why = f"{_server(error.request.url)} broke off or cannot be reached ({type(error).__name__})"
             raise Interrupted(f"{what}: {why}: check your connection, and HF_ENDPOINT") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError, UnicodeError) as error:  # the last of odd hosts
             raise DownloadError(f"{what}: cannot be asked for ({type(error).__name__}): check HF_ENDPOINT") from None
 
     def _check(self, response: httpx2.Response, what: str) -> None:
