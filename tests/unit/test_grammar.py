@@ -311,6 +311,8 @@ def requires(properties, **others):
         {"type": "array", "prefixItems": [{"type": "null"}, SELF], "items": False, "minItems": 2},
         {"anyOf": [requires({"a": SELF}), {"type": "array", "items": SELF, "minItems": 2}]},
         {"allOf": [requires({"a": SELF})]},
+        {"oneOf": [requires({"kind": {"const": kind}, "a": SELF}) for kind in ("b", "c")]},
+        requires({"a": {"$ref": "#/$defs/x%20y"}}, **{"$defs": {"x y": requires({"b": {"$ref": "#/$defs/x%20y"}})}}),
     ],
 )
 def test_what_never_ends_is_refused(schema):

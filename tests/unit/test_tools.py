@@ -116,6 +116,7 @@ def test_a_forced_call_is_a_call(style, choice, names):
         ({"properties": {"t": {}}, "required": ["t"], "minProperties": 2}, {"t": 1, "u": 1}, {"t": 1}),
         ({"properties": {"t": {}}, "anyOf": [{"properties": {"u": {}}, "required": ["u"]}]}, {"t": 1, "u": 1}, {}),
         ({"required": ["t"], "anyOf": [{"properties": {"u": {}}}]}, {"u": 1, "t": 1}, {}),
+        ({"allOf": [{"properties": {each: {"const": 1}}} for each in "tu"]}, {"t": 1, "u": 1}, {"u": 2}),
         ({}, {"t": 1}, 498138.0),
         ({"type": ["object", "null"]}, {}, None),
         ({"anyOf": [{"type": "string"}, {"required": ["t"]}]}, {"t": 1}, "t"),

@@ -34,9 +34,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
             return False
     if not all(_ends(each, ending) for each in schema.get("allOf", ())):
         return False
-    kinds = schema.get("type")
-    if "const" in schema or "enum" in schema or kinds is None:
-        return True
+    kinds = schema.get("type", "any")
     return any(_kind_ends(kind, schema, ending) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
