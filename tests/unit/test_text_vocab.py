@@ -11,7 +11,7 @@ import pytest
 
 from bitnet_inference.errors import FormatError, ModelError, Unsupported
 from bitnet_inference.text.tokenizer import Tokenizer
-from bitnet_inference.text.vocab import notes
+from bitnet_inference.text.vocab import corrections, notes
 
 SAMPLES = json.loads((Path(__file__).parent / "sentencepiece.json").read_text(encoding="utf-8"))
 BYTES = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144))]
@@ -92,10 +92,13 @@ def test_ends_of_turns_are_control_tokens_though_the_file_forgot_to_say_so(kind)
     assert notes(metadata) == ["not marked as control tokens, and taken for such: <|eot_id|>"]
 
 
-@pytest.mark.parametrize("key", ["tokens", "token_type"])
-def test_notes_of_a_vocabulary_that_is_none(key):
-    """Its reader refuses it; `bitnet inspect` has more to say of the file."""
-    assert notes({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["<|eot_id|>"], f"tokenizer.ggml.{key}": 5})
+@pytest.mark.parametrize("key", ["tokens", "token_type", "model"])
+@pytest.mark.parametrize("value", [5, np.array([1, 2])])
+def test_what_is_said_of_a_vocabulary_that_is_none(key, value):
+    """Its reader refuses it; `bitnet inspect` and `bitnet convert` have more to say of the file."""
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["<|eot_id|>"], f"tokenizer.ggml.{key}": value}
+    assert bool(notes(metadata)) == (key != "model")
+    assert bool(corrections(metadata)) == (key == "token_type")
 
 
 @pytest.mark.parametrize("role", ["padding", "unknown"])

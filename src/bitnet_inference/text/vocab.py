@@ -94,7 +94,7 @@ def byte_level_bpe(
 def notes(metadata: Mapping[str, Any]) -> list[str]:
     """What is understood otherwise than it stands there: a line each, for `bitnet inspect`."""
     lines = []
-    if PREFIX + "pre" not in metadata and metadata.get(PREFIX + "model") == "gpt2":
+    if PREFIX + "pre" not in metadata and str(metadata.get(PREFIX + "model")) == "gpt2":
         count = len(_array(metadata, "tokens"))
         lines.append(f"the pre-tokenizer is not named: {_default_pre(count)} is used")
     kinds = zip(_array(metadata, "tokens"), _array(metadata, "token_type"), strict=False)
@@ -115,7 +115,7 @@ def corrections(metadata: Mapping[str, Any]) -> dict[str, str]:
     """What other programs would not understand as it is understood here, put right: llama.cpp knows no falcon_e."""
     found = {}
     tokens, pre = metadata.get(PREFIX + "tokens"), metadata.get(PREFIX + "pre")
-    if pre is None and metadata.get(PREFIX + "model") == "gpt2" and isinstance(tokens, list):
+    if pre is None and str(metadata.get(PREFIX + "model")) == "gpt2" and isinstance(tokens, list):
         found[PREFIX + "pre"] = _default_pre(len(tokens))
     elif isinstance(pre, str) and pre in _ALIASES:
         found[PREFIX + "pre"] = _ALIASES[pre]
