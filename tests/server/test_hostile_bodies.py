@@ -140,6 +140,11 @@ def test_a_refusal_names_the_field(app: Any, path: str, body: dict[str, Any], pa
 
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
 CLOCK = {"messages": TALK, "max_tokens": 1, "tools": [{"name": "clock", "input_schema": {}}]}
+OTHER: dict[str, Any] = {
+    "input": "x",
+    "tools": [{"type": "function", "name": "clock"}],
+    "tool_choice": {"type": "function", "name": "other"},
+}
 KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
     ("/v1/completions", {"prompt": [[]]}, "prompt.0: List should have at least 1 item"),
@@ -161,6 +166,12 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": [{"type": "reasoning"}]}, "input.0: 'reasoning' is not supported here"),
     ("/v1/responses", {"input": IMAGE}, "input.0.content.0.type: Input should be 'input_text' or 'output_text'"),
     ("/v1/responses", {"input": "x", "tool_choice": "x"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+    ("/v1/responses", OTHER, "tool_choice names 'other': give one of the tools: clock"),
+    (
+        "/v1/responses",
+        OTHER | {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [OTHER["tool_choice"]]}},
+        "tool_choice names 'other': give one of the tools: clock",
+    ),
     ("/v1/messages", {"messages": TALK, "max_tokens": 1, "system": 5}, "system: 'number' is not supported here"),
     (
         "/v1/messages",

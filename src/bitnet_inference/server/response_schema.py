@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import SamplingParams
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.server.schema import (
@@ -147,10 +148,6 @@ Choice = Annotated[
 ]
 
 
-def _nested_choice(choice: FunctionChoice) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": choice.name}}
-
-
 class InputTokensRequest(Fields):
     """POST /v1/responses/input_tokens."""
 
@@ -201,11 +198,16 @@ class InputTokensRequest(Fields):
         """What may be called. Raises InvalidParams."""
         choice: Any = self.tool_choice
         if isinstance(choice, FunctionChoice):
-            choice = _nested_choice(choice)
+            choice = self._nested_choice(choice)
         elif isinstance(choice, AllowedChoice):
-            allowed = {"mode": choice.mode, "tools": [_nested_choice(each) for each in choice.tools]}
+            allowed = {"mode": choice.mode, "tools": [self._nested_choice(each) for each in choice.tools]}
             choice = {"type": choice.type, choice.type: allowed}
         return read_tools(self.nested_tools, None if choice == "auto" else choice)
+
+    def _nested_choice(self, choice: FunctionChoice) -> dict[str, Any]:
+        if self.tools and choice.name not in (known := [each.name for each in self.tools]):
+            raise InvalidParams(f"tool_choice names {choice.name!r:.80}: give one of the tools: {', '.join(known)}")
+        return {"type": "function", "function": {"name": choice.name}}
 
 
 class ResponsesRequest(InputTokensRequest):
