@@ -18,11 +18,14 @@ import pytest
 from bitnet_inference import LLM, SamplingParams
 from bitnet_inference.backends import Choice, decided, load_model
 from bitnet_inference.backends.automatic import SCRATCH_BYTES
+from bitnet_inference.backends.reference import ReferenceModel
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.backends.table import BACKENDS, overview
 from bitnet_inference.config import DEVICES, EngineConfig
 from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory, Unavailable
 from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.held import made_on
+from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import find_model
 
 CHECKPOINT = open_checkpoint(find_model("default"))
@@ -156,6 +159,25 @@ def test_a_gpu_that_holds_the_model_is_taken(machine: Machine) -> None:
     choice = choose()
     assert choice.config.device == "cuda" and choice.config.cache_dtype == "bfloat16" and not choice.note
     assert choice.why.startswith(f"{GPU} has 0.5 GB free, the model takes 0.0 GB")
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("the cache finds no room"), BackendError("it failed")])
+def test_a_model_that_is_loaded_and_has_no_room_for_a_cache_is_closed(error: Exception) -> None:
+    made: list[Model] = []
+
+    def make(model: Model, fallback: object) -> Model:
+        made.append(model)
+        model.reserve(1)
+        if len(made) == 1:
+            raise error
+        return model
+
+    tiny = open_checkpoint(Path(__file__).parents[1] / "golden" / "bitnet-packed")
+    model, choice = made_on(Choice(EngineConfig(device="reference").resolve(), "", is_open=True), tiny, None, make)
+    first, second = made
+    assert isinstance(first, ReferenceModel) and not first.cache.size
+    assert model is second and choice.config.device == "cpu"
+    second.close()
 
 
 class Full:
