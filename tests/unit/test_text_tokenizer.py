@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from text_samples import BOS, EOS, TEMPLATE, TURN, around, byte_level_json, sentencepiece_json, write_folder
+from tokenizers import models
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
 from bitnet_inference.text.tokenizer import LONG_TEXT, Tokenizer
@@ -47,6 +48,14 @@ def test_what_a_vocabulary_cannot_spell_is_the_unknown_token(tmp_path):
     space, letter = (tokenizer.token_to_id(token) for token in ("▁", "o"))
     assert tokenizer.encode("o東o", add_special_tokens=False) == [space, letter, 0, letter]
     assert 2 not in tokenizer.encode("東</s>")
+
+
+def test_what_a_unigram_vocabulary_cannot_spell_is_the_unknown_token(tmp_path):
+    unigram = models.Unigram([("<unk>", 0.0), ("o", -1.0)], unk_id=0)
+    state = json.loads(sentencepiece_json()) | {"model": json.loads(unigram.__getstate__())}
+    state |= {"normalizer": None, "post_processor": None, "added_tokens": state["added_tokens"][:1]}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state)))
+    assert tokenizer.special == {"<unk>": 0} and tokenizer.encode("o東o") == [1, 0, 1]
 
 
 def test_a_long_text_has_the_ids_of_its_parts(tokenizer):

@@ -151,6 +151,15 @@ class Tokenizer:
         return None if token is None else self.decoding.piece(token, opening)
 
     @cached_property
+    def _unknown_ids(self) -> set[int | None]:
+        """What the model writes for a character that it cannot spell: no text says it, and any may have it."""
+        model = self._rust.model
+        if isinstance(model, tokenizers.models.Unigram):  # whose state alone tells
+            return {json.loads(model.__getstate__())["unk_id"]}
+        unknown = getattr(model, "unk_token", None)
+        return {None if unknown is None else self._rust.token_to_id(unknown)}
+
+    @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """A twin for which special tokens are plain text; a twin and not a switch, because threads share us."""
         twin = self._at_the_door(lambda: tokenizers.Tokenizer.from_str(self.to_json()))
@@ -194,9 +203,6 @@ class Tokenizer:
         added = self._rust.get_added_tokens_decoder()
         self.special = {token.content: token_id for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(self.special.values())
-        # What the model writes for a character that it cannot spell: no text says it, and any may have it.
-        unknown = getattr(self._rust.model, "unk_token", None)
-        self._unknown_ids = {None if unknown is None else self._rust.token_to_id(unknown)}
 
     def _named_id(self, name: str) -> int | None:
         return self._rust.token_to_id(self.named[name]) if name in self.named else None
