@@ -72,7 +72,7 @@ class Mailbox:
         self._is_full = False  # as the engine has seen it
         self._letters: deque[Letter | _Token | _Last] = deque()
         self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
-        self._is_awaited = False  # by a reader
+        self.is_awaited = False  # whether a reader waits for a letter
         self._ending = threading.Lock()
         self._has_ended = False
         self._at_end: list[Callable[[], None]] = []
@@ -120,7 +120,7 @@ class Mailbox:
                 if not self._letters:  # looked for after the wake-up call is set, so none is missed
                     asleep.acquire()
             finally:
-                self._is_awaited = False
+                self.is_awaited = False
         return self._taken()
 
     async def take_async(self) -> Letter | End:
@@ -132,7 +132,7 @@ class Mailbox:
                 if not self._letters:
                     await arrived.wait()
             finally:
-                self._is_awaited = False
+                self.is_awaited = False
         return self._taken()
 
     async def take_all_async(self) -> list[Letter | End]:
@@ -143,9 +143,9 @@ class Mailbox:
         return letters
 
     def _wait_for(self, wake: Callable[[], None]) -> None:
-        if self._is_awaited:  # whoever waits would not be woken any more
+        if self.is_awaited:  # whoever waits would not be woken any more
             raise InvalidParams("two readers wait for one stream: read it in one place, and pass its pieces on")
-        self._is_awaited, self._wake = True, wake
+        self.is_awaited, self._wake = True, wake
 
     def _taken(self) -> Letter | End:
         content = self._letters.popleft()

@@ -123,7 +123,7 @@ class Stream:
                     yield piece
             self._raise_error()
         finally:
-            self._give_up()
+            self._leave()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
@@ -135,7 +135,7 @@ class Stream:
                     yield piece
             self._raise_error()
         finally:
-            self._give_up()
+            self._leave()
 
     async def in_bulk(self) -> AsyncIterator[Piece]:
         """The same as `async for`, but what has come since the last piece is one piece: less work for many readers."""
@@ -147,7 +147,7 @@ class Stream:
                     yield pieces[0] if len(pieces) == 1 else _joined(pieces)
             self._raise_error()
         finally:
-            self._give_up()
+            self._leave()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Stream cannot be copied or sent to another process: read it, and pass its output on")
@@ -240,6 +240,11 @@ class Stream:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _leave(self) -> None:
+        """A reader goes, and the request with it, unless it was a second one."""
+        if not self._mailbox.is_awaited:
+            self._give_up()
 
     def _give_up(self) -> None:
         if self._end is None:

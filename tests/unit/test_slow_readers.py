@@ -312,6 +312,27 @@ class TestStreams:
         assert min(len(text.token_ids) for text in texts) > MAX_UNREAD + 20
         assert model.num_forwards < 1100 + 20
 
+    def test_a_second_reader_is_refused_and_the_first_goes_on(self, tmp_path):
+        llm, model = scripted_llm(write_folder(tmp_path), max_positions=64)
+        refused = threading.Event()
+        model.before_forward = lambda batch: refused.wait(LONG)
+
+        async def read(stream):
+            return [piece async for piece in stream]
+
+        async def both():
+            stream = llm.stream("The fox", ENDLESS)
+            first = asyncio.create_task(read(stream))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidParams, match="two readers wait for one stream"):
+                await read(stream)
+            refused.set()
+            return await first, stream.finish_reason
+
+        with llm:
+            pieces, reason = asyncio.run(both())
+        assert pieces and reason == "length"
+
     @pytest.mark.parametrize("way", ["text", "talk", "choice"])
     def test_a_lost_one_goes(self, llm, way):
         open_stream = {
