@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -222,11 +223,12 @@ class TestMailbox:
         wakeups, woken = Wakeups(monotonic), []
         mailbox = Mailbox(detokenizer, later=wakeups.add)
         mailbox.call_at_end(lambda: next(iter(())))
+        mailbox.call_at_end(sys.exit)
         mailbox.call_at_end(lambda: woken.append(True))
         mailbox.finish(Finish("cancelled"), Usage(1, 0, 0, 0, 0))
         assert not woken
         wakeups.make()
-        assert woken == [True] and "at the end of a stream raised" in caplog.text
+        assert woken == [True] and caplog.text.count("at the end of a stream raised") == 2
 
     def test_text_is_made_when_it_is_read_and_at_once_where_it_may_stop(self, detokenizer):
         made = []

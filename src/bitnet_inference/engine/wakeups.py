@@ -42,5 +42,5 @@ class Wakeups:
         for call in calls:
             try:
                 call()
-            except Exception:
+            except BaseException:  # SystemExit, for instance, would end the engine
                 logging.getLogger(__name__).exception("what was to be called at the end of a stream raised")
