@@ -332,6 +332,20 @@ def test_what_never_ends_is_refused(schema):
         {"type": "array", "items": SELF},
         {"type": "array", "prefixItems": [{"type": "null"}, SELF], "minItems": 1},
         {"enum": [{"$ref": "#"}]},
+        *(
+            {"enum": [{"$ref": "#/default"}], "default": unsound}
+            for unsound in (
+                {"anyOf": 5},
+                {"allOf": {"a": 5}},
+                {"type": "object", "properties": 5, "required": ["a"]},
+                {"type": 5},
+                {"type": None},
+                {"type": "object", "required": [["a"], 5]},
+                {"type": "object", "required": True},
+                {"type": "array", "minItems": "1", "items": SELF},
+                {"$ref": ["#"]},
+            )
+        ),
     ],
 )
 def test_what_can_end_is_taken(schema):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
+
+Kind = TypeVar("Kind", dict[str, Any], list[Any], int)
 
 
 def is_endless(schema: Mapping[str, Any]) -> bool:
@@ -24,29 +26,38 @@ def is_endless(schema: Mapping[str, Any]) -> bool:
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether a text of this schema may end, if of all references these ones' may."""
+    """Whether a text of this schema may end, if of all references these ones' may.
+
+    Parts that nothing uses may be unsound, and say nothing here.
+    """
     if not isinstance(schema, Mapping):
         return True
-    if "$ref" in schema and schema["$ref"] not in ending:
+    ref, kinds = schema.get("$ref"), schema.get("type")
+    if isinstance(ref, str) and ref not in ending:
         return False
     for name in ("anyOf", "oneOf"):
-        if schema.get(name) and not any(_ends(each, ending) for each in schema[name]):
+        if (cases := _sound(schema, name, list)) and not any(_ends(each, ending) for each in cases):
             return False
-    if not all(_ends(each, ending) for each in schema.get("allOf", ())):
+    if not all(_ends(each, ending) for each in _sound(schema, "allOf", list)):
         return False
-    kinds = schema.get("type", "any")
-    return any(_kind_ends(kind, schema, ending) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return any(_kind_ends(kind, schema, ending) for kind in (kinds if isinstance(kinds, list) else [kinds]))
 
 
 def _kind_ends(kind: object, schema: Mapping[str, Any], ending: set[str]) -> bool:
     if kind == "object":
-        properties = schema.get("properties", {})
-        return all(_ends(properties.get(name), ending) for name in schema.get("required", ()))
+        properties, required = _sound(schema, "properties", dict), _sound(schema, "required", list)
+        return all(_ends(properties.get(name), ending) for name in required if isinstance(name, str))
     if kind == "array":
-        least, first = schema.get("minItems", 0), schema.get("prefixItems", ())
+        least, first = _sound(schema, "minItems", int), _sound(schema, "prefixItems", list)
         needed = [*first[:least], *([schema.get("items")] if least > len(first) else ())]
         return all(_ends(each, ending) for each in needed)
     return True
+
+
+def _sound(schema: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
+    """What stands there; an empty one where that is of another kind."""
+    value = schema.get(name)
+    return value if isinstance(value, kind) else kind()
 
 
 def _references(schema: Any) -> Iterator[str]:

@@ -54,5 +54,5 @@ def _factor(step: dict[str, Any]) -> float:
         case {"type": "Precompiled", "precompiled_charsmap": str(text)}:
             data = base64.b64decode(text)  # a tree, its size in front, and the texts that it leads to
             texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
-            return float(max(1, *map(len, texts)))
+            return float(max(1, max(map(len, texts))))
     return _FACTORS.get(step["type"], 1.0)
