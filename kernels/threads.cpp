@@ -36,6 +36,10 @@ constexpr uint64_t span(int64_t first, int64_t last) { return uint64_t(first) <<
 
 #ifdef __linux__
 int current_processor() { return sched_getcpu(); }
+int count_processors() {
+    cpu_set_t all;
+    return sched_getaffinity(0, sizeof all, &all) ? 0 : CPU_COUNT(&all);
+}
 
 int current_id() {
     thread_local const int id = int(syscall(SYS_gettid));
@@ -59,14 +63,20 @@ bool move_away(int id, int processor, int team) {
 }
 #else
 int current_processor() { return -1; }
+int count_processors() { return 0; }
 int current_id() { return 0; }
 bool move_away(int, int, int) { return false; }
 #endif
 
 }  // namespace
 
-void wait_while_equal(std::atomic<uint32_t>& word, uint32_t old) {
-    for (int i = 0; i < kSpins; i++) {
+int num_processors() {
+    const int count = count_processors();
+    return count > 0 ? count : std::max(1, int(std::thread::hardware_concurrency()));
+}
+
+void wait_while_equal(std::atomic<uint32_t>& word, uint32_t old, bool spins) {
+    for (int i = 0; spins && i < kSpins; i++) {
         if (word.load(std::memory_order_acquire) != old) return;
         pause();
     }
@@ -101,7 +111,7 @@ void Pool::stop() {
 void Pool::serve(int thread) {
     bool was_in_team = true;  // who is left out sleeps at once, and leaves the processor to whoever took it
     for (uint32_t seen = 0;;) {
-        if (was_in_team) wait_while_equal(epoch_, seen);
+        if (was_in_team) wait_while_equal(epoch_, seen, int(seen & kTeamMask) <= num_processors_);
         epoch_.wait(seen, std::memory_order_acquire);
         seen = epoch_.load(std::memory_order_acquire);
         if (stopping_) return;
@@ -129,7 +139,8 @@ void Pool::run(int team, const std::function<void(int)>& work) {
     epoch_.store(region << kTeamBits | uint32_t(team), std::memory_order_release);
     epoch_.notify_all();
     guarded(work, 0);
-    for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) wait_while_equal(running_, left);
+    for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;)
+        wait_while_equal(running_, left, team <= num_processors_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
@@ -148,6 +159,7 @@ double Phases::waited() const {
 
 // The system may have put two threads on one processor, though another is idle: then nobody arrives while this spins.
 void Phases::wait_for_others(int thread, uint32_t phase) {
+    if (num_threads_ > num_processors_) return wait_while_equal(phase_, phase, false);
     for (int i = 0; i < kSpinsToLook; i++) {
         if (phase_.load(std::memory_order_acquire) != phase) return;
         pause();
@@ -158,7 +170,7 @@ void Phases::wait_for_others(int thread, uint32_t phase) {
         const int id = shares_[std::max(thread, other)].id.load(std::memory_order_relaxed);  // 0 is not ours to move
         if (!move_away(id, here, num_threads_)) std::this_thread::yield();
     }
-    wait_while_equal(phase_, phase);
+    wait_while_equal(phase_, phase, true);
 }
 
 void Phases::begin(int thread, int64_t units) {

@@ -11,8 +11,12 @@
 
 namespace bitnet {
 
-// Waits until `word` is no longer `old`: spins for about a millisecond, then sleeps in the kernel.
-void wait_while_equal(std::atomic<uint32_t>& word, uint32_t old);
+// How many processors this thread may use.
+int num_processors();
+
+// Waits until `word` is no longer `old`: spins for about a millisecond where each thread of the team can have a
+// processor, then sleeps in the kernel.
+void wait_while_equal(std::atomic<uint32_t>& word, uint32_t old, bool spins);
 
 class Pool {
   public:
@@ -34,7 +38,7 @@ class Pool {
     void stop();
     void guarded(const std::function<void(int)>& work, int thread);
 
-    const int num_threads_;
+    const int num_threads_, num_processors_ = num_processors();
     std::atomic<uint32_t> epoch_{0};  // the number of the region, and in the low bits the size of its team
     std::atomic<uint32_t> running_{0};
     std::atomic<bool> stopping_{false};  // written before epoch_ is advanced
@@ -71,6 +75,7 @@ class Phases {
     bool take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last);
 
     int num_threads_;
+    const int num_processors_ = num_processors();
     std::unique_ptr<Share[]> shares_;
     std::atomic<uint32_t> arrived_{0};
     std::atomic<uint32_t> phase_{0};
