@@ -18,7 +18,7 @@ from bitnet_inference.backends import load_model
 from bitnet_inference.backends.table import overview
 from bitnet_inference.config import ISAS, EngineConfig, available_bytes, num_cores
 from bitnet_inference.doctor_checks import CHECKS
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, ModelError
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Batch
 from bitnet_inference.model_folder import find_model
@@ -142,6 +142,8 @@ def check_golden(folder: Path, config: EngineConfig) -> tuple[str, list[str]]:
     for isa in native.isas():
         try:
             found[isa] = logits_sum(folder, token_ids, EngineConfig(device="cpu", isa=isa, threads=config.threads))
+        except ModelError as error:  # of its files, not of this machine
+            return "not checked", [f"the default model cannot be read: install the package again ({error})"]
         except (BitNetError, ValueError, RuntimeError) as error:
             problems.append(f"{isa}: the default model fails: {error}: do not trust this machine or build")
     problems += logits_differences(expected, found)

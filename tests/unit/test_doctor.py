@@ -112,6 +112,14 @@ def test_a_model_that_has_no_golden_logits(folder):
     assert said == "not checked" and problem.startswith(str(folder / "model.safetensors")) and "install" in problem
 
 
+def test_a_model_that_cannot_be_read_is_no_fault_of_the_machine(folder):
+    for text in ("{", "{}", None):
+        (folder / "config.json").write_text(text) if text else (folder / "config.json").unlink()
+        said, (problem,) = check_golden(folder, EngineConfig(threads=1))
+        assert said == "not checked" and "install the package again" in problem
+        assert "config.json" in problem and "do not trust" not in problem
+
+
 def test_a_wrong_kernel_is_a_line_and_exit_code_1(monkeypatch):
     def differs(isa):
         return isa.encode()
