@@ -15,6 +15,8 @@ from bitnet_inference.errors import InvalidParams
 
 def refuse_unwritable(file: Path) -> None:
     """Raise InvalidParams where write_whole could not write the file: better before the work than after."""
+    if str(file) == "-":
+        raise InvalidParams("- cannot be written: this goes into a file: give its name")
     folder = file.resolve().parent
     if not folder.is_dir():
         raise InvalidParams(f"{file} cannot be written: there is no folder {folder}: make it, or choose another")

@@ -316,6 +316,7 @@ def test_https(served: ServedModels) -> None:
         (["a=default", "a=default"], "two models are called"),
         (["--drain-timeout", "-1"], "drain_timeout_s is -1"),
         (["--log-file", "lines", "--no-log"], "give one of them"),
+        (["--log-file", "-"], "leave it out"),
         (["--trusted-proxy", "nonsense"], "trusted_proxies: 'nonsense' is no address"),
         (["--trusted-proxy", "10.0.0.1/8"], "trusted_proxies: '10.0.0.1/8' is no address"),
         (["--cors-origin", "http://good.com/"], "cors_origins: 'http://good.com/' is nothing that"),

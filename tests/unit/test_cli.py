@@ -229,6 +229,16 @@ def test_eval_measures_a_text(tmp_path):
     assert other.exit_code == 0 and json.loads(file.read_text())["perplexity"] != numbers["perplexity"]
 
 
+def test_numbers_go_to_stdout_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
+    Path("story.txt").write_text("Once upon a time there was a fox.")
+    for command in (["eval", "--text", "story.txt"], ["bench", "-m", str(GOLDEN / "llama3-bf16")]):
+        result = bitnet(*command, "--json", "-", "--threads", "1")
+        assert result.exit_code == 0 and isinstance(json.loads(result.stdout), dict), result.output
+    assert os.listdir() == ["story.txt"]
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         (tmp_path, "may write"),
         (tmp_path / "no" / "a", "make it"),
         (tmp_path / "file" / "a", "make it"),
+        (Path("-"), "give its name"),
     ):
         with pytest.raises(InvalidParams, match=cure):
             refuse_unwritable(file)

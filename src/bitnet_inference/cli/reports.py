@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from bitnet_inference.bench_engine import Load
 
 EXIT_WRONG = 1
+_STDOUT = Path("-")
+_JSON = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help='Write the numbers there too; "-" prints them, and nothing else.'),
+]
 
 
 def inspect(
@@ -66,9 +71,7 @@ def bench(
             metavar="N,N", help="Measure the engine instead, with so many streams at a time, as in 1,2,4,8,16."
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")
-    ] = None,
+    json_file: _JSON = None,
 ) -> None:
     """Measure a model's speed beside what the machine allows.
 
@@ -86,17 +89,15 @@ def bench(
     from bitnet_inference.bench_engine import measure_engine
     from bitnet_inference.config import EngineConfig
     from bitnet_inference.model_folder import find_model
-    from bitnet_inference.output_files import refuse_unwritable, write_whole
 
-    if json_file is not None:
-        refuse_unwritable(json_file)
+    _check_json(json_file)
     load = None if concurrency is None else _load(concurrency)
     model, options = loading_options(ctx)
     path, config = find_model(model), EngineConfig.from_env(**options)
     with progress_bar() as progress:
         result = measure_engine(path, config, load, progress) if load else measure(path, config, progress=progress)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(result.as_json(), indent=2) + "\n")
+    if _write_json(json_file, result.as_json()):
+        return
     print_lines(result.lines())
     typer.echo()
     print_table(result.table())
@@ -125,24 +126,20 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens from one window to the next. Default: half of it.")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there too.")
-    ] = None,
+    json_file: _JSON = None,
 ) -> None:
     """Measure how well a model predicts a text.
 
     Its perplexity a token, and bits a byte, which compare models whose tokens differ.
     """
     from bitnet_inference.evaluate import perplexity
-    from bitnet_inference.output_files import refuse_unwritable, write_whole
 
-    if json_file is not None:
-        refuse_unwritable(json_file)
+    _check_json(json_file)
     words = read_text(text)
     with load_llm(ctx) as llm, progress_bar("scoring") as progress:
         result = perplexity(llm, words, window=window, stride=stride, progress=progress)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(asdict(result), indent=2) + "\n")
+    if _write_json(json_file, asdict(result)):
+        return
     print_lines(
         [
             ("perplexity", f"{result.perplexity:.4f}"),
@@ -152,6 +149,27 @@ def evaluate(
             ("speed", f"{result.num_tokens / max(result.seconds, 1e-9):.1f} tokens/s"),
         ]
     )
+
+
+def _check_json(file: Path | None) -> None:
+    from bitnet_inference.output_files import refuse_unwritable
+
+    if file not in (None, _STDOUT):
+        refuse_unwritable(file)
+
+
+def _write_json(file: Path | None, numbers: dict[str, Any]) -> bool:
+    """Write the numbers where they shall go; whether that was stdout."""
+    from bitnet_inference.output_files import write_whole
+
+    if file is None:
+        return False
+    text = json.dumps(numbers, indent=2)
+    if file == _STDOUT:
+        typer.echo(text)
+    else:
+        write_whole(file, text + "\n")
+    return file == _STDOUT
 
 
 def doctor() -> None:

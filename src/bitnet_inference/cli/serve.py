@@ -124,6 +124,8 @@ def _journal(log_file: Path | None, no_log: bool) -> Journal | None:
 
     if no_log and log_file is not None:
         raise InvalidParams("--no-log leaves no lines for --log-file: give one of them")
+    if log_file == Path("-"):
+        raise InvalidParams("--log-file is '-': leave it out, and lines go to stderr")
     return None if no_log else Journal(log_file)
 
 
