@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import load_model, resolved
 from bitnet_inference.backends.cpu import CpuModel
 from bitnet_inference.config import EngineConfig
@@ -104,7 +105,7 @@ class Measurements:
             ("run on", f"{config.device} ({config.isa}), {config.threads} threads"),
             ("with", f"{config.cache_dtype} cache, {config.head} head" + rounding(config)),
             ("load", f"{self.load_s:.2f} s"),
-            ("peak memory", f"{self.peak_bytes / 1e9:.2f} GB"),
+            ("peak memory", told_bytes(self.peak_bytes)),
             *([("limits", f"{probed} (probed beside each sample)")] if self.bandwidth else []),
             ("samples", self.samples),
         ]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet_inference import native
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import load_model
 from bitnet_inference.backends.table import overview
 from bitnet_inference.config import ISAS, EngineConfig, available_bytes, num_cores
@@ -209,7 +210,7 @@ def _machine(config: EngineConfig) -> list[tuple[str, str]]:
     peaks = [median(sampler.all, lambda sample: sample.int8_peak) / 1e9 for sampler in samplers]
     lines = [
         ("cores", f"{num_cores()} that this process may use, {threads} threads"),
-        ("memory", f"{available_bytes() / 1e9:.1f} GB free for this process"),
+        ("memory", f"{told_bytes(available_bytes())} free for this process"),
         *((f"{count} threads", f"{gb:.1f} GB/s read, {gmac:.0f} billion int8 multiply-adds/s ({config.isa})")
           for count, gb, gmac in zip(counts, speeds, peaks, strict=True)),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import BitNetError, InvalidParams, NotFound
 from bitnet_inference.formats import open_checkpoint
@@ -67,7 +68,7 @@ def known_models(*, config: HubConfig | None = None) -> list[tuple[str, str, str
     return [
         (
             each.name,
-            f"{each.size_mb} MB" if each.size_mb else "",
+            told_bytes(1e6 * each.size_mb) if each.size_mb else "",
             "here" if is_here(each.name, config=config) else "",
             each.what,
         )
@@ -119,7 +120,7 @@ def _known(wanted: Wanted, snapshot: Snapshot | None) -> Iterator[tuple[str, str
     yield "repository", wanted.repository
     yield "revision", wanted.revision
     if entry and entry.size_mb:
-        yield "size", f"about {entry.size_mb} MB"
+        yield "size", f"about {told_bytes(1e6 * entry.size_mb)}"
     license = (_license(snapshot.folder) if snapshot else "") or (entry and entry.license)
     if license:
         yield "license", license
@@ -130,7 +131,7 @@ def _present(snapshot: Snapshot, wanted: Wanted) -> Iterator[tuple[str, str]]:
     yield "here", str(path) if path else f"in part only: bitnet pull {wanted.name}"
     yield "commit", snapshot.commit
     for file in sorted(each for each in snapshot.folder.rglob("*") if each.is_file()):
-        yield "file", f"{file.stat().st_size / 1e6:10.2f} MB  {file.relative_to(snapshot.folder).as_posix()}"
+        yield "file", f"{told_bytes(file.stat().st_size):>10}  {file.relative_to(snapshot.folder).as_posix()}"
     if path:
         try:
             templates = load_text_files(open_checkpoint(path)).templates

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig, available_bytes, checked_count
@@ -245,8 +246,8 @@ def path_of(model: str | Path) -> Path:
 
 
 def _refusal(path: Path, num_bytes: int, most: int, max_bytes: int) -> str:
-    what = f"{path} takes {num_bytes / 1e6:.1f} MB"
+    what = f"{path} takes {told_bytes(num_bytes)}"
     if most == max_bytes:
-        return f"{what}, max_bytes is {max_bytes / 1e6:.1f} MB: raise it, or lower max_cache_tokens"
-    left = f"{max(0, most) / 1e6:.1f} of {max_bytes / 1e6:.1f} MB"
+        return f"{what}, max_bytes is {told_bytes(max_bytes)}: raise it, or lower max_cache_tokens"
+    left = f"{told_bytes(max(0, most))} of {told_bytes(max_bytes)}"
     return f"{what}, models in use leave {left}: end their use, raise max_bytes, or lower max_cache_tokens"

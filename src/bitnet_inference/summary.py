@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import decided
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.coreml_summary import describe_coreml
@@ -118,20 +119,20 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     a_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     if isinstance(checkpoint, OnnxCheckpoint):
         dtype = checkpoint.decoder.cache_dtype
-        cache = f"{_size(1000 * a_token * (4 if dtype == 'float32' else 2))} ({dtype}) for 1000 tokens"
-        return [("files", _size(checkpoint.num_bytes)), ("cache", cache)]
+        cache = f"{told_bytes(1000 * a_token * (4 if dtype == 'float32' else 2))} ({dtype}) for 1000 tokens"
+        return [("files", told_bytes(checkpoint.num_bytes)), ("cache", cache)]
     if isinstance(checkpoint, CoreMLCheckpoint):
-        state = _size(2 * a_token * config.max_positions)
+        state = told_bytes(2 * a_token * config.max_positions)
         return [
-            ("files", _size(checkpoint.num_bytes)),
+            ("files", told_bytes(checkpoint.num_bytes)),
             ("state", f"{state} (float16) for {config.max_positions} tokens"),
         ]
-    ternary = sum(_num_ternary(checkpoint))
+    ternary, floats = told_bytes(sum(_num_ternary(checkpoint)) // 4), told_bytes(_dense_bytes(checkpoint))
     bytes_a_number = {"bfloat16": 2, "float32": 4, "int8": 1 + 4 / checkpoint.config.head_dim}  # and its scale
-    caches = [f"{_size(int(1000 * a_token * size))} ({dtype})" for dtype, size in bytes_a_number.items()]
+    caches = [f"{told_bytes(int(1000 * a_token * size))} ({dtype})" for dtype, size in bytes_a_number.items()]
     return [
-        ("files", _size(checkpoint.num_bytes)),
-        ("loaded", f"{_size(ternary // 4)} of ternary weights at 2 bits, {_size(_dense_bytes(checkpoint))} of floats"),
+        ("files", told_bytes(checkpoint.num_bytes)),
+        ("loaded", f"{ternary} of ternary weights at 2 bits, {floats} of floats"),
         ("cache", f"{' or '.join(caches)} for 1000 tokens"),
     ]
 
@@ -177,7 +178,3 @@ def _words(tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 def _count(number: int) -> str:
     return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

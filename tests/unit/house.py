@@ -17,8 +17,8 @@ PACKAGE = "src/bitnet_inference/"
 
 # Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free.
 LAYERS = {
-    "_native": 0, "cgroup": 0, "config": 0, "errors": 0, "json_objects": 0, "native": 0, "output_files": 0,
-    "own_files": 0, "ternary": 0,
+    "_native": 0, "amounts": 0, "cgroup": 0, "config": 0, "errors": 0, "json_objects": 0, "native": 0,
+    "output_files": 0, "own_files": 0, "ternary": 0,
     "formats": 1, "grammar": 1, "hub": 1, "probe": 1, "text": 1,
     "model": 2,
     "backends": 3, "engine": 3,
@@ -61,7 +61,7 @@ BLIND = {"model": ("hub", "text"), "engine": ("formats", "hub", "text"), "backen
 # What a room may know of another, where that is not all of it.
 ONLY = {("model", "formats"): "formats.checkpoint", ("engine", "grammar"): "grammar.grammar"}
 # What `bitnet --help` loads: the rest is imported by the functions that need it.
-LIGHT = ("errors", "config")
+LIGHT = ("amounts", "errors", "config")
 # One door a third-party library: the file, or the folder, that may import it.
 DOORS = {
     "_native": "native.py",

@@ -274,7 +274,7 @@ def test_room_is_checked_before_anything_is_fetched(hub, config):
         listing["siblings"][1]["lfs"]["size"] = 1 << 40
 
     hub.change_listing = huge
-    with pytest.raises(DownloadError, match=r"1099512 MB are to come, .* has room for \d+ MB: free space"):
+    with pytest.raises(DownloadError, match=r"1099\.51 GB are to come, .* has room for [\d.]+ GB: free space"):
         pull("me/tiny", config=config)
     assert len(hub.requests) == 1
 

@@ -120,7 +120,7 @@ class TestUse:
             models.preload(B)
 
     def test_one_that_never_fits(self):
-        with models_of(room_for(A) - 9000) as models, pytest.raises(OutOfMemory, match=r"max_bytes is .* MB: raise it"):
+        with models_of(5) as models, pytest.raises(OutOfMemory, match=r" kB, max_bytes is 5 bytes: raise it"):
             models.preload(B)
         assert models.loaded() == []
 
@@ -128,7 +128,7 @@ class TestUse:
         with models_of(room_for(B)) as models:
             with models.use(B) as llm:
                 streams = [llm.stream([5], ENDLESS) for _ in range(200)]
-            with pytest.raises(OutOfMemory, match="models in use leave 0"):
+            with pytest.raises(OutOfMemory, match="models in use leave"):
                 models.preload(D)
             for stream in streams:
                 stream.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends.cuda_check import CudaDevice, find_device
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.backends.table import BACKENDS, is_apple_silicon
@@ -76,8 +77,8 @@ def _automatic(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: i
             return _cpu(config, str(error), f"on the CPU: {error}")
     needed = estimate_bytes(checkpoint, on_gpu.resolve(), num_cache_tokens)
     if needed <= device.free_bytes - SCRATCH_BYTES:
-        return Choice(on_gpu.resolve(), f"{_about(device)}, the model takes {_gb(needed)}")
-    why = f"{_about(device)}, the model takes {_gb(needed)} with a cache of {num_cache_tokens} tokens"
+        return Choice(on_gpu.resolve(), f"{_about(device)}, the model takes {told_bytes(needed)}")
+    why = f"{_about(device)}, the model takes {told_bytes(needed)} with a cache of {num_cache_tokens} tokens"
     return _cpu(config, why, f'on the CPU: {why}: gpu_layers="auto" puts a part of it on the GPU')
 
 
@@ -126,15 +127,11 @@ def _shared(checkpoint: Checkpoint, config: EngineConfig, device: CudaDevice, nu
     else:
         count = sum(size <= device.free_bytes - SCRATCH_BYTES for size in sizes)
     if count == 0:
-        needed = f"a layer and the head take {_gb(sizes[0])}"
+        needed = f"a layer and the head take {told_bytes(sizes[0])}"
         raise OutOfMemory(f'{_about(device)}, {needed} with a cache of {num_cache_tokens} tokens: choose device="cpu"')
-    why = f"{_about(device)}, {count} of {total} layers and the head take {_gb(sizes[count - 1])}"
+    why = f"{_about(device)}, {count} of {total} layers and the head take {told_bytes(sizes[count - 1])}"
     return Choice(replace(resolved, gpu_layers=None if count == total else count), why)
 
 
 def _about(device: CudaDevice) -> str:
-    return f"{device.name} has {_gb(device.free_bytes)} free"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+    return f"{device.name} has {told_bytes(device.free_bytes)} free"

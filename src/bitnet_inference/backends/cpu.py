@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import native
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends.cpu_program import NativePlan, Weights, compile_plan
 from bitnet_inference.backends.packing import packing
 from bitnet_inference.config import EngineConfig, available_bytes
@@ -119,7 +120,7 @@ class CpuModel:
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; what was cached before is gone."""
         wanted = num_blocks * self.capabilities.block_bytes
-        too_much = f"a cache of {num_blocks} blocks takes {wanted >> 20} MB: lower the context or the load"
+        too_much = f"a cache of {num_blocks} blocks takes {told_bytes(wanted)}: lower the context or the load"
         if wanted > available_bytes():
             raise OutOfMemory(too_much)
         self._open_executor()

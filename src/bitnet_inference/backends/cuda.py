@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bitnet_inference import native
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends.cuda_attention import scratch_bytes
 from bitnet_inference.backends.cuda_cache import BLOCK_TOKENS, Cache, CacheDtype
 from bitnet_inference.backends.cuda_device import Gpu
@@ -125,7 +126,7 @@ class CudaModel:
             self._opened(self._steps).clear()  # they know where the cache was
             self._cache.reserve(0)
             if wanted > self._gpu.free_bytes:
-                too_much = f"a cache of {num_blocks} blocks takes {wanted >> 20} MB"
+                too_much = f"a cache of {num_blocks} blocks takes {told_bytes(wanted)}"
                 raise OutOfMemory(f"{too_much}: lower the context or the load")
             self._cache.reserve(num_blocks)
             if self._gpu.is_real:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.config import available_bytes
 from bitnet_inference.errors import OutOfMemory
 
@@ -27,7 +28,7 @@ class HostBlocks:
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many blocks; what was kept before is gone. Raises OutOfMemory."""
         wanted = num_blocks * self.block_bytes
-        too_much = f"a cache of {num_blocks} blocks takes {wanted >> 20} MB: lower the context or the load"
+        too_much = f"a cache of {num_blocks} blocks takes {told_bytes(wanted)}: lower the context or the load"
         if wanted > available_bytes():
             raise OutOfMemory(too_much)
         try:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends.mlx_batch import Group, Step, any_step, decoding
 from bitnet_inference.backends.mlx_cache import BLOCK_TOKENS, MlxCache, Rows
 from bitnet_inference.backends.mlx_metal import metal_products
@@ -75,7 +76,7 @@ class MlxModel:
         self._open_weights()
         self._rows = None
         wanted = num_blocks * self.capabilities.block_bytes
-        what = f"a cache of {num_blocks} blocks ({wanted >> 20} MB)"
+        what = f"a cache of {num_blocks} blocks ({told_bytes(wanted)})"
         if wanted > _room() + self._cache.num_bytes:
             raise OutOfMemory(f"{what} finds no memory: lower the context or the load")
         with running(what):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends.coreml_library import require_macos
 from bitnet_inference.backends.cuda_check import INSTALL, find_device
 from bitnet_inference.config import EngineConfig, is_interpreted
@@ -35,8 +36,7 @@ def _cuda(config: EngineConfig) -> str:
         from bitnet_inference.backends.cuda_device import start_triton
 
         start_triton("cuda")
-    free, total = device.free_bytes / 1e9, device.total_bytes / 1e9
-    return f"{device.name}, {free:.1f} of {total:.1f} GB free"
+    return f"{device.name}, {told_bytes(device.free_bytes)} of {told_bytes(device.total_bytes)} free"
 
 
 def _mlx(config: EngineConfig) -> str:

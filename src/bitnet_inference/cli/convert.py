@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.cli.options import MODEL_HELP, print_notes, progress_bar
 from bitnet_inference.cli.reports import print_table
 
@@ -85,7 +86,7 @@ def convert(
         )  # fmt: skip
     if result.tensors:
         print_table(_table(result))
-    typer.echo(f"{result.path}: {result.num_bytes / 1e6:.1f} MB{_opened(target)}")
+    typer.echo(f"{result.path}: {told_bytes(result.num_bytes)}{_opened(target)}")
     if result.agreement:
         typer.echo(_agreement(result.agreement))
     print_notes(result.notes)
@@ -115,12 +116,12 @@ def _agreement(found: Agreement) -> str:
 
 
 def _table(result: Conversion) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("type", "tensors", "weights", "MB", "values")]
+    rows: list[tuple[str, ...]] = [("type", "tensors", "weights", "size", "values")]
     for name in dict.fromkeys(each.type for each in result.tensors):
         tensors = [each for each in result.tensors if each.type == name]
         weights, size = (sum(math.prod(each.shape) for each in tensors), sum(each.num_bytes for each in tensors))
         error = max(each.error for each in tensors)
         values = f"off by up to {100 * error:.2g}% of the largest" if error else "exact"
-        rows.append((name, str(len(tensors)), str(weights), f"{size / 1e6:.1f}", values))
+        rows.append((name, str(len(tensors)), str(weights), told_bytes(size), values))
     total = sum(int(row[2]) for row in rows[1:])
-    return [*rows, ("file", str(len(result.tensors)), str(total), f"{result.num_bytes / 1e6:.1f}", str(result.path))]
+    return [*rows, ("file", str(len(result.tensors)), str(total), told_bytes(result.num_bytes), str(result.path))]

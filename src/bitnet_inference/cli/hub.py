@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.cli.options import progress_bar
 from bitnet_inference.cli.reports import print_lines, print_table
 from bitnet_inference.errors import InvalidParams, NotFound
@@ -29,7 +30,7 @@ def pull(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)]) -
     with progress_bar("pulling", in_bytes=True) as progress:
         pulled = pull_model(name, progress=progress)
     typer.echo(f"{pulled.path}")
-    typer.echo(f"[{pulled.repository}@{pulled.commit}, {pulled.num_bytes / 1e6:.1f} MB]", err=True)
+    typer.echo(f"[{pulled.repository}@{pulled.commit}, {told_bytes(pulled.num_bytes)}]", err=True)
 
 
 def list_models(
@@ -53,7 +54,7 @@ def list_models(
     if not found:
         typer.echo("No models are here: bitnet show lists names, bitnet pull NAME fetches one.", err=True)
         return
-    rows = [(each.name, each.format, f"{each.num_bytes / 1e6:.1f} MB", each.revision, str(each.path)) for each in found]
+    rows = [(each.name, each.format, told_bytes(each.num_bytes), each.revision, str(each.path)) for each in found]
     print_table([("name", "format", "weights", "revision", "path"), *rows])
     for each in found:
         if each.problem:
@@ -84,7 +85,7 @@ def remove(
             raise InvalidParams(f"nobody is here to be asked whether {repository} shall go: add --yes")
         if not typer.confirm(f"Remove what was pulled of {repository}?", err=True):
             return
-    typer.echo(f"[{remove_model(name) / 1e6:.1f} MB are free]", err=True)
+    typer.echo(f"[{told_bytes(remove_model(name))} are free]", err=True)
 
 
 def offer_to_pull(model: str | None) -> None:
@@ -100,6 +101,6 @@ def offer_to_pull(model: str | None) -> None:
         if not is_name(model):
             return
         entry = parse(model).entry
-        size = f", about {entry.size_mb} MB" if entry and entry.size_mb else ""
+        size = f", about {told_bytes(1e6 * entry.size_mb)}" if entry and entry.size_mb else ""
         if typer.confirm(f"{model} is not here. Pull it from the Hugging Face Hub{size}?", err=True):
             pull(model)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.errors import BitNetError
 
 if TYPE_CHECKING:
@@ -137,6 +138,4 @@ def _duration(seconds: float | None) -> str:
 
 
 def _size(num_bytes: float | None) -> str:
-    if num_bytes is None:
-        return "-"
-    return f"{num_bytes / 1e9:.2f}GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f}MB"
+    return "-" if num_bytes is None else told_bytes(num_bytes)

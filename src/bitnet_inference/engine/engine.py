@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.engine.batch import Batches
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.blocks import BlockPool
@@ -349,6 +350,6 @@ def _num_blocks(limits: Capabilities, max_positions: int, max_num_blocks: int | 
     if max_num_blocks is not None:
         num_blocks = min(num_blocks, max_num_blocks)
     if num_blocks < 1:
-        needed = f"a block takes {limits.block_bytes} bytes, {limits.available_bytes} are available"
+        needed = f"a block takes {told_bytes(limits.block_bytes)}, {told_bytes(limits.available_bytes)} are available"
         raise OutOfMemory(f"no room for the KV cache: {needed}: free memory or choose a smaller model")
     return num_blocks

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes, problem_lines
 from bitnet_inference.formats.compressed import SUFFIX, Compressed, open_compressed
@@ -145,8 +146,8 @@ class PackedCheckpoint:
         if self._version < VERSION:
             lines.append(f"version {VERSION} is the newest: `bitnet convert` writes it, and loses nothing")
         if self._compressed:
-            sizes = (sum(size) / 1e6 for size in zip(*map(_sizes, self._compressed.values()), strict=True))
-            lines.append("{} tensors are compressed, from {:.1f} MB to {:.1f}".format(len(self._compressed), *sizes))
+            sizes = (told_bytes(sum(size)) for size in zip(*map(_sizes, self._compressed.values()), strict=True))
+            lines.append("{} tensors are compressed, from {} to {}".format(len(self._compressed), *sizes))
         return lines + [f"{key}: {shown(value)}" for key, value in self.said.items()]
 
     def _text(self, key: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError
 from bitnet_inference.hub import cache as hub_cache
@@ -84,7 +85,7 @@ def _check_space(cache: Path, repository: str, files: Sequence[RemoteFile]) -> N
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
     if needed and needed + _SPARE_BYTES > free:
-        room = f"{needed / 1e6:.0f} MB are to come, and {cache} has room for {free / 1e6:.0f} MB"
+        room = f"{told_bytes(needed)} are to come, and {cache} has room for {told_bytes(free)}"
         raise DownloadError(f"{repository}: {room}: free space, or choose another folder with HF_HUB_CACHE")
 
 
