@@ -549,3 +549,9 @@ def test_the_cache_stays_within_the_limit_of_the_process():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(result.stdout) < 1 << 29
+
+
+def test_without_the_compiled_kernels_the_cure_is_a_line():
+    start = "import sys; sys.modules['bitnet_inference._native'] = None; from bitnet_inference.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", start, "run", STORY], capture_output=True, text=True)
+    assert result.returncode == 2 and "pip install ." in result.stderr and result.stderr.count("\n") == 1
