@@ -33,7 +33,7 @@ def test_the_pages_are_there() -> None:
 @installed
 def test_the_command_and_the_version() -> None:
     commands = {entry.name: entry.value for entry in metadata.distribution("bitnet-inference").entry_points}
-    assert commands == {"bitnet": "bitnet_inference.cli:main"}
+    assert commands == {"bitnet": "bitnet_inference.__main__:main"}
     assert bitnet_inference.__version__ == metadata.version("bitnet-inference")
 
 

@@ -551,6 +551,22 @@ def test_the_cache_stays_within_the_limit_of_the_process():
     assert 0 < int(result.stdout) < 1 << 29
 
 
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
+def test_ctrl_c_while_modules_are_imported_ends_with_130_and_no_traceback():
+    start = (
+        "import importlib.abc, signal, sys\n"
+        "class Interrupting(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'typer':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from bitnet_inference.__main__ import main\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", start, "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
 def test_without_the_compiled_kernels_the_cure_is_a_line():
     start = "import sys; sys.modules['bitnet_inference._native'] = None; from bitnet_inference.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", start, "run", STORY], capture_output=True, text=True)
