@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from bitnet_inference.config import check_progress
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams, PromptTooLong
 from bitnet_inference.llm import LLM
@@ -66,6 +67,9 @@ def log_likelihoods(
     Tokens are those of the whole text; the context's are those that both texts begin with. What contexts have in
     common is computed once, where the cache has room. `progress(done, total)` counts pairs. Raises as `choose`.
     """
+    check_progress(progress)
+    if not isinstance(pairs, Iterable):
+        raise InvalidParams(f"pairs is {pairs!r:.60}: give a list of contexts and their continuations")
     return score_continued(llm, list(encode_each(pairs, partial(_fitting, llm), "pairs")), progress)
 
 

@@ -83,7 +83,7 @@ class EngineConfig:
         _check_gpu_layers(self.gpu_layers, self.backend)
         for name, most in _COUNTS.items():
             value = getattr(self, name)
-            if value is not None and (name, value) != ("gpu_layers", "auto"):
+            if (value is not None or name == "gpus") and (name, value) != ("gpu_layers", "auto"):
                 object.__setattr__(self, name, checked_count(name, value, most))
         _one_of("isa", self.isa, ("auto", *ISAS))
         _one_of("cache_dtype", self.cache_dtype, ("auto", *CACHE_DTYPES, "float16"))
@@ -236,6 +236,12 @@ def checked_count(name: str, value: object, most: float = math.inf) -> int:
         limits = "of at least 1" if most == math.inf else f"from 1 to {most}"
         raise InvalidParams(f"{name} is {value!r}: give a whole number {limits}")
     return int(value)
+
+
+def check_progress(progress: object) -> None:
+    """Refuse what cannot be called, before there is work whose progress it would be told. Raises InvalidParams."""
+    if progress is not None and not callable(progress):
+        raise InvalidParams(f"progress is {progress!r:.60}: give a function of (done, total)")
 
 
 def _whole_number(name: str, text: str) -> int:

@@ -14,6 +14,7 @@ from numbers import Integral
 from time import monotonic
 from typing import NamedTuple
 
+from bitnet_inference.config import check_progress
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompts import Progress, is_one_prompt
@@ -71,6 +72,7 @@ def perplexity(
     window = _checked("window", window, min(llm.max_context, USUAL_WINDOW), 2, llm.max_context)
     stride = _checked("stride", stride, window // 2, 1, window)
     ids = llm.tokenizer.encode(text) if isinstance(text, str) else text
+    check_progress(progress)
     if len(ids) < 2:
         raise InvalidParams(f"the text has {len(ids)} tokens, and a first one has no score: give a longer text")
     start = monotonic()

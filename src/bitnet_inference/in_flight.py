@@ -8,6 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from bitnet_inference.config import check_progress
 from bitnet_inference.errors import BitNetError, QueueFull
 from bitnet_inference.prompts import BatchProgress, placed
 from bitnet_inference.stream import Generation, Stream
@@ -35,6 +36,7 @@ def read_all(
     items: Iterable[Item], start: Callable[[Item], Stream], total: int | None, progress: BatchProgress
 ) -> list[Generation]:
     """What was generated for all items, in their order; raises the first error."""
+    check_progress(progress)
     outputs: dict[int, Generation] = {}
     with InFlight(enumerate(items), lambda numbered: start(numbered[1])) as in_flight:
         for ended in in_flight:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from bitnet_inference.backends import decided
-from bitnet_inference.config import EngineConfig, checked_count
+from bitnet_inference.config import EngineConfig, check_progress, checked_count
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams
@@ -94,7 +93,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         block_size = model.capabilities.block_size
         engine = Engine(
             model,
-            max_num_blocks=None if max_cache_tokens is None else max(1, math.ceil(max_cache_tokens / block_size)),
+            max_num_blocks=None if max_cache_tokens is None else max(1, -(-max_cache_tokens // block_size)),
             drafter=make_drafter(model, drafts, max_cache_tokens),
             listener=listener,
             plan_times=self._held.plan_times() if profile else None,
@@ -151,6 +150,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         if max_cache_tokens is not None:
             max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
         _check_listener(listener, profile)
+        check_progress(progress)
         Filters(filters)  # wrong ones are refused before anything is read
         config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,

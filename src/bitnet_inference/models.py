@@ -14,7 +14,7 @@ from pathlib import Path
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
-from bitnet_inference.config import EngineConfig, available_bytes, checked_count
+from bitnet_inference.config import EngineConfig, available_bytes, check_progress, checked_count
 from bitnet_inference.engine.events import EngineListener
 from bitnet_inference.errors import OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
@@ -105,6 +105,7 @@ class Models:
         """`listener` makes the listener of a model that is loaded from this path. Raises InvalidParams."""
         self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else checked_count("max_bytes", max_bytes)
         max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
+        check_progress(progress)
         self._config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
             quantize=quantize, head=head, embedding=embedding, fallback=fallback,

@@ -28,6 +28,8 @@ class Named:
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
         """The same parameters without names; an unknown one raises InvalidParams, which tells the nearest."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidParams(f"params is {params!r:.60}: give SamplingParams, or None for the model's own")
         if not any(isinstance(each, str) for each in (*params.processors, params.strategy)):
             return params
         processors = [_find(self._processors, "processor", each) for each in params.processors]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from bitnet_inference.answer_file import AnswerFile
+from bitnet_inference.config import check_progress
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams, ModelError, Stopped
 from bitnet_inference.in_flight import Ended, InFlight
@@ -91,6 +92,7 @@ class BatchRun:
         **terms: Unpack[TermOptions],
     ) -> BatchResult:
         """Answer what has no answer; see generate_file."""
+        check_progress(progress)
         shared = _checked(llm, params)
         read_terms(terms)  # refused once, and not for every line
         num_before, start = self.num_done, time.monotonic()

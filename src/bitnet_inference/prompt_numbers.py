@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.config import check_progress
 from bitnet_inference.embedding import Pool, check_embedding
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.prompt_reader import PromptReader
@@ -123,6 +124,7 @@ class PromptNumbers(ABC):
         terms: Terms | None = None,
     ) -> list[Generation]:
         """Compute prompts for what is to be known of them; raises EngineError for one that is not done in its time."""
+        check_progress(progress)
 
         def open_stream(index: int) -> Stream:
             return self._stream(prompts[index], params[index], terms, reader=readers[index])

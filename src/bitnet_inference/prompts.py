@@ -111,7 +111,7 @@ def params_of_each(params: Any, num_prompts: int) -> Sequence[SamplingParams | N
 def one_for_all(params: Params) -> SamplingParams | None:
     """The parameters for prompts whose number is not known; raises InvalidParams for a list."""
     if not isinstance(params, SamplingParams | None):
-        raise InvalidParams("a list of params needs a list of prompts: give one for all, or make a list of both")
+        raise InvalidParams("params must be one for all where prompts come one by one: give SamplingParams, or lists")
     return params
 
 

@@ -14,7 +14,9 @@ import pytest
 from scripted import ScriptedModel
 from text_samples import BOS, TURN, sentencepiece_json, write_folder
 
+from bitnet_inference.choices import log_likelihoods
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.conversion.convert import convert
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import (
@@ -29,9 +31,12 @@ from bitnet_inference.errors import (
     Stopped,
     Unsupported,
 )
+from bitnet_inference.evaluate import perplexity
+from bitnet_inference.hub.pull import pull
 from bitnet_inference.in_flight import MAX_IN_FLIGHT, InFlight
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import default_params, find_model
+from bitnet_inference.models import Models
 from bitnet_inference.summary import summarize
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.word_filter import WordFilter
@@ -227,6 +232,38 @@ class TestGenerate:
     def test_numpy_has_whole_numbers_too(self, llm):
         assert len(llm.choices("a", np.int64(2), GREEDY, best_of=np.int32(3))) == 2
         assert EngineConfig(threads=np.int64(2)).threads == 2
+
+    @pytest.mark.parametrize(
+        ("name", "call"),
+        [
+            ("progress", lambda llm: llm.generate("a", progress=1)),
+            ("progress", lambda llm: llm.chat(HI, progress="bar")),
+            ("progress", lambda llm: llm.embed("a", progress=[1])),
+            ("progress", lambda llm: llm.score("a", progress={})),
+            ("progress", lambda llm: perplexity(llm, "The brave fox", progress=1)),
+            ("progress", lambda llm: log_likelihoods(llm, [("The brave", " fox")], progress=1)),
+            ("progress", lambda _: LLM.load(progress=1)),
+            ("progress", lambda _: Models(progress=1)),
+            ("progress", lambda _: convert("default", "x.gguf", progress=1)),
+            ("progress", lambda _: pull("nothing", progress=1)),
+            ("pairs", lambda llm: log_likelihoods(llm, 1)),
+            ("params", lambda llm: llm.resolved({"temperature": 0})),
+            ("params", lambda llm: llm.generate(iter("ab"), 1)),
+            ("template", lambda llm: llm.encode_chat(HI, template={})),
+            ("gpus", lambda _: EngineConfig(gpus=None)),
+        ],
+    )
+    def test_an_argument_of_a_wrong_type_is_named(self, llm, name, call):
+        llm.model.num_tokens = 0
+        with pytest.raises(InvalidParams, match=name):
+            call(llm)
+        assert llm.model.num_tokens == 0, "it is refused before there is work"
+
+    def test_a_cache_of_more_tokens_than_a_float_can_count(self, folder):
+        llm, _ = scripted_llm(folder)
+        llm.close()
+        with LLM(ScriptedModel(vocab_size=llm.tokenizer.vocab_size), llm.tokenizer, max_cache_tokens=10**400) as large:
+            assert large.max_context == ScriptedModel().config.max_positions
 
     def test_progress_that_raises_cancels(self, llm):
         def progress(done, total):

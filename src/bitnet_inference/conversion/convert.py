@@ -10,7 +10,7 @@ from typing import get_args
 
 from bitnet_inference.backends.choose import load_model
 from bitnet_inference.backends.onnx_check import Agreement
-from bitnet_inference.config import EngineConfig
+from bitnet_inference.config import EngineConfig, check_progress
 from bitnet_inference.conversion.coreml_files import COMPUTES, write_coreml_package
 from bitnet_inference.conversion.coreml_weights import Compute
 from bitnet_inference.conversion.gguf_tensors import GgufTensors, Kind, Written
@@ -87,6 +87,7 @@ def convert(
     Raises NotFound, FormatError, Unsupported, InvalidParams, Unavailable, and for ONNX BackendError.
     """
     path, target = find_model(source), Path(target)
+    check_progress(progress)
     _check_quantize(quantize)
     _check_target(path, target, kind, compressed, small, check)
     _check_coreml(target, compute, context)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet_inference.amounts import told_bytes
-from bitnet_inference.config import HubConfig
+from bitnet_inference.config import HubConfig, check_progress
 from bitnet_inference.errors import DownloadError
 from bitnet_inference.hub import cache as hub_cache
 from bitnet_inference.hub.client import Hub, RemoteFile
@@ -40,6 +40,7 @@ def pull(name: str, *, config: HubConfig | None = None, progress: Progress = Non
     What is there already is not fetched again, and what was cut goes on. `progress(done, total)` counts bytes.
     `config`: what the environment says where it is None. Raises NotFound, Unsupported, InvalidParams, DownloadError.
     """
+    check_progress(progress)
     config = config or HubConfig.from_env()
     wanted = parse(name)
     hub = Hub(config)

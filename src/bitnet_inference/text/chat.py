@@ -98,7 +98,7 @@ class Chat:
             )
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in templates else "default"
-        if name not in templates:
+        if name not in tuple(templates):  # what is no name may have no hash
             known = ", ".join(f"{each:.60}" for each in sorted(templates)[:20])
             raise InvalidParams(f"the model has no chat template {name!r:.60}: choose one of {known}")
         if name not in self._compiled:
