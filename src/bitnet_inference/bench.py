@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import load_model, resolved
 from bitnet_inference.backends.cpu import CpuModel
-from bitnet_inference.config import EngineConfig
+from bitnet_inference.config import EngineConfig, num_processors
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
@@ -81,7 +81,7 @@ class Measurements:
 
     A batch's speed counts the tokens of all its sequences. `peak_bytes` is the most memory that this process has had,
     without what the probes take. `bandwidth` is in bytes, `int8_peak` in multiply-adds a second, 0 on other devices
-    than "cpu".
+    than "cpu", and with more threads than processors.
     """
 
     model: str
@@ -100,13 +100,16 @@ class Measurements:
         """On what and how it was measured: names and values."""
         config = self.config
         probed = f"{self.bandwidth / 1e9:.1f} GB/s read, {self.int8_peak / 1e9:.0f} billion int8 multiply-adds/s"
+        limits = f"{probed} (probed beside each sample)"
+        if config.device == "cpu" and not self.bandwidth:
+            limits = "not probed: there are more threads than processors that this process may use"
         return [
             ("model", f"{self.model}, {self.num_parameters / 1e6:.1f} million parameters"),
             ("run on", f"{config.device} ({config.isa}), {config.threads} threads"),
             ("with", f"{config.cache_dtype} cache, {config.head} head" + rounding(config)),
             ("load", f"{self.load_s:.2f} s"),
             ("peak memory", told_bytes(self.peak_bytes)),
-            *([("limits", f"{probed} (probed beside each sample)")] if self.bandwidth else []),
+            *([("limits", limits)] if config.device == "cpu" else []),
             ("samples", self.samples),
         ]
 
@@ -164,7 +167,8 @@ def measure(
         runner = Runner(model, workload)
         runner.warm_up()
         peak_bytes = _peak_bytes()
-        limits = make_limits(config.threads or 1) if isinstance(model, CpuModel) else None
+        threads = config.threads or 1  # more than processors wait for each other, in a probe as in a step
+        limits = make_limits(threads) if isinstance(model, CpuModel) and threads <= num_processors() else None
         sampler = Sampler(limits, config.isa, workload.num_samples, workload.min_sample_s)
         bench = _Bench(runner, sampler, *num_multiply_adds(model.config))
         return Measurements(
@@ -259,7 +263,7 @@ class _Bench:
         samples = self.sampler.measure(run)
         speed = num_tokens / median(samples, lambda sample: sample.seconds)
         model = self.runner.model
-        if not isinstance(model, CpuModel):
+        if not isinstance(model, CpuModel) or self.sampler.limits is None:
             return Speed(speed)
         num_bytes = model.bytes_read(contexts)
         memory_s = [num_steps * num_bytes / sample.bandwidth for sample in samples]

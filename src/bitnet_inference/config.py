@@ -258,9 +258,20 @@ def is_interpreted() -> bool:
 
 def num_cores() -> int:
     """Physical cores that this process may use: its affinity, hyper-threads counted once, and the cgroups' limits."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_siblings(cpu) for cpu in cpus}
-    return max(1, min(len(cores), cgroup.num_cpus() or MAX_THREADS))
+    return _within_quota(len({_siblings(cpu) for cpu in _processors()}))
+
+
+def num_processors() -> int:
+    """The same with each hyper-thread counted."""
+    return _within_quota(len(_processors()))
+
+
+def _processors() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _within_quota(count: int) -> int:
+    return max(1, min(count, cgroup.num_cpus() or MAX_THREADS))
 
 
 def _siblings(cpu: int) -> str:

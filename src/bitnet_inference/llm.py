@@ -156,8 +156,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
             quantize=quantize, head=head, embedding=embedding, fallback=fallback,
         )  # fmt: skip
-        path = find_model(model)
-        checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
+        checkpoint = open_checkpoint(find_model(model), arm_i2_s=arm_i2_s)
         tokenizer, choice = load_tokenizer(checkpoint), decided(checkpoint, config, max_cache_tokens)
         drafting = load_drafts(drafts, tokenizer, config)
         make = partial(

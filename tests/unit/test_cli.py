@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from bitnet_inference import bench, bench_engine, cli
 from bitnet_inference.cli import conversation
+from bitnet_inference.config import num_processors
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORY = "Tell me a story about a brave fox called Mia"
@@ -265,6 +266,14 @@ def test_bench_measures(tmp_path, monkeypatch):
     assert "limited by" in result.stdout and "discarded" in result.stdout
     numbers = json.loads(file.read_text())
     assert numbers["threads"] == 1 and numbers["decode"]["0"] > 0 and numbers["limits"]["bandwidth_gb_s"] > 0
+
+
+def test_bench_leaves_limits_out_where_threads_share_processors(monkeypatch):
+    monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
+    threads = str(num_processors() + 1)
+    result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--threads", threads)
+    assert result.exit_code == 0 and "not probed: there are more threads" in result.stdout, result.output
+    assert "%" not in result.stdout
 
 
 def test_bench_measures_the_engine_under_load(tmp_path, monkeypatch):
