@@ -79,6 +79,9 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     )
 
 
+ONE = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("form", "texts"),
     [
@@ -90,6 +93,8 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
         ({"structured_outputs": {"regex": "[0-9]{3}x"}}, None),
         ({"structured_outputs": {"json": {"const": 7}}}, {"7"}),
         ({"structured_outputs": {"json": '{"const": 7}'}}, {"7"}),
+        ({"guided_json": ONE}, {'{"a":1}', '{"a": 1}'}),  # and no other property
+        ({"structured_outputs": {"json": json.dumps(ONE)}}, {'{"a":1}', '{"a": 1}'}),
         ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, {"a", "b"}),
     ],
 )

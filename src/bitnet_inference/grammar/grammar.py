@@ -91,11 +91,17 @@ class Grammar:
             raise InvalidParams(f"grammar: json_schema: no text ends that fits, because it requires itself: {cure}")
 
 
-def _read_schema(schema: object) -> str:
+def parsed_schema(schema: object) -> Mapping[str, Any]:
+    """A JSON schema that is given as an object, or as its text. Raises InvalidParams."""
     if isinstance(schema, str):
         schema = _parsed("json_schema", _checked_text("json_schema", schema))
     if not isinstance(schema, Mapping):
         raise InvalidParams(f"grammar: json_schema is {type(schema).__name__}: give a JSON object, a dict or text")
+    return schema
+
+
+def _read_schema(given: object) -> str:
+    schema = parsed_schema(given)
     check_schema(schema)
     try:
         text = json.dumps(readable_schema(schema))

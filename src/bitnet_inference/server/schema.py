@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from bitnet_inference.engine.params import MAX_LOGPROBS, MAX_TEMPERATURE, Overflow, SamplingParams
 from bitnet_inference.engine.terms import MAX_PRIORITY
 from bitnet_inference.errors import InvalidParams
-from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.grammar import Grammar, parsed_schema
 from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.grammar.schema import closed_schema
 from bitnet_inference.text.messages import ROLES, check_messages
 from bitnet_inference.tools import Tools, read_tools
 
@@ -208,7 +209,9 @@ class SamplingFields(Fields):
         ((name, value),) = given.items()
         kind = name.removeprefix("guided_").removeprefix("structured_outputs.")
         try:
-            return Grammar(**{{"json": "json_schema", "grammar": "gbnf"}.get(kind, kind): value})
+            if kind == "json":
+                return Grammar(json_schema=closed_schema(parsed_schema(value)))
+            return Grammar(**{"gbnf" if kind == "grammar" else kind: value})
         except InvalidParams as error:
             raise InvalidParams(f"{name}: {error}") from None
 
