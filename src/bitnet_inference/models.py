@@ -16,10 +16,12 @@ from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig, available_bytes, check_progress, checked_count
 from bitnet_inference.engine.events import EngineListener
-from bitnet_inference.errors import OutOfMemory, Stopped
+from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import find_model
+
+_POLL_S = 0.05  # of streams that go on after their `use` nobody says that they have ended
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,10 @@ class Models:
         )  # fmt: skip
         self._listener = listener
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
-        self._books = threading.Lock()  # held for moments
+        self._books = threading.Condition()  # held for moments
         self._loading = threading.Lock()  # one at a time makes room and takes it
         self._is_open = True
+        self._is_waiting = False  # whether a load waits for room
 
     def numbers(self, path: Path) -> str:
         """How the model computes that is loaded from this path, as far as the bits of its answers depend on it."""
@@ -130,16 +133,21 @@ class Models:
         return f"device={device} cache_dtype={config.cache_dtype} {rounded}"
 
     @contextmanager
-    def use(self, model: str | Path = "default") -> Iterator[LLM]:
+    def use(self, model: str | Path = "default", *, wait_s: float = 0.0) -> Iterator[LLM]:
         """A model, for as long as the `with` block lasts; loaded if need be. Several may use one model.
 
-        Raises what LLM.load raises; OutOfMemory too where the model does not fit beside those that are in use, and
-        Stopped after `close`. Who waits for the same load gets the same error; the next call tries again.
+        Where the model does not fit beside those that are in use, their end is waited for, for at most `wait_s`
+        seconds. Who comes meanwhile with a `wait_s` of its own comes in afterwards, so that every model has its turn.
+
+        Raises what LLM.load raises; OutOfMemory too where there is no room in time, and Stopped after `close`. Who
+        waits for the same load gets the same error; the next call tries again.
         """
-        entry, is_new = self._enter(path_of(model))
+        _check_wait(wait_s)
+        path, until = path_of(model), time.monotonic() + wait_s
+        entry, is_new = self._enter(path, until)
         try:
             if is_new:
-                self._load(entry)
+                self._load(entry, until)
             yield entry.llm.result()
         finally:
             self._leave(entry)
@@ -171,9 +179,11 @@ class Models:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _enter(self, path: Path) -> tuple[_Entry, bool]:
+    def _enter(self, path: Path, until: float) -> tuple[_Entry, bool]:
         """Count a user; whether the model is to be loaded by this one."""
         with self._books:
+            while self._is_waiting and self._is_open and time.monotonic() < until:
+                self._books.wait(_POLL_S)
             if not self._is_open:
                 raise Stopped("the models are closed: make new Models")
             is_new = path not in self._entries
@@ -187,12 +197,13 @@ class Models:
             entry.last_used = time.monotonic()
             if self._entries.get(entry.path) is entry:
                 self._entries[entry.path] = self._entries.pop(entry.path)
+            self._books.notify_all()
 
-    def _load(self, entry: _Entry) -> None:
+    def _load(self, entry: _Entry, until: float) -> None:
         """Load a model into its entry, or tell all who wait for it why not."""
         try:
             with self._loading:
-                entry.llm.set_result(self._loaded(entry))
+                entry.llm.set_result(self._loaded(entry, until))
         except BaseException as error:
             with self._books:
                 if self._entries.get(entry.path) is entry:
@@ -203,47 +214,65 @@ class Models:
             entry.llm.set_exception(Stopped(f"{entry.path}: loading was interrupted: use it again"))
             raise
 
-    def _loaded(self, entry: _Entry) -> LLM:
+    def _loaded(self, entry: _Entry, until: float) -> LLM:
         checkpoint = open_checkpoint(entry.path)
         config = decided(checkpoint, self._config, self._max_cache_tokens).config
         needed = estimate_bytes(checkpoint, config, self._max_cache_tokens)
-        self._make_room(entry, needed)
+        self._make_room(entry, needed, until)
         start = time.monotonic()
         llm = self._load_llm(entry.path, listener=self._listener and self._listener(entry.path))
         entry.load_s = time.monotonic() - start
         try:
-            self._make_room(entry, llm.num_bytes)  # now it is known
+            self._make_room(entry, llm.num_bytes, until=0)  # now it is known
         except BaseException:
             llm.close()
             raise
         return llm
 
-    def _make_room(self, entry: _Entry, num_bytes: int) -> None:
-        """Unload what is in the way of a model of this size, or nothing where that does not help."""
+    def _make_room(self, entry: _Entry, num_bytes: int, until: float) -> None:
+        """Unload what is in the way of a model of this size, or nothing where that does not help in time."""
         with self._books:
-            if not self._is_open:
-                raise Stopped("the models are closed: make new Models")
-            others = [each for each in self._entries.values() if each is not entry]
-            idle = [each for each in others if each.is_idle]
-            free = self.max_bytes - sum(each.num_bytes for each in others)
-            most = free + sum(each.num_bytes for each in idle)
-            if num_bytes > most:
-                raise OutOfMemory(_refusal(entry.path, num_bytes, most, self.max_bytes))
-            unloaded = []
-            for each in idle:
-                if num_bytes <= free:
-                    break
-                unloaded.append(self._entries.pop(each.path).llm.result())
-                free += each.num_bytes
-            entry.num_bytes = num_bytes
+            try:
+                while (unloaded := self._unloaded_for(entry, num_bytes, is_last_try=time.monotonic() >= until)) is None:
+                    self._is_waiting = True
+                    self._books.wait(_POLL_S)
+            finally:
+                self._is_waiting = False
+                self._books.notify_all()
         for llm in unloaded:
             llm.close()
+
+    def _unloaded_for(self, entry: _Entry, num_bytes: int, is_last_try: bool) -> list[LLM] | None:
+        """What has lost its place to a model of this size; None where those in use leave no room for it yet."""
+        if not self._is_open:
+            raise Stopped("the models are closed: make new Models")
+        others = [each for each in self._entries.values() if each is not entry]
+        idle = [each for each in others if each.is_idle]
+        free = self.max_bytes - sum(each.num_bytes for each in others)
+        most = free + sum(each.num_bytes for each in idle)
+        if num_bytes > most:
+            if is_last_try or num_bytes > self.max_bytes:
+                raise OutOfMemory(_refusal(entry.path, num_bytes, most, self.max_bytes))
+            return None
+        unloaded = []
+        for each in idle:
+            if num_bytes <= free:
+                break
+            unloaded.append(self._entries.pop(each.path).llm.result())
+            free += each.num_bytes
+        entry.num_bytes = num_bytes
+        return unloaded
 
 
 def path_of(model: str | Path) -> Path:
     """The path under which Models holds a model. Raises NotFound."""
     path = find_model(model)  # the name of a file says what it is, that of the blob behind it in a cache does not
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+
+
+def _check_wait(wait_s: object) -> None:
+    if not isinstance(wait_s, int | float) or not wait_s >= 0:
+        raise InvalidParams(f"wait_s is {wait_s!r:.60}: give seconds, 0 for none")
 
 
 def _refusal(path: Path, num_bytes: int, most: int, max_bytes: int) -> str:

@@ -158,6 +158,9 @@ class TestUse:
         with models_of(None) as models:
             with pytest.raises(NotFound):
                 models.preload("nowhere")
+            for wait_s in (-1, "1", float("nan")):
+                with pytest.raises(InvalidParams, match="wait_s"), models.use(A, wait_s=wait_s):
+                    pass
             with pytest.raises(FormatError):
                 models.preload(tmp_path)
             assert models.loaded() == []
@@ -235,6 +238,43 @@ class TestThreads:
             with contextlib.suppress(Stopped):  # it may have been quick enough
                 assert stream.read().finish_reason == "length"
         models.close()
+
+    def test_who_waits_for_room_comes_before_those_who_come_later(self):
+        """Of two models that do not fit together, the one that is in use would keep the other one out for ever."""
+        with models_of(room_for(B)) as models, ThreadPoolExecutor(1) as threads:
+            order = []
+
+            def use(path):
+                with models.use(path, wait_s=60):
+                    order.append(path)
+
+            for _ in range(5):
+                with models.use(A):
+                    other = threads.submit(use, B)
+                    while not models._is_waiting:
+                        assert not other.done()
+                    models.preload(A)  # who waits for nothing is let in
+                use(A)
+                other.result()
+            assert order == [B, A] * 5
+
+    def test_a_model_that_finds_no_room_in_time_keeps_nobody_out(self):
+        with models_of(room_for(B)) as models, models.use(A):
+            with pytest.raises(OutOfMemory, match="models in use leave"), models.use(B, wait_s=1e-9):
+                pass
+            with models.use(A, wait_s=60) as llm:
+                assert llm.generate([5], GREEDY).token_ids
+            with pytest.raises(OutOfMemory, match="raise it"), models_of(5) as small, small.use(A, wait_s=60):
+                pass
+
+    def test_closing_ends_the_wait_for_room(self):
+        models = models_of(room_for(B))
+        with models.use(A), ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(lambda: models.use(B, wait_s=60).__enter__())
+            while not models._is_waiting:
+                assert not waiting.done()
+            models.close()
+            assert isinstance(waiting.exception(), Stopped)
 
     def test_in_any_order(self):
         """Threads that use models as they come: never over the budget, and every text is right."""

@@ -16,6 +16,7 @@ from bitnet_inference.models import Models, ModelState, path_of
 from bitnet_inference.server.failures import Failure, failure_of
 
 MAX_THREADS = 64
+MAX_WAIT_S = 300.0  # for the end of answers by the models that are in the way of another one
 
 Result = TypeVar("Result")
 
@@ -66,7 +67,8 @@ class ServedModels:
         path, loop = self.path(name), asyncio.get_running_loop()
         with ExitStack() as stack:
             try:
-                llm = await loop.run_in_executor(self._doors[path], stack.enter_context, self.models.use(path))
+                using = self.models.use(path, wait_s=MAX_WAIT_S)
+                llm = await loop.run_in_executor(self._doors[path], stack.enter_context, using)
             except BitNetError as error:
                 raise _told(error, path, name or self.names[0]) from error
             yield llm
