@@ -30,6 +30,8 @@ _OWN_WORDS = {
 _JSON_STYLE: llguidance._lib.JsonCompileOptions = {
     "whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"
 }  # fmt: skip
+# Or the library (1.9.1) follows what must come next to its end: for ever where there is none, as in start: /a*/ start
+_ONE_STEP_AT_A_TIME = '\n%llguidance {"no_forcing": true}\n'
 
 Result = TypeVar("Result")
 
@@ -46,7 +48,7 @@ def regex_grammar(regex: str) -> str:
 
 def lark_grammar(lark: str) -> str:
     """The library's grammar for one in its dialect of Lark."""
-    return _at_the_door("lark", lambda: llguidance.LLMatcher.grammar_from_lark(lark))
+    return _at_the_door("lark", lambda: llguidance.LLMatcher.grammar_from_lark(lark + _ONE_STEP_AT_A_TIME))
 
 
 def gbnf_grammar(gbnf: str) -> str:
