@@ -98,6 +98,8 @@ def _fetch(address: str, headers: dict[str, str]) -> bytes:
     except HTTPError as error:
         error.close()
         raise _refusal(address, error.code) from None
+    except UnicodeEncodeError:
+        raise InvalidParams("the API key has letters that no header can hold: copy it again") from None
     except (OSError, HTTPException, ValueError) as error:
         why = getattr(error, "reason", None) or error
         raise EngineError(f"{address} does not answer ({why}): start `bitnet serve`, or give its address") from None

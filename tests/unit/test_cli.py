@@ -343,6 +343,7 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["show", ""], "the name of a model is empty"),
         (["pull", "default"], "comes with the package"),
         (["convert", "default", "x.gguf", "--no-check"], "leave --no-check out"),
+        (["convert", "default", "x.gguf", "--quantize", ""], "quantize is ''"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, message):
@@ -558,6 +559,21 @@ def test_the_cache_stays_within_the_limit_of_the_process():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(result.stdout) < 1 << 29
+
+
+def test_the_help_says_of_every_command_what_it_does():
+    _, commands = bitnet("--help").stdout.split("Commands:")
+    assert "..." not in commands, "a first sentence is too long for its line"
+
+
+def test_a_key_that_no_header_can_hold():
+    result = bitnet("top", "--once", "--api-key", "☃")
+    assert result.exit_code == 2 and "the API key has letters" in result.stderr, result.output
+
+
+def test_a_name_that_is_too_long():
+    result = subprocess.run(command("run", STORY, "--profile", "x" * 5000), capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.endswith(": give a shorter one\n"), result.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")

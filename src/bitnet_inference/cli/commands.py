@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -33,7 +34,8 @@ class _Commands(TyperGroup):
         try:
             return super().main(*args, **options)
         except OSError as error:
-            typer.echo(f"bitnet: input or output fails ({error}): free space, or check the device", err=True)
+            cure = "give a shorter one" if error.errno == errno.ENAMETOOLONG else "free space, or check the device"
+            typer.echo(f"bitnet: input or output fails ({error}): {cure}", err=True)
             sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
             sys.exit(EXIT_MISTAKE)
 

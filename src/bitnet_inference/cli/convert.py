@@ -54,8 +54,8 @@ def convert(
         bool, typer.Option("--compress", help="A packed file that is smaller, and takes longer to load.")
     ] = False,
     quantize: Annotated[
-        str | None, typer.Option(help='"ternary": round the layers\' dense matrices so, for models trained for it.')
-    ] = None,
+        str, typer.Option(help='"ternary": round the layers\' dense matrices so, for models trained for it.')
+    ] = "none",
     small: Small = False,
     check: Check = True,
     arm_i2_s: Annotated[
@@ -64,13 +64,14 @@ def convert(
     compute: ComputeType = None,
     context: Context = None,
 ) -> None:
-    """Write a model as a GGUF file, an ONNX file, a Core ML package, or as a packed file, which loads fastest.
+    """Write a model in another format.
 
-    A packed file (X.safetensors) keeps everything as it is, compressed or not; one of an older version becomes one of
-    the newest. For X.gguf, TYPE is what ternary matrices become: i2_s keeps them to the bit, tq2_0 rounds their scales
-    to float16, f16 makes every matrix float16. A matrix that the type has no room for becomes float16. What was
-    written, how exact it is, how long it takes to open here, and what has no place in the file is told in the end. The
-    tokenizer and the chat templates go into both.
+    OUT is a GGUF file, an ONNX file, a Core ML package, or a packed file, which loads fastest. A packed file
+    (X.safetensors) keeps everything as it is, compressed or not; one of an older version becomes one of the newest.
+    For X.gguf, TYPE is what ternary matrices become: i2_s keeps them to the bit, tq2_0 rounds their scales to
+    float16, f16 makes every matrix float16. A matrix that the type has no room for becomes float16. What was
+    written, how exact it is, how long it takes to open here, and what has no place in the file is told in the end.
+    The tokenizer and the chat templates go into both.
 
     X.onnx is a decoder with past, with Optimum's names. Its weights are in X.onnx.data where they are many, tokenizer
     and config.json beside it. X.mlpackage is a folder for Macs and iPhones, with all of it inside.
@@ -81,7 +82,7 @@ def convert(
 
     with progress_bar("converting") as progress:
         result = convert_model(
-            source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize or "none",
+            source, target, cast("Kind | None", kind), progress, compressed=compress, quantize=quantize,
             small=small, check=check, arm_i2_s=arm_i2_s, compute=cast("Compute | None", compute), context=context,
         )  # fmt: skip
     if result.tensors:

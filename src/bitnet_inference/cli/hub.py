@@ -62,7 +62,10 @@ def list_models(
 
 
 def show(name: Annotated[str | None, typer.Argument(metavar="NAME", help=NAME_HELP)] = None) -> None:
-    """Tell what is known of a model by name, and what of it is here; without NAME, the names. Asks no network."""
+    """Tell what is known of a model by name, or list the names.
+
+    Also what of it is here. Asks no network.
+    """
     from bitnet_inference.installed import known_models, show_model
 
     if name is None:
@@ -75,7 +78,10 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
-    """Remove a model that was pulled: all of its repository, or with @REVISION one commit of it."""
+    """Remove a model that was pulled.
+
+    All of its repository goes, or with @REVISION one commit of it.
+    """
     from bitnet_inference.hub.local import remove as remove_model
     from bitnet_inference.hub.names import parse
 

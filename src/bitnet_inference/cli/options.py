@@ -31,7 +31,8 @@ MODEL_HELP = "A folder or a file, the name of a model that was pulled, or 'defau
 LOADING: Mapping[str, Any] = {
     "model": Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP)],
     "threads": Annotated[
-        int | None, typer.Option(metavar="N", help="CPU threads. Default: BITNET_THREADS, or one a physical core.")
+        int | None,
+        typer.Option(metavar="N", help="CPU threads. Default: BITNET_THREADS, or one a physical core."),
     ],
     "device": Annotated[
         str | None,

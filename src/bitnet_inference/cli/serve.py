@@ -62,9 +62,7 @@ ROOM: Mapping[str, Any] = {
     "max_cache_tokens": _option(int, "max-cache-tokens", "Each model's cache and context: 8192 if not given.", "N"),
 }
 _LOADING: Mapping[str, Any] = {name: kind for name, kind in LOADING.items() if name != "model"}
-_MODELS = typer.Argument(
-    metavar="[MODEL]...", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH."
-)
+_MODELS = typer.Argument(metavar="MODEL", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH.")
 _OTLP = typer.Option(
     envvar=["BITNET_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
     metavar="URL",
@@ -80,10 +78,11 @@ def serve(
     no_log: Annotated[bool, typer.Option("--no-log", help="No line for each request.")] = False,
     otlp_endpoint: Annotated[str | None, _OTLP] = None,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's API does; /metrics are for Prometheus.
+    """Serve models over HTTP, as OpenAI's API does.
 
-    The first model is loaded at once, others when they are asked for; they give way to each other where not all fit.
-    Every option can stand in the environment: --api-key is BITNET_API_KEY, and so on.
+    Metrics for Prometheus are at /metrics. The first model is loaded at once, others when they are asked for; they give
+    way to each other where not all fit. Every option can stand in the environment: --api-key is BITNET_API_KEY, and
+    so on.
     """
     from bitnet_inference.models import Models
     from bitnet_inference.server import (

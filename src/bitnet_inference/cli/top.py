@@ -34,7 +34,7 @@ TITLES = (
 
 
 def top(
-    url: Annotated[str, typer.Argument(metavar="[URL]", help="The address of the server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Argument(metavar="URL", help="The address of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
         str | None, typer.Option(envvar="BITNET_API_KEY", help="A key of the server, where it wants one.")
     ] = None,
@@ -43,7 +43,10 @@ def top(
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
 ) -> None:
-    """Show what a running server does: tokens a second, requests, times, cache, memory, errors."""
+    """Show what a running server does.
+
+    Tokens a second, requests, times, cache, memory and errors.
+    """
     from bitnet_inference.top import overview, read_server
 
     if not once:

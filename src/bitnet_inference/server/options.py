@@ -47,6 +47,8 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParams(f"{name} is {value}: give a whole number of at least 1")
+        if self.max_priority < 0:
+            raise InvalidParams(f"max_priority is {self.max_priority}: give 0, which requests have, or more")
         for name in ("header_timeout_s", "body_timeout_s", "reader_timeout_s", "request_timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -77,6 +79,8 @@ class Listening:
     trusted_proxies: Sequence[str] = ("127.0.0.1",)
 
     def __post_init__(self) -> None:
+        if not self.host:  # which the system takes for all networks
+            raise InvalidParams("host is empty: give an address or a name, as 127.0.0.1")
         if not 0 <= self.port < 1 << 16:
             raise InvalidParams(f"port is {self.port}: give 1 to 65535, or 0 for any that is free")
         if (self.certificate is None) != (self.private_key is None):

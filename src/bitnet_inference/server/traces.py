@@ -5,6 +5,7 @@ Importing this raises Unavailable where the extra "otel" is not installed.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -262,7 +263,7 @@ def open_tracing(endpoint: str) -> Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise Unavailable("otel", str(error), 'pip install "bitnet-inference[otel]"') from None
-    if not endpoint.startswith(("http://", "https://")):
+    if not re.match(r"https?://[^/\s]", endpoint):
         raise InvalidParams(f"the OTLP endpoint is {endpoint!r}: give an address as http://localhost:4318")
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
 
