@@ -436,7 +436,6 @@ def test_the_real_command():
     assert subprocess.run(command("--version"), capture_output=True, text=True).stdout.startswith("bitnet ")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_ends_with_130_and_no_traceback():
     endless = command("run", STORY, *ENDLESS)
     with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -446,7 +445,6 @@ def test_ctrl_c_ends_with_130_and_no_traceback():
     assert process.returncode == 130 and "Traceback" not in stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_in_a_chat_stops_the_answer_only():
     with subprocess.Popen(
         command("chat", *ENDLESS),
@@ -473,7 +471,6 @@ def test_a_closed_pipe_is_no_traceback():
     assert b"Traceback" not in stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 @pytest.mark.parametrize(
     "line, code, message",
     [
@@ -525,7 +522,6 @@ def on_a_terminal(*arguments):
         os.close(ours)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_a_chat_on_a_terminal():
     ready = b"\x1b[?2004h"  # the line editor waits for keys
     with on_a_terminal("chat", "-n", "6") as (process, ours):
@@ -541,7 +537,6 @@ def test_a_chat_on_a_terminal():
         assert process.wait(timeout=30) == 0
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_ctrl_c_at_a_question_ends_with_130():
     with on_a_terminal("rm", "bitnet-2b") as (process, ours):
         read_until(ours, b"[y/N]")
@@ -576,7 +571,6 @@ def test_a_name_that_is_too_long():
     assert result.returncode == 2 and result.stderr.endswith(": give a shorter one\n"), result.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_while_modules_are_imported_ends_with_130_and_no_traceback():
     start = (
         "import importlib.abc, signal, sys\n"

@@ -297,7 +297,6 @@ class TestCommands:
         assert [path.name for path in cache.iterdir()] == ["models--google--bert"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_run_offers_to_pull_on_a_terminal(tmp_path):
     import pty
 
