@@ -19,6 +19,7 @@ const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avxvnni_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 void add_avx512vbmi(Kernels&) {}
+void add_avx512pairs(Kernels&) {}
 void add_avx512amx(Kernels&) {}
 #endif
 #ifndef BITNET_ARM
@@ -39,14 +40,17 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni") && has_avx2();
 }
 bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi"); }
+bool has_gfni() { return __builtin_cpu_supports("gfni"); }
 #ifdef BITNET_EMULATED
 bool has_avxvnni() { return has_avx512(); }
-bool has_amx() { return has_avx512() && has_avx512vbmi() && __builtin_cpu_supports("gfni"); }
+bool has_amx() { return has_avx512() && has_avx512vbmi() && has_gfni(); }
+bool has_cheap_additions() { return true; }
 #else
 bool has_avxvnni() {  // older compilers do not know the name
     unsigned a, b, c, d;
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
 }
+bool has_cheap_additions() { return __builtin_cpu_is("amd"); }
 // With GFNI, as all that have it. Linux lets a process use the tiles once it has asked.
 bool has_amx() {
 #ifdef __linux__
@@ -92,6 +96,7 @@ struct Available {
             add_avx512amx(avx512amx);
             offer(&avx512amx);
         }
+        if (has_avx512vbmi() && has_gfni() && has_cheap_additions()) add_avx512pairs(avx512);
         offer(&avx512);
     }
     void offer(const Kernels* kernels) {

@@ -24,10 +24,11 @@ struct Rows {
     int64_t offset, stride, column, width;
 };
 
-// Int8 codes of T tokens of `padded` columns, packed in tiles of tokens, with a scale and a sum a token, in the arena.
+// Int8 codes of T tokens of `padded` columns, packed in tiles of tokens, with a scale, a sum, and an offset and a list
+// of pairs a token, in the arena.
 struct Codes {
     int64_t offset, padded;
-    int64_t floats() const { return padded / 4 + 2; }
+    int64_t floats() const { return padded / 4 + 3 + (kPairList + 1) / 2; }
 };
 
 struct Batch {
@@ -86,7 +87,16 @@ struct Context {
     int8_t* codes(const Codes& codes) const { return reinterpret_cast<int8_t*>(arena + codes.offset * num_tokens); }
     float* scales(const Codes& c) const { return reinterpret_cast<float*>(codes(c) + c.padded * num_tokens); }
     int32_t* sums(const Codes& c) const { return reinterpret_cast<int32_t*>(scales(c) + num_tokens); }
+    int32_t* pair_offsets(const Codes& c) const { return sums(c) + num_tokens; }
+    uint16_t* pair_list(const Codes& c, int64_t token) const {
+        return reinterpret_cast<uint16_t*>(pair_offsets(c) + num_tokens) + token * (kPairList + 1);
+    }
 };
+
+// Whether products of so many tokens are done in pairs.
+inline bool in_pairs(const Kernels& kernels, int64_t num_tokens) {
+    return kernels.pair_product && num_tokens >= kPairTokens;
+}
 
 class Step {
   public:

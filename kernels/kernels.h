@@ -48,7 +48,7 @@ struct RowTask {
     float eps;
     Activation activation;
     int width;
-    float* scratch;    // [width rounded up to 16, or to padded_width / 4 where that is more]
+    float* scratch;    // [width rounded up to 16, or to padded_width / 4 where that is more]; the codes, if not placed
     float* out;        // [width] float32 result, or null
     int8_t* codes;     // int8 result: 4 codes at codes + 4 * lane_stride * (k / 4), or null
     int lane_stride;   // tokens in the tile
@@ -72,6 +72,23 @@ struct MatrixTask {
 };
 constexpr int kMatrixTile = 16;   // tokens
 constexpr int kMatrixTokens = 6;  // from so many tokens on
+
+// One group of 32 rows and any number of tokens, in `tiles` tiles of up to 8 as for ternary_tile, cut as evenly as
+// possible. offsets and lists are what pair_row says of each token.
+struct PairTask {
+    const uint8_t* weights;
+    bool is_t5;
+    int steps;  // U2 steps; of T5 what its blocks would be expanded
+    const int8_t* codes;
+    int64_t padded;  // bytes of a token's codes
+    int tokens, tiles;
+    const int32_t* offsets;
+    const uint16_t* lists;  // [tokens][kPairList + 1]
+    int32_t* acc;           // [tokens][32]
+};
+constexpr int kPairTile = 8;  // tokens
+constexpr int kPairList = 15;
+constexpr int kPairTokens = 9;  // from so many tokens on
 
 // One group of 32 rows with a scale for every `group_steps` steps of columns, and up to 12 interleaved tokens.
 struct GroupTask {
@@ -193,6 +210,11 @@ struct Kernels {
     HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
     // ternary_tile of the T5 blocks of one group; null where they are expanded first.
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
+    // ternary_tile for many tokens, by products of two weights and two activations; null where that is no faster.
+    void (*pair_product)(const PairTask& task);
+    // What one token's codes add to each of its sums there; and how many of its pairs have a factor that is no byte, of
+    // which up to kPairList are listed.
+    void (*pair_row)(const int8_t* codes, int padded, int32_t* offset, uint16_t* list);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
     void (*head_matrix)(const HeadTask& task);  // all 8 bits, of a matrix; null where there is no matrix_product
@@ -206,8 +228,9 @@ const Kernels* generic_kernels();
 const Kernels* avx2_kernels();  // null where this build has no such path
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
-void add_avx512vbmi(Kernels& kernels);  // the T5 functions, to a table of AVX-512
-void add_avx512amx(Kernels& kernels);   // the matrix product, and the name of a path of its own
+void add_avx512vbmi(Kernels& kernels);   // the T5 functions, to a table of AVX-512
+void add_avx512pairs(Kernels& kernels);  // products in pairs, on AMD
+void add_avx512amx(Kernels& kernels);    // the matrix product, and the name of a path of its own
 const Kernels* neon_kernels();
 
 // The names of the paths that this machine can run, best first. `find` returns null for any other.

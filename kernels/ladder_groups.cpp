@@ -19,16 +19,18 @@ TernaryWeight grouped_weight(Random& random, int64_t rows, int64_t columns, int6
     return weight;
 }
 
+Codes codes_of(int64_t columns) { return {0, (columns + 15) / 16 * 16}; }
+
+int64_t arena_floats(int64_t columns) { return codes_of(columns).floats(); }
+
 // Quantises the input and multiplies it by the weight; where `residual`, the product is added to the input.
 void product(Program& program, const TernaryWeight& weight, bool residual) {
     const int64_t columns = weight.columns(), rows = weight.rows();
     const Rows x{Base::input, 0, columns, 0, columns}, added{Base::input, 0, columns, 0, rows};
-    const Codes codes{0, (columns + 15) / 16 * 16};
+    const Codes codes = codes_of(columns);
     program.rows_to_codes({x, nullptr, Activation::none, nullptr, 0.0f}, codes);
     program.ternary(&weight, codes, {Base::output, 0, rows, 0, rows}, residual ? &added : nullptr);
 }
-
-int64_t arena_floats(int64_t columns) { return (columns + 15) / 16 * 4 + 16; }
 
 }  // namespace
 

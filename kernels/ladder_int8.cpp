@@ -14,8 +14,8 @@ Result check_int8(const Kernels& kernels, Random random) {
     const auto w = floats(random, rows * columns), x = floats(random, tokens * columns);
     Executor executor(kernels.name, 2);
     const QuantisedHead weight({w.data(), Dtype::f32, rows, columns}, 8, executor);
-    const Rows sums{Base::arena, begin + padded / 4 + 16, rows, 0, rows};
     const Codes codes{begin, padded};
+    const Rows sums{Base::arena, begin + codes.floats(), rows, 0, rows};
     Program program(sums.offset + rows);
     program.rows_to_codes({{Base::input, 0, columns, 0, columns}, nullptr, Activation::none, nullptr, 0.0f}, codes);
     program.int8(&weight, codes, sums, nullptr);

@@ -86,6 +86,9 @@ struct RowStep final : Step {
             }
             for (int64_t part = 0; part < what.parts; part++, task.x += task.width, task.out += task.width)
                 c.kernels.row(task);
+            if (!to_codes || !in_pairs(c.kernels, c.num_tokens)) continue;
+            const auto* contiguous = task.lane_stride == 1 ? task.codes : reinterpret_cast<int8_t*>(task.scratch);
+            c.kernels.pair_row(contiguous, task.padded_width, c.pair_offsets(codes) + t, c.pair_list(codes, t));
         }
     }
 };
@@ -121,7 +124,17 @@ struct TernaryStep final : Step {
                 multiply(c, g, std::min(kGroupsAtOnce, last - g), reinterpret_cast<int32_t*>(scratch));
             return;
         }
-        for (int64_t g = first; g < last; g++) tiles(c, weight->groups()[size_t(g)], weight->group_data(g), scratch);
+        for (int64_t g = first; g < last; g++)
+            if (in_pairs(c.kernels, c.num_tokens))
+                pairs(c, g, reinterpret_cast<int32_t*>(scratch));
+            else
+                tiles(c, weight->groups()[size_t(g)], weight->group_data(g), scratch);
+    }
+    void pairs(const Context& c, int64_t g, int32_t* acc) const {
+        const int tokens = int(c.num_tokens);
+        c.kernels.pair_product({weight->group_data(g), is_t5(), int(weight->steps()), c.codes(x), x.padded, tokens,
+                                int(Tiles(c).count), c.pair_offsets(x), c.pair_list(x, 0), acc});
+        store(c, weight->groups()[size_t(g)], acc, 0, tokens);
     }
     void multiply(const Context& c, int64_t first, int64_t count, int32_t* acc) const {
         const int tokens = int(matrix_tokens(c.num_tokens)), steps = int(weight->group_bytes() / kStepBytes);

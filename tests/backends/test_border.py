@@ -216,11 +216,11 @@ def test_the_sums_of_groups_have_room_of_their_own() -> None:
     """The caller's arena ends before them: nothing else may be laid out there."""
     weight = native.TernaryWeight(100, [8], "u2", 64)
     weight.pack(0, np.ones((8, 100), np.uint8), "codes", np.ones((8, 2), np.float32))
-    program = native.Program(32)
+    program = native.Program(48)
     program.rows_to_codes(rows_of(INPUT, 100), None, 0, None, 0.0, (0, 112))
     program.ternary(weight, (0, 112), rows_of(OUTPUT, 8), None)
     with pytest.raises(ValueError, match="outside the arena"):
-        program.add((INPUT, 0, 100, 0, 2), (INPUT, 0, 100, 0, 2), (ARENA, 32, 2, 0, 2))
+        program.add((INPUT, 0, 100, 0, 2), (INPUT, 0, 100, 0, 2), (ARENA, 48, 2, 0, 2))
     x, y = np.ones((5, 100), np.float32), np.zeros((5, 8), np.float32)
     native.Executor(ISA, 1).run(program, None, x, y)
     assert np.allclose(y, 100)

@@ -70,7 +70,7 @@ def test_a_product_is_the_specification_to_the_bit(isa: str, rows: int, columns:
     expected = int8_linear(x, Int8(*ternary.quantize_weights(weights)))
     both, width = np.concatenate([x, residual], axis=1), columns + rows
     for added in (False, True):
-        program = native.Program(-(-(padded // 4 + 2) // 16) * 16)
+        program = native.Program(padded // 4 + 11)
         program.rows_to_codes((1, 0, width, 0, columns), None, 0, None, 0.0, (0, padded))
         program.int8(weight, (0, padded), (2, 0, rows, 0, rows), (1, 0, width, columns, rows) if added else None)
         for count in (1, 2, 3, 5, 6, 7, 8, 9, 16, 17, 33, most):

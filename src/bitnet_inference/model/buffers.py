@@ -24,8 +24,9 @@ def padded_codes(width: int) -> int:
 
 
 def num_floats(value: Value) -> int:
-    """The room that a value takes, in floats a token: codes have a scale and a sum."""
-    floats = padded_codes(value.width) // 4 + 2 if value.kind == "int8" else value.width
+    """The room that a value takes, in floats a token: codes have a scale, a sum, an offset, and a list of pairs."""
+    padded = padded_codes(value.width)
+    floats = padded // 4 + 11 if value.kind == "int8" else value.width
     return (floats + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
