@@ -33,46 +33,6 @@ Result check_ternary(const Kernels& kernels, Random random) {
     return result;
 }
 
-// One group times many tokens, in pairs where the path has them; codes that do not fit into pairs are frequent.
-Result check_pairs(const Kernels& kernels, Random random) {
-    const bool is_t5 = random.below(2);
-    const int blocks = 1 + random.below(11), steps = is_t5 ? kBlockSteps * blocks : 1 + random.below(70);
-    const int tokens = 1 + random.below(40), tiles = (tokens + kPairTile - 1) / kPairTile;
-    const int padded = (steps * kStepColumns + 63) / 64 * 64, far = random.below(2) ? random.below(20) : 400;
-    std::vector<int8_t> a = codes(random, padded * tokens), ternary(size_t(kGroupRows * steps * kStepColumns));
-    for (int8_t& w : ternary) w = int8_t(random.below(3) - 1);
-    TernaryWeight weight(steps * kStepColumns, {kGroupRows}, is_t5 ? Format::t5 : Format::u2);
-    weight.pack(0, reinterpret_cast<const uint8_t*>(ternary.data()), Layout::codes, 1.0f);
-    for (int8_t& code : a)
-        if (!random.below(1 + far)) code = random.below(2) ? 127 : -128;
-    for (int k = steps * kStepColumns; k < padded; k++)
-        for (int t = 0; t < tokens; t++) a[size_t(t * padded + k)] = 0;
-    std::vector<uint8_t> expanded(size_t(steps * kStepBytes));
-    std::vector<uint16_t> lists(size_t(tokens * (kPairList + 1)));
-    if (is_t5) expand_blocks(weight.group_data(0), blocks, expanded.data());
-    std::vector<int8_t> tiled(a.size());
-    std::vector<int32_t> acc(size_t(tokens * kGroupRows)), offsets(static_cast<size_t>(tokens));
-    for (int i = 0; i < tiles; i++) {
-        const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
-        int8_t* tile = tiled.data() + first * padded;
-        for (int t = 0; t < count; t++)
-            for (int k = 0; k < padded; k++)
-                tile[k / 4 * 4 * count + 4 * t + k % 4] = a[size_t((first + t) * padded + k)];
-        if (!kernels.pair_product)
-            kernels.ternary_tile(is_t5 ? expanded.data() : weight.group_data(0), tile, steps, count,
-                                 acc.data() + first * kGroupRows);
-    }
-    if (kernels.pair_product) {
-        for (int t = 0; t < tokens; t++)
-            kernels.pair_row(a.data() + t * padded, padded, &offsets[size_t(t)], lists.data() + t * (kPairList + 1));
-        kernels.pair_product({weight.group_data(0), is_t5, steps, tiled.data(), padded, tokens, tiles, offsets.data(),
-                              lists.data(), acc.data()});
-    }
-    Result result;
-    append(result, acc);
-    return result;
-}
-
 // The scores of a quantised head for up to 20 inputs, on two threads, and its rows as a table of embeddings in int8.
 Result check_head(const Kernels& kernels, Random random) {
     const int64_t rows = 1 + random.below(60), columns = 1 + random.below(300), inputs = 1 + random.below(20);
@@ -304,13 +264,6 @@ int check_all() {
     return failed != 0;
 }
 
-double peak(const Kernels& kernels) {
-    int64_t done = 0;
-    const double t = median_seconds([&] { done = kernels.int8_peak(2000000); });
-    std::printf("%-8s peak from registers: %.1f GMAC/s\n", kernels.name, double(done) / t / 1e9);
-    return double(done) / t;
-}
-
 // The gate and up projections of BitNet b1.58 2B-4T: 13824 x 2560, one thread, weights in cache or in memory.
 void time_ternary(const Kernels& kernels) {
     const double most = peak(kernels);
@@ -339,37 +292,6 @@ void time_ternary(const Kernels& kernels) {
                 std::printf("%-8s %s %6.1f MB, %d tokens: %6.1f GMAC/s (%.0f%% of the peak), %5.1f GB/s of weights\n",
                             kernels.name, format == Format::u2 ? "U2" : "T5", double(w.bytes()) / 1e6, tokens,
                             macs / t / 1e9, 100 * macs / t / most, double(w.bytes()) / t / 1e9);
-            }
-        }
-    }
-}
-
-// The same in pairs.
-void time_pairs(const Kernels& kernels) {
-    if (!kernels.pair_product) return;
-    const double most = peak(kernels);
-    Random random{1};
-    const int columns = 2560, steps = columns / kStepColumns;
-    const auto a = codes(random, columns * 512);
-    const std::vector<int32_t> offsets(512);
-    const std::vector<uint16_t> lists(512 * (kPairList + 1));
-    std::vector<int32_t> acc(512 * kGroupRows);
-    for (const Format format : {Format::u2, Format::t5}) {
-        const int group_bytes = format == Format::u2 ? steps * kStepBytes : steps / kBlockSteps * kBlockBytes;
-        for (const int groups : {32, 432}) {
-            const auto w = weights(random, int64_t(groups) * group_bytes);
-            for (const int tokens : {6, 8, 12, 16, 32, 128, 512}) {
-                if (groups > 32 && tokens > 32) continue;
-                const double t = median_seconds([&] {
-                    for (int g = 0; g < groups; g++)
-                        kernels.pair_product({w.data() + int64_t(g) * group_bytes, format == Format::t5, steps,
-                                              a.data(), columns, tokens, (tokens + kPairTile - 1) / kPairTile,
-                                              offsets.data(), lists.data(), acc.data()});
-                });
-                const double macs = double(groups) * kGroupRows * columns * tokens;
-                std::printf("%-8s pairs %s %6.1f MB, %d tokens: %6.1f GMAC/s (%.0f%% of the peak)\n", kernels.name,
-                            format == Format::u2 ? "U2" : "T5", double(w.size()) / 1e6, tokens, macs / t / 1e9,
-                            100 * macs / t / most);
             }
         }
     }

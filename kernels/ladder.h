@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -80,6 +81,18 @@ inline std::vector<double> medians_in_turns(const std::vector<std::function<void
 }
 
 inline double median_seconds(const std::function<void()>& work) { return medians_in_turns({work})[0]; }
+
+// int8 multiply-adds a second from registers, which is also printed.
+inline double peak(const Kernels& kernels) {
+    int64_t done = 0;
+    const double t = median_seconds([&] { done = kernels.int8_peak(2000000); });
+    std::printf("%-8s peak from registers: %.1f GMAC/s\n", kernels.name, double(done) / t / 1e9);
+    return double(done) / t;
+}
+
+// ladder_pairs.cpp
+Result check_pairs(const Kernels& kernels, Random random);
+void time_pairs(const Kernels& kernels);
 
 // ladder_groups.cpp
 Result check_groups(const Kernels& kernels, Random random);

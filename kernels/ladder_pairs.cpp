@@ -1,0 +1,95 @@
+// Checks and times products in pairs.
+#include "executor.h"
+#include "ladder.h"
+
+namespace bitnet {
+
+namespace {
+
+constexpr int kList = kPairList + 1;
+
+int num_tiles(int tokens) { return (tokens + kPairTile - 1) / kPairTile; }
+
+TernaryWeight random_group(Random& random, int columns, Format format) {
+    std::vector<int8_t> codes(size_t(kGroupRows * columns));
+    for (int8_t& code : codes) code = int8_t(random.below(3) - 1);
+    TernaryWeight weight(columns, {kGroupRows}, format);
+    weight.pack(0, reinterpret_cast<const uint8_t*>(codes.data()), Layout::codes, 1.0f);
+    return weight;
+}
+
+// Codes of one token after the other to tiles of tokens.
+std::vector<int8_t> in_tiles(const std::vector<int8_t>& codes, int padded, int tokens) {
+    std::vector<int8_t> tiled(codes.size());
+    const int tiles = num_tiles(tokens);
+    for (int i = 0; i < tiles; i++) {
+        const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
+        for (int t = 0; t < count; t++)
+            for (int k = 0; k < padded; k++)
+                tiled[size_t(first * padded + k / 4 * 4 * count + 4 * t + k % 4)] =
+                    codes[size_t((first + t) * padded + k)];
+    }
+    return tiled;
+}
+
+}  // namespace
+
+// One group times many tokens, in pairs where the path has them; in half of the cases many codes do not fit into pairs.
+Result check_pairs(const Kernels& kernels, Random random) {
+    const bool is_t5 = random.below(2);
+    const int steps = is_t5 ? kBlockSteps * (1 + random.below(22)) : 1 + random.below(110);
+    const int columns = steps * kStepColumns, padded = (columns + 63) / 64 * 64, tokens = 1 + random.below(40);
+    const TernaryWeight weight = random_group(random, columns, is_t5 ? Format::t5 : Format::u2);
+    auto a = codes(random, padded * tokens);
+    const int rarity = random.below(2) ? 1 + random.below(20) : 400;
+    for (int64_t i = 0; i < int64_t(a.size()); i++) {
+        if (!random.below(rarity)) a[size_t(i)] = random.below(2) ? 127 : -128;
+        if (i % padded >= columns) a[size_t(i)] = 0;
+    }
+    const auto tiled = in_tiles(a, padded, tokens);
+    std::vector<int32_t> acc(size_t(tokens * kGroupRows)), offsets(static_cast<size_t>(tokens));
+    std::vector<uint16_t> lists(size_t(tokens * kList));
+    std::vector<uint8_t> expanded(size_t(steps * kStepBytes));
+    if (is_t5) expand_blocks(weight.group_data(0), steps / kBlockSteps, expanded.data());
+    for (int t = 0; kernels.pair_row && t < tokens; t++)
+        kernels.pair_row(a.data() + t * padded, padded, &offsets[size_t(t)], &lists[size_t(t * kList)]);
+    if (kernels.pair_product)
+        kernels.pair_product({weight.group_data(0), is_t5, steps, tiled.data(), padded, tokens, num_tiles(tokens),
+                              offsets.data(), lists.data(), acc.data()});
+    for (int i = 0, tiles = num_tiles(tokens); !kernels.pair_product && i < tiles; i++) {
+        const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
+        kernels.ternary_tile(is_t5 ? expanded.data() : weight.group_data(0), tiled.data() + first * padded, steps,
+                             count, acc.data() + first * kGroupRows);
+    }
+    Result result;
+    append(result, acc);
+    return result;
+}
+
+// As time_ternary, weights in the second cache.
+void time_pairs(const Kernels& kernels) {
+    if (!kernels.pair_product) return;
+    const double most = peak(kernels);
+    Random random{1};
+    constexpr int columns = 2560, steps = columns / kStepColumns, groups = 32, most_tokens = 512;
+    const auto a = codes(random, columns * most_tokens);
+    const auto w = weights(random, groups * steps * kStepBytes);
+    const std::vector<int32_t> offsets(most_tokens);
+    const std::vector<uint16_t> lists(most_tokens * kList);
+    std::vector<int32_t> acc(most_tokens * kGroupRows);
+    for (const bool is_t5 : {false, true}) {
+        const int64_t group_bytes = is_t5 ? steps / kBlockSteps * kBlockBytes : steps * kStepBytes;
+        for (const int tokens : {6, 8, 10, 12, 16, 32, 128, most_tokens}) {
+            const double t = median_seconds([&] {
+                for (int g = 0; g < groups; g++)
+                    kernels.pair_product({w.data() + g * group_bytes, is_t5, steps, a.data(), columns, tokens,
+                                          num_tiles(tokens), offsets.data(), lists.data(), acc.data()});
+            });
+            const double macs = double(groups) * kGroupRows * columns * tokens;
+            std::printf("%-8s %s in pairs, %d tokens: %6.1f GMAC/s (%.0f%% of the peak)\n", kernels.name,
+                        is_t5 ? "T5" : "U2", tokens, macs / t / 1e9, 100 * macs / t / most);
+        }
+    }
+}
+
+}  // namespace bitnet
