@@ -44,13 +44,13 @@ bool has_gfni() { return __builtin_cpu_supports("gfni"); }
 #ifdef BITNET_EMULATED
 bool has_avxvnni() { return has_avx512(); }
 bool has_amx() { return has_avx512() && has_avx512vbmi() && has_gfni(); }
-bool has_cheap_additions() { return true; }
+bool has_pairs() { return has_avx512vbmi() && has_gfni(); }
 #else
 bool has_avxvnni() {  // older compilers do not know the name
     unsigned a, b, c, d;
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
 }
-bool has_cheap_additions() { return __builtin_cpu_is("amd"); }
+bool has_pairs() { return has_avx512vbmi() && has_gfni() && __builtin_cpu_is("amd"); }
 // With GFNI, as all that have it. Linux lets a process use the tiles once it has asked.
 bool has_amx() {
 #ifdef __linux__
@@ -69,6 +69,7 @@ bool has_avx2() { return false; }
 bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512vbmi() { return false; }
+bool has_pairs() { return false; }
 bool has_amx() { return false; }
 #if defined(__aarch64__) && defined(__linux__)
 bool has_neon() { return getauxval(AT_HWCAP) & 1ul << 20; }  // HWCAP_ASIMDDP
@@ -96,7 +97,7 @@ struct Available {
             add_avx512amx(avx512amx);
             offer(&avx512amx);
         }
-        if (has_avx512vbmi() && has_gfni() && has_cheap_additions()) add_avx512pairs(avx512);
+        if (has_pairs()) add_avx512pairs(avx512);
         offer(&avx512);
     }
     void offer(const Kernels* kernels) {
