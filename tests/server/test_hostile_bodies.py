@@ -80,6 +80,8 @@ def test_a_method_that_is_wrong_is_told_with_the_right_one(running: Running) -> 
     answer = httpx.get(f"{running.url}/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["message"] == "GET is not possible at '/v1/completions': use POST"
+    answer = httpx.put(f"{running.url}/v1/models")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

@@ -325,6 +325,7 @@ def test_https(served: ServedModels) -> None:
         (["--cors-origin", "http://good.com/"], "cors_origins: 'http://good.com/' is nothing that"),
         (["--cors-origin", "not a url"], "cors_origins: 'not a url' is nothing that"),
         (["nowhere/nothing", "--port", "0"], "nowhere/nothing"),
+        (["default", "second=nowhere/nothing", "--port", "0"], "nowhere/nothing: there is no such file or folder"),
         (["--host", "192.0.2.1"], "192.0.2.1:8000 cannot be listened at ("),
     ],
 )

@@ -84,6 +84,7 @@ def serve(
     way to each other where not all fit. Every option can stand in the environment: --api-key is BITNET_API_KEY, and
     so on.
     """
+    from bitnet_inference.model_folder import find_model
     from bitnet_inference.models import Models
     from bitnet_inference.server import (
         Listening,
@@ -100,6 +101,8 @@ def serve(
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
     paths, journal = _named(models or ["default"]), _journal(log_file, no_log)
+    for path in paths.values():
+        find_model(path)
     watch = Watch()
     with ExitStack() as stack:
         sockets = bind(listening)

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from bitnet_inference.config import installed_version
 from bitnet_inference.errors import BitNetError
@@ -113,16 +114,22 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    why = str(error.detail)
+    why, headers = str(error.detail), dict(error.headers or {})
     if why == "Not Found":  # the framework's words for a path that no route has
         bases = "OpenAI's clients need a base_url that ends with /v1, Anthropic's one without"
         why = f"there is nothing at {request.scope['path']!r:.80}: {bases}; /openapi.json has all paths"
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
-        why = f"{request.method} is not possible at {request.scope['path']!r:.80}: use {allowed}"
+        headers["Allow"] = _methods(request)
+        why = f"{request.method} is not possible at {request.scope['path']!r:.80}: use {headers['Allow']}"
     response = _failed(request, Failure(error.status_code, why))
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
+
+
+def _methods(request: Request) -> str:
+    """Of all routes at this path: the framework names those of the first."""
+    here = [each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for each in here for method in each.methods}))
 
 
 async def _fail(request: Request, error: Exception) -> Response:
