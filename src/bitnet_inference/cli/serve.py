@@ -84,7 +84,6 @@ def serve(
     way to each other where not all fit. Every option can stand in the environment: --api-key is BITNET_API_KEY, and
     so on.
     """
-    from bitnet_inference.model_folder import find_model
     from bitnet_inference.models import Models
     from bitnet_inference.server import (
         Listening,
@@ -101,8 +100,6 @@ def serve(
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
     paths, journal = _named(models or ["default"]), _journal(log_file, no_log)
-    for path in paths.values():
-        find_model(path)
     watch = Watch()
     with ExitStack() as stack:
         sockets = bind(listening)
@@ -150,6 +147,8 @@ def _given(ctx: typer.Context, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(models: Sequence[str]) -> dict[str, str]:
+    from bitnet_inference.model_folder import find_model
+
     paths: dict[str, str] = {}
     for text in models:
         name, sign, path = text.partition("=")
@@ -158,5 +157,6 @@ def _named(models: Sequence[str]) -> dict[str, str]:
             raise InvalidParams(f"{text!r} is no model: give a name, a path, or NAME=PATH")
         if name in paths:
             raise InvalidParams(f"two models are called {name!r}: give NAME=PATH")
+        find_model(path)
         paths[name] = path
     return paths
