@@ -1,20 +1,10 @@
 // AVX-512 with VNNI: one 32-bit lane is one output row; `vpdpbusd` multiplies four codes by four broadcast activations.
 #include "lanes_avx512.h"
+#include "products_avx512.h"
 #include "tile_parts.h"
 #include "verbs.h"
 
 namespace {
-
-inline __m512i broadcast(const int8_t* codes) {
-    int32_t four;
-    std::memcpy(&four, codes, 4);
-    return _mm512_set1_epi32(four);
-}
-
-// _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.
-inline void add_products(__m512i& sum, const __m512i& codes, const __m512i& activations) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(activations));
-}
 
 // T tokens, F of the four fields in a pass over the columns. The fields are masked in place, not shifted: half the
 // instructions beside the products. Their sums are shifted once at the end, which is exact: a sum stays below

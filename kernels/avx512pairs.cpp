@@ -10,22 +10,14 @@
 // and the right one a signed byte. 127 and -128 leave them: such pairs are listed, and corrected one by one.
 //
 // Pairs are the fields 0 and 1 of a step of 16 columns, and in even steps the fields 2 and 3.
-#include <immintrin.h>
-
-#include <cstring>
-
 #include "fetch.h"
+#include "products_avx512.h"
 #include "t5_decode.h"
 #include "tile_parts.h"
 
 namespace {
 
 using namespace bitnet;
-
-// _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.
-BITNET_INLINE void add_products(__m512i& sum, const __m512i& left, const __m512i& right) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
-}
 
 // Three instructions that stay together: gcc 12 would move additions ahead, and sums out of the registers.
 BITNET_INLINE void add_pair_products(__m512i& sum, const __m512i& a0, const __m512i& a1, const __m512i& w0,
@@ -34,12 +26,6 @@ BITNET_INLINE void add_pair_products(__m512i& sum, const __m512i& a0, const __m5
     asm("vpaddb %[a0], %[w1], %[left]\n\tvpaddb %[a1], %[w0], %[right]\n\tvpdpbusd %[right], %[left], %[sum]"
         : [sum] "+v"(sum), [left] "=&v"(left), [right] "=&v"(right)
         : [a0] "v"(a0), [a1] "v"(a1), [w0] "v"(w0), [w1] "v"(w1));
-}
-
-BITNET_INLINE __m512i broadcast(const int8_t* codes) {
-    int32_t four;
-    std::memcpy(&four, codes, 4);
-    return _mm512_set1_epi32(four);
 }
 
 struct Halves {

@@ -1,7 +1,6 @@
 // AVX-512 with VBMI: products with T5, decoded in registers.
-#include <cstring>
-
 #include "fetch.h"
+#include "products_avx512.h"
 #include "t5_decode.h"
 #include "tile_parts.h"
 
@@ -11,9 +10,6 @@ using namespace bitnet;
 
 BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const int8_t* activations) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const int32_t*)activations));
-}
-BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const __m512i& activations) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(activations));
 }
 
 // T tokens with H halves (16 rows each) in a pass. Fields are masked in place, as in avx512.cpp; the last two are both
@@ -92,9 +88,7 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
             const int8_t* four = p < 4 ? a + 4 * p * T : last;
 #pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
-                int32_t codes;
-                std::memcpy(&codes, four + 4 * t, 4);
-                const __m512i all = _mm512_set1_epi32(codes);
+                const __m512i all = broadcast(four + 4 * t);
                 add_products(sums[0][t], u, all);
                 add_products(sums[1][t], v, all);
             }
