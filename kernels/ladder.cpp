@@ -135,15 +135,6 @@ Result check_attention(const Kernels& kernels, Random random) {
     return result;
 }
 
-TernaryWeight ternary_weight(Random& random, int64_t rows, int64_t columns, Format format) {
-    const auto w = floats(random, rows * columns);
-    std::vector<int8_t> c(w.size());
-    const float scale = ternarize(w.data(), Dtype::f32, rows * columns, c.data());
-    TernaryWeight weight(columns, {rows}, format);
-    weight.pack(0, reinterpret_cast<const uint8_t*>(c.data()), Layout::codes, scale);
-    return weight;
-}
-
 // A layer with every verb for two sequences, and the screen, on three threads.
 Result check_program(const Kernels& kernels, Random random) {
     constexpr int tokens = 40, hidden = 320, dim = 32, vocab = 300;

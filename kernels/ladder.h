@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "weights.h"
 
 namespace bitnet {
 
@@ -46,6 +47,15 @@ inline std::vector<uint8_t> weights(Random& random, int64_t count) {  // no inva
     std::vector<uint8_t> v = bytes(random, count);
     for (uint8_t& x : v) x = uint8_t(x & ~(x >> 1 & 0x55));
     return v;
+}
+
+inline TernaryWeight ternary_weight(Random& random, int64_t rows, int64_t columns, Format format) {
+    const auto w = floats(random, rows * columns);
+    std::vector<int8_t> c(w.size());
+    const float scale = ternarize(w.data(), Dtype::f32, rows * columns, c.data());
+    TernaryWeight weight(columns, {rows}, format);
+    weight.pack(0, reinterpret_cast<const uint8_t*>(c.data()), Layout::codes, scale);
+    return weight;
 }
 
 // A check runs one verb with one path, from a seed, and returns the bytes of all its results.

@@ -10,14 +10,6 @@ constexpr int kList = kPairList + 1;
 
 int num_tiles(int tokens) { return (tokens + kPairTile - 1) / kPairTile; }
 
-TernaryWeight random_group(Random& random, int columns, Format format) {
-    std::vector<int8_t> codes(size_t(kGroupRows * columns));
-    for (int8_t& code : codes) code = int8_t(random.below(3) - 1);
-    TernaryWeight weight(columns, {kGroupRows}, format);
-    weight.pack(0, reinterpret_cast<const uint8_t*>(codes.data()), Layout::codes, 1.0f);
-    return weight;
-}
-
 // Codes of one token after the other to tiles of tokens.
 std::vector<int8_t> in_tiles(const std::vector<int8_t>& codes, int padded, int tokens) {
     std::vector<int8_t> tiled(codes.size());
@@ -39,7 +31,7 @@ Result check_pairs(const Kernels& kernels, Random random) {
     const bool is_t5 = random.below(2);
     const int steps = is_t5 ? kBlockSteps * (1 + random.below(22)) : 1 + random.below(110);
     const int columns = steps * kStepColumns, padded = (columns + 63) / 64 * 64, tokens = 1 + random.below(40);
-    const TernaryWeight weight = random_group(random, columns, is_t5 ? Format::t5 : Format::u2);
+    const TernaryWeight weight = ternary_weight(random, kGroupRows, columns, is_t5 ? Format::t5 : Format::u2);
     auto a = codes(random, padded * tokens);
     const int rarity = random.below(2) ? 1 + random.below(20) : 400;
     for (int64_t i = 0; i < int64_t(a.size()); i++) {
