@@ -4,6 +4,7 @@
 #include <bit>
 #include <cassert>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 namespace bitnet {
@@ -98,8 +99,7 @@ std::vector<Candidate> RowSampler::best(const float* logits, size_t n) {
 int32_t RowSampler::choose(const float* logits, const SamplingRule& rule, const NoiseKey& key) {
     if (!scan(logits)) return kNotANumber;
     if (max_ == -kInfinity) return kNothingLeft;
-    if (rule.temperature < kGreedyBelow)
-        return static_cast<int32_t>(std::find(logits, logits + vocab_size_, max_) - logits);
+    if (rule.temperature < kGreedyBelow) return first_best(logits);
     scale_ = static_cast<float>(1.0 / rule.temperature);
     if (rule.top_k > 0 && rule.top_k < vocab_size_) {
         select(logits, rule.top_k);
@@ -109,6 +109,13 @@ int32_t RowSampler::choose(const float* logits, const SamplingRule& rule, const 
     Cut cut = rule.top_p < 1.0 ? top_p_cut(logits, rule.top_p) : far;
     if (rule.top_p == 1.0 || is_better({far.logit, far.id}, {cut.logit, cut.id})) weigh_all(logits, cut = far);
     return draw(logits, cut, key);
+}
+
+int32_t RowSampler::first_best(const float* logits) const {
+    const auto best = std::find(block_max_.begin(), block_max_.end(), max_);
+    const size_t block = static_cast<size_t>(best - block_max_.begin()), last = block_length(block) - 1;
+    const float* x = logits + block * kBlock;
+    return static_cast<int32_t>(std::find(x, x + last, max_) - logits);  // the row may be written meanwhile
 }
 
 // Finds the maxima of the blocks and of the row; false if the row holds NaN or +infinity.
@@ -154,9 +161,17 @@ void RowSampler::weigh_block(const float* logits, size_t block, const Cut& cut) 
     weigh_blocks(kept_.data(), 1, &block_max_[block], max_, scale_, &block_mass_[block], nullptr);
 }
 
+// What the n best tokens exceed, as the best ones of n blocks do.
+float RowSampler::likely_bar(size_t n) {
+    if (n > block_max_.size()) return -kInfinity;
+    row_ = block_max_;
+    std::nth_element(row_.begin(), row_.begin() + (n - 1), row_.end(), std::greater<float>());
+    return std::nextafter(row_[n - 1], -kInfinity);
+}
+
 // Leaves the n best tokens above -infinity in candidates_, in no order; one pass, room for 2n.
 void RowSampler::select(const float* logits, size_t n) {
-    float bar = -kInfinity;  // the n-th best so far: a later token must exceed it, since its id is higher
+    float bar = likely_bar(n);  // the n-th best so far: a later token must exceed it, since its id is higher
     candidates_.clear();
     const auto shrink = [&] {
         std::nth_element(candidates_.begin(), candidates_.begin() + (n - 1), candidates_.end(), is_better);

@@ -96,6 +96,7 @@ class RowSampler {
 
   private:
     bool scan(const float* logits);
+    int32_t first_best(const float* logits) const;
     size_t block_length(size_t block) const;
     template <class Pass>
     void for_parts(const float* logits, const Pass& pass);
@@ -103,10 +104,13 @@ class RowSampler {
     uint64_t weigh_row(const float* logits, float* relative);
     void keep(const float* logits, size_t block, const Cut& cut);
     void weigh_block(const float* logits, size_t block, const Cut& cut);
+    float likely_bar(size_t n);
     void select(const float* logits, size_t n);
     int32_t choose_candidate(const SamplingRule& rule, const NoiseKey& key);
     Cut top_p_cut(const float* logits, double top_p);
+    Span halved_span(const float* logits, uint64_t allowed);
     Span likely_span(const float* logits, double behind);
+    uint64_t split(const Span& span, const float* logits);
     std::optional<Cut> cut_in(const Span& span, const float* logits, uint64_t allowed);
     void gather(const float* logits);
     std::optional<Cut> first_beyond(uint64_t mass, const Span& span);
@@ -141,7 +145,7 @@ class RowSampler {
     // Of a few tokens in order of id, which is all that a choice depends on; null until it is needed.
     std::unique_ptr<RowSampler> few_;
     std::vector<std::unique_ptr<RowSampler>> others_;  // of each thread, null until it is needed
-    std::vector<float> row_;
+    std::vector<float> row_;                           // of few tokens, or the maxima of blocks
 };
 
 // pass(x, block, num_blocks) over whole blocks from this one on: those in the row, then its end, padded with -infinity.

@@ -1,6 +1,7 @@
 // Where top-p cuts: a few thousand tokens around the cut are looked at one by one, and all others only added up.
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "sampling.h"
 #include "sampling_passes.h"
@@ -12,6 +13,8 @@ constexpr size_t kNumBuckets = 2048;
 constexpr float kBucketsPerUnit = 64.0f;  // 2048 / 64 = 32 > kWeightless
 constexpr size_t kStride = 16;            // one block in so many is a sample of the row
 constexpr double kDeviations = 4.0;       // how wrong the sample may be
+constexpr int kHalvings = 10;             // until a few dozen tokens of a short row are left
+constexpr Span kEverywhere{0.0f, kWeightless};
 
 size_t bucket_of(float place) {  // also for what is not a number: the row may be written meanwhile
     constexpr float kLast = kNumBuckets - 1;
@@ -27,12 +30,23 @@ Cut RowSampler::top_p_cut(const float* logits, double top_p) {
     const uint64_t total = weigh_row(logits, relative_.data());
     const uint64_t allowed = static_cast<uint64_t>(top_p * static_cast<double>(total));
     if (allowed >= total) return Cut{};
-    const Span everywhere{0.0f, kWeightless};
-    for (const Span& span : {likely_span(logits, static_cast<double>(total - allowed)), everywhere}) {
+    const bool is_short = vocab_size_ / kBlock < 4 * kStride;
+    const Span near = is_short ? halved_span(logits, allowed) : likely_span(logits, double(total - allowed));
+    for (const Span& span : {near, kEverywhere}) {
         if (const std::optional<Cut> cut = cut_in(span, logits, allowed)) return *cut;
     }
     weigh_all(logits, Cut{});  // the row was written meanwhile
     return Cut{};
+}
+
+// Where the cut lies in a row that is quickly added up: half of where it may be, again and again.
+Span RowSampler::halved_span(const float* logits, uint64_t allowed) {
+    Span span = kEverywhere;
+    for (int i = 0; i < kHalvings; ++i) {
+        const float middle = (span.first + span.last) / 2;
+        (split({middle, middle}, logits) > allowed ? span.last : span.first) = middle;
+    }
+    return span;
 }
 
 // Where the cut lies if the tokens of some blocks tell how the mass `behind` it is spread over distances. Adds up from
@@ -40,7 +54,6 @@ Cut RowSampler::top_p_cut(const float* logits, double top_p) {
 // has the variance kStride * w * m, and of lesser weights less.
 Span RowSampler::likely_span(const float* logits, double behind) {
     const size_t num_whole = vocab_size_ / kBlock;
-    if (num_whole < 4 * kStride) return {0.0f, kWeightless};
     buckets_.assign(kNumBuckets, 0);
     for (size_t block = 0; block < num_whole; block += kStride) {
         if (block_mass_[block] == 0) continue;
@@ -65,15 +78,19 @@ Span RowSampler::likely_span(const float* logits, double behind) {
     return span;
 }
 
-// The cut, if it is in this span.
-std::optional<Cut> RowSampler::cut_in(const Span& span, const float* logits, uint64_t allowed) {
+// The mass before the span; leaves that of the blocks in block_mass_, and which tokens are inside.
+uint64_t RowSampler::split(const Span& span, const float* logits) {
     inside_.resize(block_mass_.size());
     for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
         split_blocks(x, num_blocks, &block_max_[block], max_, scale_, span, &relative_[block * kBlock],
                      &block_mass_[block], &inside_[block]);
     });
-    uint64_t mass = 0;
-    for (const uint64_t before : block_mass_) mass += before;
+    return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
+}
+
+// The cut, if it is in this span.
+std::optional<Cut> RowSampler::cut_in(const Span& span, const float* logits, uint64_t allowed) {
+    const uint64_t mass = split(span, logits);
     if (mass > allowed) return std::nullopt;
     gather(logits);
     const std::optional<Cut> cut = first_beyond(allowed - mass, span);
