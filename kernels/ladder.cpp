@@ -290,18 +290,19 @@ void time_ternary(const Kernels& kernels) {
 
 void time_dense(const Kernels& kernels) {
     Random random{2};
-    const int64_t rows = 40000, columns = 2560;
-    const std::vector<uint16_t> w(size_t(rows * columns), 0x3f80);
-    const auto x = floats(random, 4 * columns);
-    std::vector<float> out(size_t(4 * rows));
-    for (const int tokens : {1, 4}) {
+    const auto time = [&](const char* name, int64_t rows, int columns, int tokens) {
+        const std::vector<uint16_t> w(size_t(rows * columns), 0x3f80);
+        const auto x = floats(random, tokens * columns);
+        std::vector<float> out(size_t(tokens * rows));
         const double t = median_seconds([&] {
             kernels.dense(
-                {w.data(), Dtype::bf16, rows, int(columns), x.data(), columns, tokens, out.data(), rows, nullptr, 0});
+                {w.data(), Dtype::bf16, rows, columns, x.data(), columns, tokens, out.data(), rows, nullptr, 0});
         });
-        std::printf("%-8s bf16 head %d tokens: %5.1f GFMA/s, %5.1f GB/s\n", kernels.name, tokens,
+        std::printf("%-8s bf16 %s %2d tokens: %5.1f GFMA/s, %5.1f GB/s\n", kernels.name, name, tokens,
                     double(rows * columns) * tokens / t / 1e9, double(w.size()) * 2 / t / 1e9);
-    }
+    };
+    for (const int tokens : {1, 4}) time("head, 40000 x 2560,", 40000, 2560, tokens);
+    for (const int tokens : {1, 4, 64}) time("in the first cache, 64 x 256,", 64, 256, tokens);
 }
 
 const std::pair<const char*, void (*)(const Kernels&)> kTimings[] = {

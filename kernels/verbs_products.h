@@ -1,5 +1,8 @@
 // Products: dense rows, and what is done to the sums of the ternary ones.
 #pragma once
+#include <algorithm>
+
+#include "tile_parts.h"
 #include "verbs_rows.h"
 
 namespace {
@@ -58,36 +61,35 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
             for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
         }
     }
+    alignas(64) float y[T * R];
+    if constexpr (R == 4 && T == 4)
+        store(y, reduce_add_each(sums));
+    else
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int i = 0; i < T; i++) {
-            float y = reduce_add(sums[r][i]);
-            if (t.residual) y = t.residual[(first_token + i) * t.residual_stride + first_row + r] + y;
-            t.out[(first_token + i) * t.out_stride + first_row + r] = y;
-        }
+            for (int i = 0; i < T; i++) y[i * R + r] = reduce_add(sums[r][i]);
+#pragma GCC unroll 8
+    for (int i = 0; i < T; i++) {
+        float* out = t.out + (first_token + i) * t.out_stride + first_row;
+        const float* residual = t.residual ? t.residual + (first_token + i) * t.residual_stride + first_row : nullptr;
+        for (int r = 0; r < R; r++) out[r] = residual ? residual[r] + y[i * R + r] : y[i * R + r];
+    }
 }
 
 template <Dtype D, int T>
 void dense_tokens(const DenseTask& t, int first_token) {
-    constexpr int R = T == 1 ? 8 : 4;
-    int64_t r = 0;
-    for (; r + R <= t.rows; r += R) dense_tile<D, R, T>(t, r, first_token);
-    for (; r < t.rows; r++) dense_tile<D, 1, T>(t, r, first_token);
+    constexpr int R = kLaneSums >= 16 ? (T == 1 ? 8 : 4) : T == 1 ? 4 : 3;
+    for (int64_t r = 0; r < t.rows; r += R)
+        with_count<R>(int(std::min<int64_t>(R, t.rows - r)),
+                      [&](auto n) { dense_tile<D, n.value, T>(t, r, first_token); });
 }
 
 template <Dtype D>
 void dense_of(const DenseTask& t) {
-    int i = 0;
-    for (; i + 4 <= t.tokens; i += 4) dense_tokens<D, 4>(t, i);
-    switch (t.tokens - i) {
-        case 3:
-            return dense_tokens<D, 3>(t, i);
-        case 2:
-            return dense_tokens<D, 2>(t, i);
-        case 1:
-            return dense_tokens<D, 1>(t, i);
-    }
+    constexpr int most = kLaneSums >= 16 ? 4 : 2;
+    for (int i = 0; i < t.tokens; i += most)
+        with_count<most>(t.tokens - i, [&](auto n) { dense_tokens<D, n.value>(t, i); });
 }
 
 void dense(const DenseTask& t) {
