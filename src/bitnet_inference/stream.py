@@ -110,8 +110,12 @@ class Stream:
 
     def read(self) -> Generation:
         """Wait for the end, and return all of it. Raises the request's error."""
-        for _ in self:
-            pass
+        try:
+            while self._end is None:
+                self._note(self._mailbox.take())
+            self._raise_error()
+        finally:
+            self._leave()
         assert self.output is not None, "a generation without an output has an error"
         return self.output
 
@@ -162,7 +166,18 @@ class Stream:
         self._give_up()
 
     def _open(self, letter: Letter | End) -> Piece | None:
-        """Take note of a letter; the piece that it completes. Tokens whose text is held back wait for a later one."""
+        """The piece that a letter completes. Tokens whose text is held back wait for a later one."""
+        text, is_last = self._note(letter), isinstance(letter, End)
+        num_clear = self._num_clear_tokens(is_last)
+        token_ids = self._token_ids[self._num_shown : num_clear]
+        if not text and not (is_last and token_ids):
+            return None
+        logprobs = None if self._logprobs is None else self._logprobs[self._num_shown : num_clear]
+        self._num_shown = num_clear
+        return Piece(text, token_ids, logprobs)
+
+    def _note(self, letter: Letter | End) -> str:
+        """Take note of a letter; the text that may be shown now."""
         self._num_chars += len(letter.text)
         is_last = isinstance(letter, End)
         if isinstance(letter, Letter) and (self._screen is None or self._screen.is_open):
@@ -173,15 +188,9 @@ class Stream:
         text = self._cleared(letter.text, is_last)
         self._texts.append(text)
         self._num_clear += len(text)
-        num_clear = self._num_clear_tokens(is_last)
         if isinstance(letter, End):
-            self._conclude(letter, num_clear)
-        token_ids = self._token_ids[self._num_shown : num_clear]
-        if not text and not (self._end and token_ids):
-            return None
-        logprobs = None if self._logprobs is None else self._logprobs[self._num_shown : num_clear]
-        self._num_shown = num_clear
-        return Piece(text, token_ids, logprobs)
+            self._conclude(letter, self._num_clear_tokens(is_last))
+        return text
 
     def _open_all(self, letters: Sequence[Letter | End]) -> list[Piece]:
         return [piece for letter in letters if (piece := self._open(letter)) is not None]
