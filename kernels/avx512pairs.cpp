@@ -245,11 +245,13 @@ void correct(const PairTask& t, const uint16_t* list, const int8_t* codes, int s
     const bool all = list[0] > kPairList;
     for (int s = 0; all && s < t.steps; s++)
         with_step(t, s, [&](const auto& step) { add_alone(sums, step, codes + 4 * s * stride, stride); });
-    for (int i = 1; !all && i <= list[0]; i++)
+    for (int i = 1; !all && i <= list[0]; i++) {
+        if (list[i] / 2 >= t.steps) continue;  // of a program that has overwritten the list
         with_step(t, list[i] / 2, [&](const auto& step) {
             const int8_t* at = codes + list[i] / 2 * 4 * stride;
             list[i] % 2 ? add_correction<2>(sums, step, at, stride) : add_correction<0>(sums, step, at, stride);
         });
+    }
     for (int h = 0; h < 2; h++) {
         const __m512i before = all ? _mm512_setzero_si512() : _mm512_loadu_si512(acc + 16 * h);
         _mm512_storeu_si512(acc + 16 * h, _mm512_add_epi32(before, sums.of[h]));
@@ -296,6 +298,7 @@ void pair_product(const PairTask& t) {
 // Two fields of activations are 64 bits; the fields 2 and 3 of odd steps are alone.
 void pair_row(const int8_t* codes, int padded, int32_t* offset, uint16_t* list) {
     constexpr uint8_t kPaired = 0x77;
+    constexpr int kListedColumns = 8 << 16;
     const __m512i ones = _mm512_set1_epi8(1), most = _mm512_set1_epi8(127), least = _mm512_set1_epi8(-128);
     __m512i products = _mm512_setzero_si512(), sums = products;
     int count = 0;
@@ -310,7 +313,7 @@ void pair_row(const int8_t* codes, int padded, int32_t* offset, uint16_t* list) 
         for (unsigned left = listed; left; left &= left - 1)
             if (++count <= kPairList) list[count] = uint16_t(k / 8 + __builtin_ctz(left));
     }
-    list[0] = uint16_t(count);
+    list[0] = uint16_t(padded > kListedColumns ? kPairList + 1 : count);
     *offset = _mm512_reduce_add_epi32(_mm512_sub_epi32(sums, products));
 }
 

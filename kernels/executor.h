@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -168,6 +169,7 @@ class Program {
     void check(const Rows& rows, int64_t width);
     void check_written(const Rows& rows, int64_t width);
     void check(const Codes& codes, int64_t columns);
+    void check_codes(const Codes& codes, int64_t padded, int64_t columns);
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 
@@ -175,6 +177,7 @@ class Program {
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
     int64_t tile_tokens_ = kMaxTileTokens;
     const Cache* cache_ = nullptr;
+    std::vector<std::pair<Codes, int64_t>> codes_;  // that steps write, and how wide the row behind them is
     bool needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
 };

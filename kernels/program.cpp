@@ -250,6 +250,17 @@ void Program::check(const Codes& codes, int64_t columns) {
             "codes lie outside the arena");
 }
 
+// Of codes that are multiplied: a product in pairs has counted on all of their columns, which it must meet.
+void Program::check_codes(const Codes& codes, int64_t padded, int64_t columns) {
+    check(codes, padded);
+    const auto fits = [&](const auto& each) {
+        const auto& [written, width] = each;
+        return written.offset == codes.offset && written.padded == codes.padded && width <= columns;
+    };
+    require(std::any_of(codes_.begin(), codes_.end(), fits),
+            "a product takes codes that a step has written, of rows as wide");
+}
+
 void Program::check(const RowsStep& step, int64_t width) {
     check(step.x, width);
     if (step.up) check(*step.up, width);
@@ -293,14 +304,16 @@ void Program::rows_to_codes(RowsStep step, Codes out) {
     check(step, step.x.width);
     check(out, step.x.width);
     require(step.parts == 1, "codes have one scale a row: parts of it are normed to floats");
+    std::erase_if(codes_, [&](const auto& each) { return each.first.offset == out.offset; });
+    codes_.emplace_back(out, step.x.width);
     push(std::make_unique<RowStep>(step, out));
 }
 
 void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
-    check(x, weight->padded_columns());
+    require(weight->is_packed(), "a part of the ternary weight was never packed");
+    check_codes(x, weight->padded_columns(), weight->columns());
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
-    require(weight->is_packed(), "a part of the ternary weight was never packed");
     cost_ += weight->rows() * weight->columns();
     if (!weight->group_columns()) return push(std::make_unique<TernaryStep>(weight, x, out, residual));
     group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
@@ -317,7 +330,7 @@ void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* res
 }
 
 void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* residual) {
-    check(x, weight->num_steps() * kStepColumns);
+    check_codes(x, weight->num_steps() * kStepColumns, weight->columns());
     require(x.padded % 64 == 0, "codes of int8 products are padded to lines of 64");
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());

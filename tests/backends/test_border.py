@@ -159,11 +159,45 @@ def test_a_weight_that_was_packed_in_part() -> None:
     with pytest.raises(ValueError, match="never packed"):
         native.Program(64).ternary(weight, (0, 16), OUT, None)
     weight.pack(1, codes, "codes", 1.0)
-    native.Program(64).ternary(weight, (0, 16), OUT, None)
+    program = native.Program(64)
+    program.rows_to_codes(ROW, None, 0, None, 0.0, (0, 16))
+    program.ternary(weight, (0, 16), OUT, None)
     with pytest.raises(ValueError, match="no ternary code"):
         weight.pack(1, codes + 7, "codes", 1.0)
     with pytest.raises(ValueError, match="never packed"):
         native.Program(64).ternary(weight, (0, 16), OUT, None)
+
+
+def packed(columns: int, format: str = "u2") -> native.TernaryWeight:
+    """One row of ones."""
+    weight = native.TernaryWeight(columns, [1], format)
+    weight.pack(0, np.ones((1, columns), np.uint8), "codes", 1.0)
+    return weight
+
+
+@pytest.mark.parametrize("written", [None, (16, 16), (0, 32)])
+def test_a_product_takes_codes_that_a_step_has_written(written: tuple[int, int] | None) -> None:
+    """What products in pairs count on stands beside them; of wider rows it would be that of other columns."""
+    width = 16 if written is None else written[1]
+    program = native.Program(128)
+    if written is not None:
+        program.rows_to_codes((INPUT, 0, width, 0, width), None, 0, None, 0.0, written)
+    with pytest.raises(ValueError, match="that a step has written"):
+        program.ternary(packed(16), (0, width), (OUTPUT, 0, 1, 0, 1), None)
+
+
+@pytest.mark.parametrize("format", ["u2", "t5"])
+def test_codes_that_another_step_overwrites(format: str) -> None:
+    """Whatever stands in the list of their pairs, nothing behind the matrix is read; how wrong the sum is is nobody's."""
+    width, num_tokens = 112, 9
+    listed = np.array([15 | 60001 << 16, *[60001 * 0x10001] * 8], np.uint32).view(np.float32)
+    x = np.zeros((num_tokens, 2 * width), np.float32)
+    x[:, :width] = np.resize(listed, width)
+    program, executor = native.Program(width), native.Executor(ISA, 1)
+    program.rows_to_codes((INPUT, 0, 2 * width, 0, 80), None, 0, None, 0.0, (0, 80))
+    program.add((INPUT, 0, 2 * width, 0, width), (INPUT, 0, 2 * width, width, width), (ARENA, 0, width, 0, width))
+    program.ternary(packed(80, format), (0, 80), (OUTPUT, 0, 1, 0, 1), None)
+    executor.run(program, None, x, np.zeros((num_tokens, 1), np.float32))
 
 
 @pytest.mark.parametrize("group_columns", [-64, 1, 16, 32, 96, 256, MAX])
