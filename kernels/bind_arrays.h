@@ -49,6 +49,14 @@ inline void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
 }
 
+// What Python holds as a T; a TypeError tells what belongs here.
+template <class T>
+T& as(nb::handle object) {
+    if (nb::isinstance<T>(object)) return nb::cast<T&>(object);
+    const nb::object name = nb::type<T>().attr("__name__"), given = object.type().attr("__name__");
+    throw nb::type_error(nb::str("{} belongs here, not {}").format(name, given).c_str());
+}
+
 template <class A>
 void require_aligned(const A& array) {
     const size_t item = array.itemsize() ? array.itemsize() : 1;

@@ -17,12 +17,12 @@ struct BoundScreen {
     nb::object head;
     std::unique_ptr<Screen> screen;
     BoundScreen(nb::object head_, Executor& executor) : head(head_) {
-        const DenseWeight weight = nb::cast<Dense&>(head).weight;
+        const DenseWeight weight = as<Dense>(head).weight;
         const ReleasedGil release;
         screen = std::make_unique<Screen>(weight, executor);
     }
     BoundScreen(nb::object head_, Bytes high, Bytes low, Floats numbers, Executor& executor) : head(head_) {
-        const DenseWeight weight = nb::cast<Dense&>(head).weight;
+        const DenseWeight weight = as<Dense>(head).weight;
         const size_t tiles = size_t((weight.rows + kHeadRows - 1) / kHeadRows);
         const size_t steps = size_t((weight.columns + kStepColumns - 1) / kStepColumns);
         const auto is = [](const auto& a, size_t x, size_t y) { return a.shape(0) == x && a.shape(1) == y; };
@@ -45,9 +45,10 @@ struct BoundScreen {
         return nb::make_tuple(codes(quantised.high(), kHeadBytes6), codes(quantised.low(), kHeadBytes2), numbers);
     }
     nb::tuple top(Executor& executor, Floats x, int64_t k) {
-        require(int64_t(x.shape(1)) == nb::cast<Dense&>(head).weight.columns, "x has another width than the head");
-        require(k >= 1 && k <= nb::cast<Dense&>(head).weight.rows, "k lies outside 1 .. the number of rows");
+        require(int64_t(x.shape(1)) == as<Dense>(head).weight.columns, "x has another width than the head");
+        require(k >= 1 && k <= as<Dense>(head).weight.rows, "k lies outside 1 .. the number of rows");
         require_aligned(x);
+        executor.require_home();  // a lock that another thread held when it forked is held here for ever
         auto ids = new_matrix<int32_t>(x.shape(0), size_t(k));
         auto logits = new_matrix<float>(x.shape(0), size_t(k));
         int64_t computed;

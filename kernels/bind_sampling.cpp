@@ -81,7 +81,8 @@ void require_ids(const int32_t* ids, size_t count, size_t vocab_size) {
 }
 
 void require_vocab(size_t vocab_size) {
-    require(vocab_size >= 1 && vocab_size < (size_t{1} << 31), "vocab_size must be from 1 to 2^31 - 1");
+    require(vocab_size >= 1 && vocab_size < (size_t{1} << 24),
+            "vocab_size must be from 1 to 2^24 - 1");  // sums of 2^40
 }
 
 void check_rule(const SamplingRule& rule) {

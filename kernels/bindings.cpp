@@ -86,8 +86,9 @@ struct Plan {
     }
     template <class T>
     T* keep(nb::object object) {
+        T& found = as<T>(object);
         kept.push_back(object);
-        return &nb::cast<T&>(object);
+        return &found;
     }
 };
 

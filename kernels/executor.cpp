@@ -97,9 +97,13 @@ Executor::Executor(const std::string& isa, int num_threads)
       num_done_(size_t(num_threads * kCutUnits)),
       scratch_(size_t(num_threads)) {}
 
+void Executor::require_home() const {
+    require(pool_.is_at_home(), "an executor does not survive fork(): load the model in the process that runs it");
+}
+
 void Executor::run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
                    double* seconds) {
-    require(pool_.is_at_home(), "an executor does not survive fork(): load the model in the process that runs it");
+    require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto cache_lock = program.cache() ? program.cache()->lock() : std::unique_lock<std::mutex>();
     require(num_tokens > 0 && num_tokens <= kMaxTokens, "a batch has 1 to 1048576 tokens");
@@ -198,7 +202,7 @@ void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
 
 void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,
                     const std::function<void(int64_t, int64_t, int)>& work) {
-    require(pool_.is_at_home(), "an executor does not survive fork(): load the model in the process that runs it");
+    require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
     parallel(units * unit_cost, [&](int thread) {
         const FloatMode mode;

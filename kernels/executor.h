@@ -195,6 +195,8 @@ class Executor {
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
     // units of `unit_cost` multiply-adds are worth it. `work` may throw.
     void each(int64_t units, int64_t unit_cost, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
+    // Throws std::invalid_argument in another process than the one that made it.
+    void require_home() const;
     const Kernels& kernels() const { return *kernels_; }
     int num_threads() const { return pool_.size(); }
 

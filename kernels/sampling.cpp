@@ -1,11 +1,14 @@
 #include "sampling.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cassert>
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 
 namespace bitnet {
 namespace {
@@ -34,12 +37,19 @@ void apply_mask(const float* logits, const uint32_t* mask, size_t vocab_size, fl
 }  // namespace
 
 RowSampler::RowSampler(size_t vocab_size)
-    : vocab_size_(vocab_size),
+    : process_(getpid()),
+      vocab_size_(vocab_size),
       block_max_((vocab_size + kBlock - 1) / kBlock),
       block_mass_(block_max_.size()),
       kept_(kBlock),
       weights_(kBlock),
       counts_(vocab_size) {}
+
+std::unique_lock<std::mutex> RowSampler::lock() {
+    if (getpid() != process_)
+        throw std::invalid_argument("a sampler does not survive fork(): make one in this process");
+    return std::unique_lock<std::mutex>(mutex_);
+}
 
 int32_t RowSampler::sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends,
                            const NoiseKey& key) {

@@ -68,8 +68,9 @@ class RowSampler {
     explicit RowSampler(size_t vocab_size);
 
     size_t vocab_size() const { return vocab_size_; }
-    // Held by whoever calls what follows, where threads share a sampler.
-    std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
+    // Held by whoever calls what follows, where threads share a sampler. Throws std::invalid_argument in another
+    // process than the one that made it: there it may be held for ever.
+    std::unique_lock<std::mutex> lock();
 
     // The token for a row [vocab_size]; below 0 for a row that has none. The row is edited and restored.
     // All ids must lie in the vocabulary.
@@ -123,6 +124,7 @@ class RowSampler {
     void restore(float* logits);
 
     std::mutex mutex_;
+    const int64_t process_;
     size_t vocab_size_;
     float max_ = 0.0f;    // of the row last scanned
     float scale_ = 1.0f;  // 1 / temperature
