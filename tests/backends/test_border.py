@@ -188,7 +188,7 @@ def test_a_product_takes_codes_that_a_step_has_written(written: tuple[int, int] 
 
 @pytest.mark.parametrize("format", ["u2", "t5"])
 def test_codes_that_another_step_overwrites(format: str) -> None:
-    """Whatever stands in the list of their pairs, nothing behind the matrix is read; how wrong the sum is is nobody's."""
+    """Whatever stands in the list of their pairs, nothing behind the matrix is read, wrong as the sum is."""
     width, num_tokens = 112, 9
     listed = np.array([15 | 60001 << 16, *[60001 * 0x10001] * 8], np.uint32).view(np.float32)
     x = np.zeros((num_tokens, 2 * width), np.float32)

@@ -229,7 +229,6 @@ def test_what_is_impossible_is_refused_in_one_line(options, message):
         ({"regex": "[a&&b]"}, "it allows no text"),
         ({"lark": "start: start"}, "it allows no text"),
         ({"lark": 'start: <|eot_id|> "a"'}, "no token of the vocabulary can follow"),
-        ({"json_schema": {"type": "integer", "multipleOf": 999999937}}, "fuel exhausted"),
         ({"regex": "a?" * 5000}, "too many expressions"),
         ({"json_schema": {"type": "object", "properties": {f"k{i}": {} for i in range(1500)}}}, "2000"),
     ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from bitnet_inference.errors import InvalidParams
@@ -19,6 +21,10 @@ MAX_RULES = 500  # some thousands in a chain overflow the library's stack
 
 _RULE_SIGNS = re.compile(r"[:(\[]")
 _LENIENT = re.compile(r'"(?:lenient|coerce_one_of)"\s*:\s*true')  # would ignore parts of a schema
+# What else may hold the word, and the word in front of a schema.
+_LARK_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/|(?P<json>%json\s*)')
+_GBNF_PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|#[^\n]*|[A-Za-z_][\w-]*')
+_GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 _NO_EFFECT = re.compile(r"\b(?:temperature|stop)\s*=(?=[^\n]*\]\s*:)")
 
 
@@ -137,7 +143,24 @@ def _read_lark(lark: object) -> str:
         raise InvalidParams(f"grammar: lark: {found[0]} cannot be kept: leave it out")
     from bitnet_inference.grammar.matcher import lark_grammar
 
-    return lark_grammar(text)
+    return lark_grammar(_with_readable_schemas(text))
+
+
+def _with_readable_schemas(lark: str) -> str:
+    """The schemas in it are checked as others are, and in words that the library reads rightly."""
+    parts, at = [], 0
+    while found := _LARK_JSON.search(lark, at):
+        parts.append(lark[at : found.end()])
+        at = found.end()
+        if found["json"]:
+            try:
+                schema, at = json.JSONDecoder().raw_decode(lark, at)
+            except (ValueError, RecursionError) as error:
+                raise InvalidParams(f"grammar: lark: no JSON stands behind %json ({error}): correct it") from None
+            checked = parsed_schema(schema)
+            check_schema(checked)
+            parts.append(json.dumps(readable_schema(checked)))
+    return "".join([*parts, lark[at:]])
 
 
 def _read_gbnf(gbnf: object) -> str:
@@ -145,7 +168,31 @@ def _read_gbnf(gbnf: object) -> str:
 
     text = _checked_text("gbnf", gbnf)
     _check_rules("gbnf", text)
-    return gbnf_grammar(text)
+    return gbnf_grammar(_readable_gbnf(text))
+
+
+def _readable_gbnf(text: str) -> str:
+    """In words that the library reads rightly: characters for their numbers, and no rule of the name that it gives."""
+    names = set(_GBNF_PARTS.findall(text))
+    other = next(name for number in count() if (name := f"start{number}") not in names)
+
+    def part(found: re.Match[str]) -> str:
+        if found[0] == "start":
+            return other
+        return _GBNF_ESCAPE.sub(_character, found[0]) if found[0][0] in '"[' else found[0]
+
+    return _GBNF_PARTS.sub(part, text)
+
+
+def _character(escape: re.Match[str]) -> str:
+    if escape[1] is None and escape[2] is None:
+        return escape[0]
+    number = int(escape[1] or escape[2], 16)
+    if number > sys.maxunicode or 0xD800 <= number < 0xE000:
+        raise InvalidParams(f"grammar: gbnf: {escape[0]} is no character: correct it")
+    if number < 0x80:
+        return f"\\x{number:02x}"
+    return chr(number)
 
 
 def _read_choice(choice: object) -> str:

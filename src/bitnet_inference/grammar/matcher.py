@@ -30,6 +30,10 @@ _OWN_WORDS = {
 _JSON_STYLE: llguidance._lib.JsonCompileOptions = {
     "whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"
 }  # fmt: skip
+# Or a name that a schema knows is another one to the library, in escapes. What it says itself of control characters
+# needs them.
+_ESCAPES: llguidance._lib.JsonCompileOptions = {"json_allowed_escapes": 'nrtbf\\"'}
+_CONTROL = re.compile(r"\\u00(?:[01]|7[fF])")
 # Or the library (1.9.1) follows what must come next to its end: for ever where there is none, as in start: /a*/ start
 _ONE_STEP_AT_A_TIME = '\n%llguidance {"no_forcing": true}\n'
 
@@ -38,7 +42,8 @@ Result = TypeVar("Result")
 
 def schema_grammar(schema: str) -> str:
     """The library's grammar for a JSON schema."""
-    return _at_the_door("json_schema", lambda: llguidance.LLMatcher.grammar_from_json_schema(schema, None, _JSON_STYLE))
+    style = _JSON_STYLE if _CONTROL.search(schema) else _JSON_STYLE | _ESCAPES
+    return _at_the_door("json_schema", lambda: llguidance.LLMatcher.grammar_from_json_schema(schema, None, style))
 
 
 def regex_grammar(regex: str) -> str:

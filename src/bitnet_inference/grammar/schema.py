@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from bitnet_inference.errors import InvalidParams
@@ -11,6 +13,8 @@ from bitnet_inference.grammar.regex import check_regex
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
+MAX_MULTIPLE = 1 << 15  # the digits of multipleOf: the library tells all remainders apart
+MAX_WHOLE = 1 << 53  # the library rounds what is larger, and overflows its stack at -2^63
 _TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
 
 # Keywords whose value is a schema, a list of schemas, and a mapping from names to schemas.
@@ -26,6 +30,7 @@ _OPENING = frozenset(("additionalProperties", "const", "enum", "minProperties", 
 # Of what has some of these, other schemas tell more where it has some of those, too.
 _OF_OBJECTS = _OPENING | {"properties", "required"}
 _COMBINING = frozenset(("$ref", "anyOf", "oneOf"))
+_LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 # What says nothing about the text.
 _NOTES = (
     "$comment", "$id", "$schema", "default", "deprecated", "description", "discriminator", "example", "examples",
@@ -42,7 +47,9 @@ _IMPOSSIBLE = frozenset((
 
 def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
     """Raises InvalidParams for a schema that asks for what cannot be kept; names the place in it, behind its own."""
+    start = place
     waiting: list[tuple[str, int, Any]] = [(place, 0, schema)]
+    parts: list[Mapping[str, Any]] = []
     count = 0
     while waiting:
         place, depth, part = waiting.pop()
@@ -55,7 +62,12 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
         if not isinstance(part, Mapping):
             _refuse(place, f"is {part!r:.40}", "give a schema, which is an object, or true or false")
         _check_keywords(place, part)
+        _check_numbers(place, part)
+        parts.append(part)
         waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
+    multiples = {_digits(part["multipleOf"]) for part in parts if "multipleOf" in part}
+    if math.lcm(*multiples) > MAX_MULTIPLE and any(map(_combines, parts)):
+        _refuse(start, "the common multiple of its multipleOf is too large", "say it in one place, and of less digits")
 
 
 def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +114,9 @@ def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, An
 
 def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     readable = {keyword: value for keyword, value in schema.items() if keyword != "uniqueItems"}
+    for keyword in (*_LOWEST, *_HIGHEST):
+        if _is_number(end := readable.get(keyword)):
+            readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
     for name, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
         if name in schema:
@@ -131,6 +146,51 @@ def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
     for regex in [schema.get("pattern"), *_names(schema.get("patternProperties"))]:
         if isinstance(regex, str):
             check_regex(f"json_schema: at {place or '/'}", regex)
+
+
+def _check_numbers(place: str, schema: Mapping[str, Any]) -> None:
+    for keyword in ("const", "enum"):
+        if any(abs(number) > MAX_WHOLE for number in _whole_numbers(schema.get(keyword))):
+            _refuse(place, f"{keyword} has a number beyond 2^53", "give it as a string")
+    for keyword, sign in ((keyword, sign) for ends, sign in ((_LOWEST, 1), (_HIGHEST, -1)) for keyword in ends):
+        if _is_number(end := schema.get(keyword)) and not sign * end <= MAX_WHOLE:
+            _refuse(place, f"{keyword} lies beyond 2^53", "give a nearer one")
+    step = schema.get("multipleOf")
+    if _is_number(step) and (not 0 < step < 1e30 or _digits(step) > MAX_MULTIPLE):
+        _refuse(
+            place, "multipleOf is not above 0, or has too many digits", f"give at most {MAX_MULTIPLE}, with any point"
+        )
+    least, required = schema.get("minProperties"), schema.get("required", ())
+    if _is_number(least) and isinstance(required, Sequence) and least > len(required) + 1:
+        why = "which could be one name several times"
+        _refuse(place, f"minProperties is {least}, {why}", "give at most one more than are required")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _digits(number: object) -> int:
+    """A number without its point and the zeros at its ends."""
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits))) if _is_number(number) else 1
+
+
+def _whole_numbers(value: object) -> Iterator[int]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+        elif isinstance(each, int):
+            yield each
+
+
+def _combines(schema: Mapping[str, Any]) -> bool:
+    """Whether several schemas tell of one value."""
+    others = schema.keys() - _COMBINING - {*_NOTES, "$defs", "definitions"}
+    return "allOf" in schema or bool(others and schema.keys() & _COMBINING)
 
 
 def _parts(place: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,104 @@
+"""Grammars that the library reads otherwise than they are meant: what is refused, and what is put in other words."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM.load("default", threads=1) as loaded:
+        yield loaded
+
+
+def write(llm, grammar, **options):
+    return llm.generate("x", SamplingParams(grammar=grammar, **{"max_tokens": 60, "seed": 1, **options}))
+
+
+@pytest.mark.parametrize(
+    "schema, message",
+    [
+        ({"enum": [1, -(2**63)]}, "at /: enum has a number beyond 2.53: give it as a string"),
+        ({"const": {"id": [2**53 + 1]}}, "const has a number beyond"),
+        ({"properties": {"id": {"minimum": 2**53 + 1}}}, "at /properties/id: minimum lies beyond"),
+        ({"type": "integer", "exclusiveMaximum": -(2**63)}, "exclusiveMaximum lies beyond"),
+        ({"type": "integer", "multipleOf": 2**31}, "multipleOf is not above 0, or has too many digits"),
+        ({"type": "integer", "multipleOf": -7}, "multipleOf is not above 0"),
+        ({"multipleOf": 10**5000}, "multipleOf"),
+        ({"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 991}]}, "the common multiple"),
+        ({"$defs": {"x": {"multipleOf": 997}}, "$ref": "#/$defs/x", "multipleOf": 9.91}, "the common multiple"),
+        ({"type": "object", "minProperties": 3, "required": ["a"]}, "could be one name several times"),
+    ],
+)
+def test_what_the_library_would_not_keep_or_survive_is_refused(schema, message):
+    with pytest.raises(InvalidParams, match=message):
+        Grammar(json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "number", "maximum": 1e300, "minimum": 0},
+        {"enum": [2**53, -(2**53)]},
+        {"type": "integer", "multipleOf": 1000, "minimum": 1, "maximum": 10**6},
+        {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2},
+        {"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}},
+    ],
+)
+def test_what_it_keeps_is_taken(llm, schema):
+    output = write(llm, Grammar(json_schema=schema))
+    if output.finish_reason == "stop":
+        json.loads(output.text)
+
+
+def test_a_name_that_a_schema_knows_is_not_spelt_in_escapes(llm):
+    """Or another property of that name would come in, of any type."""
+    wanted = llm.tokenizer.encode('{"\\u0061ge')[1:]
+
+    def prefers(tokens, logits):
+        if len(tokens) - 2 < len(wanted):
+            logits[wanted[len(tokens) - 2]] += 1000
+
+    grammar = Grammar(json_schema={"type": "object", "properties": {"age": {"type": "integer"}}})
+    assert "\\u" not in write(llm, grammar, temperature=0, processors=[prefers]).text
+
+
+def test_control_characters_of_a_schema_are_written_in_escapes(llm):
+    assert json.loads(write(llm, Grammar(json_schema={"const": "a\x01b\x7f"})).text) == "a\x01b\x7f"
+
+
+def test_a_schema_in_a_grammar_is_read_as_elsewhere(llm):
+    grammar = Grammar(
+        lark='start: "%json {" %json {"exclusiveMinimum": 1, "exclusiveMaximum": 1.5, "type": "number"} // %json'
+    )
+    for seed in range(5):
+        found = re.fullmatch(r"%json \{(1\.\d+)", write(llm, grammar, seed=seed).text)
+        assert found is None or 1 < float(found[1]) < 1.5
+    for lark in ("start: %json", "start: %json [1]", "start: %json {", 'start: %json {"enum": [-9223372036854775808]}'):
+        with pytest.raises(InvalidParams, match=r"json"):
+            Grammar(lark=lark)
+
+
+@pytest.mark.parametrize(
+    "gbnf, form",
+    [
+        (r'root ::= "\u00e9" [\u0041-\u0043]', "é[A-C]"),
+        (r"root ::= [\U0001F600-\U0001F603]", "[😀-😃]"),
+        (r'root ::= "\u0022\u005c" [\u005d\u005e\u002d] "\\u0041"', r'"\\[\]^-]\\u0041'),
+        ('root ::= start start0 # start\nstart ::= "start"\nstart0 ::= [start]', "start[start]"),
+    ],
+)
+def test_grammars_of_llama_cpp(llm, gbnf, form):
+    for seed in range(3):
+        assert re.fullmatch(form, write(llm, Grammar(gbnf=gbnf), seed=seed).text)
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(InvalidParams, match=r"ud800 is no character"):
+        Grammar(gbnf=r'root ::= "\ud800"')
