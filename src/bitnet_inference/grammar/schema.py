@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.regex import check_regex
@@ -14,6 +14,7 @@ from bitnet_inference.grammar.regex import check_regex
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
 MAX_MULTIPLE = 1 << 15  # the digits of multipleOf: the library tells all remainders apart
+MAX_VALUES = 1 << 16
 MAX_WHOLE = 1 << 53  # the library rounds what is larger, and overflows its stack at -2^63
 _TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
 
@@ -157,16 +158,15 @@ def _check_numbers(place: str, schema: Mapping[str, Any]) -> None:
             _refuse(place, f"{keyword} lies beyond 2^53", "give a nearer one")
     step = schema.get("multipleOf")
     if _is_number(step) and (not 0 < step < 1e30 or _digits(step) > MAX_MULTIPLE):
-        _refuse(
-            place, "multipleOf is not above 0, or has too many digits", f"give at most {MAX_MULTIPLE}, with any point"
-        )
+        cure = f"give at most {MAX_MULTIPLE}, with any point"
+        _refuse(place, "multipleOf is not above 0, or has too many digits", cure)
     least, required = schema.get("minProperties"), schema.get("required", ())
     if _is_number(least) and isinstance(required, Sequence) and least > len(required) + 1:
         why = "which could be one name several times"
         _refuse(place, f"minProperties is {least}, {why}", "give at most one more than are required")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -177,7 +177,9 @@ def _digits(number: object) -> int:
 
 def _whole_numbers(value: object) -> Iterator[int]:
     waiting = [value]
-    while waiting:
+    for _ in range(MAX_VALUES):  # more, or a list in itself, is too long as a text, and refused then
+        if not waiting:
+            return
         each = waiting.pop()
         if isinstance(each, Mapping):
             waiting += each.values()
