@@ -107,10 +107,11 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
         self._chat = Chat(tokenizer, self._filters)
         self._named = Named()
-        self._worker, self._wakeups = Worker(engine), engine.wakeups
+        worker = self._worker = Worker(engine)
+        self._mailbox = partial(Mailbox, on_room=worker.wake, later=engine.wakeups.add, check_wait=worker.check_wait)
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
         self._noting = threading.Lock()
-        self._close = weakref.finalize(self, self._held.close, self._worker)
+        self._close = weakref.finalize(self, self._held.close, worker)
 
     @classmethod
     def load(
@@ -275,7 +276,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """Take no more requests (they raise Stopped) and wait until those that are there have ended.
 
         Waits at most `timeout_s` seconds; returns whether all have ended. A stream that waits for its reader does not
-        end, so give a limit where some may lie unread. Close the LLM afterwards.
+        end: give a limit where some may lie unread. Close the LLM afterwards. EngineError in the engine's thread.
         """
         if timeout_s != 0:
             Terms(timeout_s=timeout_s)
@@ -346,7 +347,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         if not isinstance(params, BeamParams):
             raise InvalidParams("params must be BeamParams, as in BeamParams(num_beams=4)")
         detokenizers = [Detokenizer(self.tokenizer, opening=opening) for _ in range(params.num_choices)]
-        boxes = [Mailbox(each, later=self._wakeups.add) for each in detokenizers]
+        boxes = [self._mailbox(each) for each in detokenizers]
         beams = Beams(prompt, params, boxes, eos_ids=self.eos_ids, terms=terms)
         screens = [self._filters.start() for _ in boxes]
         self._submit(beams.head)
@@ -368,7 +369,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         **options: Any,
     ) -> Stream:
         detokenizer = Detokenizer(self.tokenizer, params.stop, opening=opening)
-        mailbox = Mailbox(detokenizer, max_unread=max_unread, on_room=self._worker.wake, later=self._wakeups.add)
+        mailbox = self._mailbox(detokenizer, max_unread=max_unread)
         fitted = fit(prompt, params, self.max_context, self._bos_ids)
         options |= {"eos_ids": self.eos_ids, "terms": terms, "num_dropped": fitted.num_dropped}
         request = Request(fitted.token_ids, params, mailbox, **options)

@@ -61,13 +61,16 @@ class Mailbox:
         max_unread: int | None = None,
         on_room: Callable[[], None] = lambda: None,
         later: Callable[[Callable[[], None]], None] = lambda wake: wake(),
+        check_wait: Callable[[], None] = lambda: None,
     ) -> None:
         """It is full with `max_unread` letters, until half of them are read; then `on_room` is called. With None, and
         once somebody waits for the end, it never is.
 
         `later` gets the calls that wake who waits for letters or the end, and makes them soon, in the engine's thread.
+        `check_wait` is called before somebody waits for a letter, and raises where none would come.
         """
         self._detokenizer, self._max_unread, self._on_room, self._later = detokenizer, max_unread, on_room, later
+        self._check_wait = check_wait
         self._may_stop = detokenizer.may_stop
         self._is_full = False  # as the engine has seen it
         self._letters: deque[Letter | _Token | _Last] = deque()
@@ -143,6 +146,7 @@ class Mailbox:
         return letters
 
     def _wait_for(self, wake: Callable[[], None]) -> None:
+        self._check_wait()
         if self.is_awaited:  # whoever waits would not be woken any more
             raise InvalidParams("two readers wait for one stream: read it in one place, and pass its pieces on")
         self.is_awaited, self._wake = True, wake

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 import pytest
@@ -20,7 +21,7 @@ from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import InvalidParams, Stopped
+from bitnet_inference.errors import EngineError, InvalidParams, Stopped
 from bitnet_inference.mailbox import MAX_UNREAD, Mailbox
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
@@ -262,6 +263,19 @@ class TestMailbox:
 
         asyncio.run(read())
 
+    def test_nobody_waits_where_nothing_would_come(self, detokenizer):
+        def refuse() -> None:
+            raise Stopped("nothing comes")
+
+        mailbox = Mailbox(detokenizer, check_wait=refuse)
+        mailbox.token(40, None)
+        assert mailbox.take().token_id == 40, "what is there is given"
+        with pytest.raises(Stopped, match="nothing comes"):
+            mailbox.take()
+        with pytest.raises(Stopped, match="nothing comes"):
+            asyncio.run(mailbox.take_async())
+        assert not mailbox.is_awaited
+
     def test_without_a_limit_it_is_never_full(self, detokenizer):
         mailbox = Mailbox(detokenizer)
         for _ in range(2 * MAX_UNREAD):
@@ -282,6 +296,24 @@ class TestStreams:
         assert not llm.drain(0)
         assert first.read().finish_reason == "length" and len(first.output.token_ids) > MAX_UNREAD + 20
         assert llm.drain(LONG)
+
+    @pytest.mark.parametrize(
+        "wait",
+        [lambda llm, stream: stream.read(), lambda llm, stream: next(iter(stream)), lambda llm, stream: llm.drain()],
+    )
+    def test_who_waits_in_the_engine_s_thread_is_refused_and_the_llm_goes_on(self, llm, wait):
+        opened = threading.Event()
+
+        def waits(tokens, logits):
+            assert opened.wait(LONG)
+            wait(llm, other)
+
+        asking = llm.stream("The fox", replace(GREEDY, processors=[waits]))
+        other = llm.stream("The owl", GREEDY)  # has no turn before that
+        opened.set()
+        with pytest.raises(EngineError, match="would wait for itself: ask another LLM"):
+            asking.read()
+        assert llm.generate("The hen", GREEDY).finish_reason == "length"
 
     def test_generate_takes_all_at_once_and_choices_may_be_read_in_any_order(self, llm):
         outputs = llm.generate(["The fox", "The owl"], ENDLESS)

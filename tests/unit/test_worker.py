@@ -205,6 +205,18 @@ def test_who_asks_from_the_engine_s_thread_is_refused():
         raise asking.finishes[0].error
 
 
+def test_who_drains_in_the_engine_s_thread_is_refused_and_closes_nothing():
+    model = ScriptedModel()
+    worker, asking, next_one = Worker(Engine(model)), Waiter(), Waiter()
+    model.before_forward = lambda batch: worker.drain(LONG)
+    worker.submit(Request([1], GREEDY, asking))
+    assert asking.ended.wait(LONG)
+    model.before_forward = lambda batch: None
+    worker.submit(Request([1], GREEDY, next_one))
+    worker.stop(drain=True)
+    assert "would wait for itself" in str(asking.finishes[0].error) and next_one.reason == "length"
+
+
 def test_a_defect_of_ours_leaves_nobody_waiting(caplog):
     model = ScriptedModel(max_sequences=1)
     engine, gate, waiters = Engine(model), Gate(model), [Waiter() for _ in range(3)]

@@ -38,16 +38,17 @@ class Worker:
         """Whether this process is a fork of the one with the thread, so that nothing runs here."""
         return os.getpid() != self._pid
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; raises what Engine.submit raises, and Stopped when the engine does not run any more.
-
-        In the engine's thread, which would wait for itself, it raises EngineError.
-        """
+    def check_wait(self) -> None:
+        """Raise where who waits for the engine waits for ever: EngineError in its own thread, Stopped in a fork."""
         if self.is_forked:
             raise Stopped('threads do not survive a fork: load the model in the child, or start it with "spawn"')
         if threading.current_thread() is self._thread:
             who = "a processor, strategy or listener asks the LLM that is calling it"
             raise EngineError(f"{who}, which would wait for itself: ask another LLM, or before the request")
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises what `check_wait` and Engine.submit raise, and Stopped when the engine has ended."""
+        self.check_wait()
         with self._wake:
             if not self._is_open:
                 raise Stopped("the engine has stopped and takes no more requests: load the model again")
@@ -68,10 +69,12 @@ class Worker:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take no more requests and wait until those that are there have ended, at most so long; whether they have.
 
-        A request that waits for its reader does not end before that reads, or cancels, or its time is over.
+        A request that waits for its reader does not end before that reads, or cancels, or its time is over. Raises
+        EngineError in the engine's thread, as `submit`.
         """
         if self.is_forked:
             return True
+        self.check_wait()
         with self._wake:
             self._is_open = False
             self._wake.notify()
