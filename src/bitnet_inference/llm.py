@@ -268,7 +268,9 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine has a request that has not ended."""
+        """Whether the engine has a request that has not ended. False in a forked process, where nothing runs."""
+        if self._worker.is_forked:
+            return False
         with self._noting:
             return any(request.was_submitted and request.finish is None for request in self._requests)
 

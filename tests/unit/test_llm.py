@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -42,6 +43,7 @@ from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.word_filter import WordFilter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+LONG = 30  # seconds; a test that needs them has failed
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -720,6 +722,27 @@ class TestLife:
             finally:
                 os._exit(0 if len(llm.model._cache) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_who_reads_in_a_fork_is_told_that_nothing_runs_there(self, llm):
+        reached, goes_on = threading.Event(), threading.Event()
+        llm.model.before_forward = lambda batch: (reached.set(), goes_on.wait(LONG))
+        stream = llm.stream("The fox", GREEDY)
+        assert reached.wait(LONG) and llm.is_busy
+        child = os.fork()
+        if child == 0:
+            told = False
+            try:
+                signal.alarm(LONG)  # who hangs is ended
+                stream.read()
+            except Stopped:
+                told = not llm.is_busy
+            finally:
+                os._exit(0 if told else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        goes_on.set()
+        assert stream.read().usage.num_output_tokens > 0
 
     def test_a_stream_keeps_its_llm(self, folder):
         stream = scripted_llm(folder)[0].stream("The fox", GREEDY)
