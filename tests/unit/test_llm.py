@@ -655,6 +655,14 @@ class TestLife:
         assert [output.usage.num_cached_tokens for output in outputs] == [0, *[num_prompt - 1] * 3]
         assert len([stream.read() for stream in llm.stream_chat_choices(HI, 2, params, priority=1)]) == 2
 
+    def test_choices_without_a_seed_share_the_one_that_is_drawn(self, llm):
+        params = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True)
+        streams = llm.stream_choices("The fox", 3, params)
+        found = [stream.read().token_ids for stream in streams]
+        again = llm.choices("The fox", 3, replace(params, seed=streams[0].request.seed))
+        assert found == [output.token_ids for output in again]
+        assert llm.stream("The fox", params).request.seed != streams[0].request.seed
+
     def test_impossible_choices_are_refused(self, llm):
         for number in (0, -1, 1.5, True, None, "2"):
             with pytest.raises(InvalidParams, match="num_choices"):

@@ -66,7 +66,8 @@ class SamplingParams:
     `presence_penalty`, `frequency_penalty`: subtracted from the logits of tokens in the output, once, and once an
     occurrence, as in OpenAI's API; -2 to 2.
     `logit_bias`: added to the logits of these token ids; -100 to 100.
-    `seed`: equal seeds give equal text, whatever else runs; taken modulo 2^64. None draws one (see Request.seed).
+    `seed`: equal seeds give equal text, whatever else runs; taken modulo 2^64. None draws one, for all choices of a
+    prompt together (see Request.seed).
     `stop`: strings (or one) that end the text; they are not part of it.
     `stop_token_ids`: further tokens that end the text like the model's own end tokens; they are not part of it.
     `max_tokens`: at most so many tokens. The default, 256, is a long answer that still ends where a model never stops

@@ -134,8 +134,8 @@ class Request:
         `eos_ids` end the text unless params.ignore_eos. `choice` tells alternatives of one seed apart.
         `reader` gets rows of the prompt; with params.prompt_logprobs it is our own, which fills `prompt_logprobs`.
         `terms` tell when it has its turn. `leader` is a request that was submitted before, with the same prompt and
-        terms: this one waits until that has computed the prompt, and shares it. `num_dropped` tokens were taken out of
-        the prompt before; usage tells.
+        terms: this one waits until that has computed the prompt, and shares it, and the seed where params have none.
+        `num_dropped` tokens were taken out of the prompt before; usage tells.
         """
         self.number = next(self._numbers)
         self.params, self.sink, self.choice = params, sink, choice
@@ -153,8 +153,8 @@ class Request:
         self.unread = range(0) if self._reader is None else self._reader.positions  # of the prompt, by its reader
         self._check_leader()
         self.end_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        self.seed = seed % (1 << 64)
+        drawn = secrets.randbits(64) if leader is None else leader.seed
+        self.seed: int = (drawn if params.seed is None else params.seed) % (1 << 64)
         self.blocks = Ints()  # which only grow, until others take their place
         self.num_computed = 0
         self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
