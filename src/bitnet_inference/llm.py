@@ -16,7 +16,7 @@ from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.engine import Engine
-from bitnet_inference.engine.events import EngineListener
+from bitnet_inference.engine.events import EngineListener, check_listener
 from bitnet_inference.engine.params import Processor, SamplingParams, Strategy
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.terms import Terms
@@ -88,7 +88,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         `fallback` gives the model that goes on where this one raises a BackendError; it may take its time. Raises
         OutOfMemory, and InvalidParams for what is no filter and for a profile that cannot be made.
         """
-        _check_listener(listener, profile)
+        check_listener(listener, profile)
         self._filters, self._held = Filters(filters), Held(model, drafts, fallback)
         block_size = model.capabilities.block_size
         engine = Engine(
@@ -150,7 +150,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """
         if max_cache_tokens is not None:
             max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
-        _check_listener(listener, profile)
+        check_listener(listener, profile)
         check_progress(progress)
         Filters(filters)  # wrong ones are refused before anything is read
         config = EngineConfig.from_env(
@@ -337,7 +337,9 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         opening: bool = False,
         max_unread: int | None = MAX_UNREAD,
     ) -> list[Stream]:
-        num_choices = checked_count("num_choices", num_choices)
+        num_choices, most = checked_count("num_choices", num_choices), self._engine.max_waiting
+        if num_choices > most:
+            raise InvalidParams(f"{num_choices} choices are more than may wait at a time: ask for {most} at most")
         streams: list[Stream] = []
         with cancelling(streams):
             for choice in range(num_choices):
@@ -391,10 +393,3 @@ class LLM(PromptNumbers, RankedTexts, Holder):
     def _cancel(self, request: Request) -> None:
         # Streams hold this method, and so the LLM: it is not closed while one of them is read.
         self._worker.cancel(request)
-
-
-def _check_listener(listener: EngineListener | None, profile: bool) -> None:
-    if listener is not None and not callable(listener):
-        raise InvalidParams(f"listener is {listener!r:.60}: give a function of one event, as Counts()")
-    if profile and listener is None:
-        raise InvalidParams("profile is for a listener, and there is none: give one, as a Trace, or leave profile out")

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -670,10 +671,22 @@ class TestLife:
         with pytest.raises(InvalidParams, match="one prompt"):
             llm.stream_choices(["a", "b"], 2)
 
-    def test_choices_are_all_taken_or_none(self, llm):
-        with pytest.raises(QueueFull):
-            llm.stream_choices("a", 5000, SamplingParams(max_tokens=None, ignore_eos=True))
-        assert llm.drain()
+    def test_choices_are_all_taken_or_none_and_who_is_cancelled_does_not_wait(self, llm):
+        reached, goes_on = threading.Event(), threading.Event()
+        llm.model.before_forward = lambda batch: (reached.set(), goes_on.wait(LONG))
+        first = llm.stream("a", GREEDY)
+        assert reached.wait(LONG)
+        waiting, most = [llm.stream("a", GREEDY) for _ in range(3)], llm._engine.max_waiting
+        with pytest.raises(QueueFull, match=f"{most} requests are waiting"):
+            llm.stream_choices("a", most, GREEDY)
+        next_ones = llm.stream_choices("a", most - len(waiting), replace(GREEDY, max_tokens=1))
+        goes_on.set()
+        assert all(stream.read().finish_reason == "length" for stream in (first, *waiting, *next_ones))
+
+    def test_more_choices_than_may_wait_are_refused_for_good(self, llm):
+        for ask in (llm.stream_choices, llm.choices, partial(llm.choices, best_of=1025)):
+            with pytest.raises(InvalidParams, match="1025 choices are more than may wait at a time: ask for 1024 at"):
+                ask("a", 1 if isinstance(ask, partial) else 1025)
 
     def test_a_timeout_ends_the_text_and_says_so(self, llm):
         output = llm.generate("The fox", GREEDY, timeout_s=1e-9)

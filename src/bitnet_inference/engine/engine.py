@@ -50,7 +50,7 @@ class Engine:
         events, see there; `plan_times` tells it how long the steps of plans took. `fallback` gives a model of the same
         configuration that goes on where this one raises a BackendError; it is called once, and closes the other.
         """
-        self._clock, self._fallback = clock, fallback
+        self._clock, self._fallback, self.max_waiting = clock, fallback, max_waiting
         self._masks = Masks()
         self.wakeups = Wakeups(clock)  # of those who wait for what the engine's thread does
         self._events = Events(listener, plan_times)

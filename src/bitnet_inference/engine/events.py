@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 from bitnet_inference.engine.request import Finish, Request, Usage
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model.plan import StepTime
 
 if TYPE_CHECKING:
@@ -109,6 +110,14 @@ Event = Queued | Scheduled | Token | Preempted | Finished | Replaced | Stepped
 # Request.number. If it raises, that is logged, and it hears no more.
 EngineListener = Callable[[Event], None]
 PlanTimes = Callable[[], tuple[StepTime, ...]]  # how long the steps of plans took since it was called last
+
+
+def check_listener(listener: EngineListener | None, profile: bool) -> None:
+    """Refuse what cannot listen, and a profile for nobody. Raises InvalidParams."""
+    if listener is not None and not callable(listener):
+        raise InvalidParams(f"listener is {listener!r:.60}: give a function of one event, as Counts()")
+    if profile and listener is None:
+        raise InvalidParams("profile is for a listener, and there is none: give one, as a Trace, or leave profile out")
 
 
 class Events:

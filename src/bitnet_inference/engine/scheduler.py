@@ -84,8 +84,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """How many requests are not running."""
-        return len(self.waiting) + len(self._arrivals)
+        """How many requests are not running; those that are cancelled do not count, even if they are still there."""
+        if not self._cancellations:
+            return len(self.waiting) + len(self._arrivals)
+        leaving = set(self._cancellations.copy())  # copies, as other threads append meanwhile
+        return sum(request not in leaving for request in [*self.waiting, *self._arrivals.copy()])
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises QueueFull. May be called from any thread."""
