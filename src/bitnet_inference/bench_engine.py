@@ -54,6 +54,13 @@ class Load:
         if not 1 <= self.shortest <= self.longest or min(self.num_pairs, self.num_samples) < 1:
             raise InvalidParams("lengths, pairs and samples must be at least 1, and shortest at most longest")
 
+    def fitting(self, room: int) -> Load:
+        """With lengths that fit a context of `room` tokens; raises InvalidParams where none does."""
+        longest = min(self.longest, room // 2)
+        if longest < 1:
+            raise InvalidParams(f"nothing fits: the context has {room} tokens, a prompt and its answer take 2 at least")
+        return replace(self, shortest=min(self.shortest, longest), longest=longest)
+
     @property
     def mean(self) -> int:
         """Tokens of a prompt, and of an answer, on average."""
@@ -97,7 +104,10 @@ class UnderLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMeasurements:
-    """What was measured, and on what; `concurrency` by the number of streams."""
+    """What was measured, and on what; `concurrency` by the number of streams.
+
+    `load` is what was asked of the engine; with `is_cut`, its lengths were cut to what the model has room for.
+    """
 
     model: str
     num_parameters: int
@@ -105,15 +115,17 @@ class EngineMeasurements:
     load: Load
     concurrency: dict[int, UnderLoad]
     samples: str
+    is_cut: bool = False
 
     def lines(self) -> list[tuple[str, str]]:
         """On what and how it was measured: names and values."""
         config, load = self.config, self.load
+        cut = ", cut to fit into the context" if self.is_cut else ""
         return [
             ("model", f"{self.model}, {self.num_parameters / 1e6:.1f} million parameters"),
             ("run on", f"{config.device} ({config.isa}), {config.threads} threads"),
             ("with", f"{config.cache_dtype} cache, {config.head} head, greedy, no drafts" + rounding(config)),
-            ("requests", f"{load.shortest} to {load.longest} tokens of prompt, as many of answer"),
+            ("requests", f"{load.shortest} to {load.longest} tokens of prompt, as many of answer{cut}"),
             ("samples", self.samples),
         ]
 
@@ -126,6 +138,8 @@ class EngineMeasurements:
         """The numbers, in the units that the names tell; speeds are tokens a second."""
         return {
             "concurrency": {str(count): each.as_json() for count, each in self.concurrency.items()},
+            "shortest": self.load.shortest,
+            "longest": self.load.longest,
             **conditions(self.model, self.config, self.samples),
         }
 
@@ -136,17 +150,15 @@ def measure_engine(
     load: Load | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineMeasurements:
-    """Load the model under a path and measure its engine under load.
+    """Load the model under a path and measure its engine under load, cut to what fits into the context.
 
     Each sample of the engine has one of the bare model behind it, and both count or neither. Raises what loading
     raises, InvalidParams where the load does not fit the model, and OutOfMemory where the cache has no room for it.
     """
-    load, folder = load or Load(), Path(path).resolve()
+    wanted, folder = load or Load(), Path(path).resolve()
     checkpoint = open_checkpoint(folder)
     config = resolved(checkpoint, config or EngineConfig.from_env())
-    room = checkpoint.config.max_positions
-    if 2 * load.longest > room:
-        raise InvalidParams(f"the context has {room} tokens: give shorter prompts and answers than {load.longest}")
+    load = wanted.fitting(checkpoint.config.max_positions)
     tokenizer = load_tokenizer(checkpoint)
     with UnderTest(load_model(checkpoint, config, progress), tokenizer, load) as under_test:
         sampler = Sampler(num_samples=load.num_samples, min_s=load.min_sample_s)
@@ -158,6 +170,7 @@ def measure_engine(
             load=load,
             concurrency={count: under_test.measure(sampler, count) for count in load.streams},
             samples=sampler.summary(),
+            is_cut=load != wanted,
         )
 
 

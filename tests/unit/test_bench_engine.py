@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from scripted import ScriptedModel
@@ -31,6 +34,17 @@ def test_streams_are_measured_beside_the_bare_model():
         "tokens_s", "bare_tokens_s", "of_bare", "overhead",
         "first_token_p50_ms", "first_token_p95_ms", "gap_p50_ms", "gap_p95_ms",
     }  # fmt: skip
+
+
+def test_lengths_are_cut_to_a_short_context_and_that_is_told(tmp_path):
+    folder = tmp_path / "short"
+    shutil.copytree(find_model("default"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 9}))
+    result = measure_engine(folder, EngineConfig(threads=1), Load(streams=(1,), num_samples=1, min_sample_s=0))
+    assert dict(result.lines())["requests"] == "4 to 4 tokens of prompt, as many of answer, cut to fit into the context"
+    assert (result.as_json()["shortest"], result.as_json()["longest"]) == (4, 4)
+    assert Load().fitting(200) == Load(longest=100) and Load().fitting(256) == Load()
 
 
 def test_milliseconds_and_percent_are_shown():
@@ -89,8 +103,8 @@ def test_an_impossible_load(wrong):
 
 
 def test_a_load_that_does_not_fit_the_model(tokenizer):
-    with pytest.raises(InvalidParams, match="give shorter prompts"):
-        measure_engine(find_model("default"), load=Load(longest=100_000))
+    with pytest.raises(InvalidParams, match="nothing fits: the context has 1 tokens"):
+        Load().fitting(1)
     with pytest.raises(InvalidParams, match="at most 8"):
         UnderTest(ScriptedModel(), tokenizer, Load(streams=(9,)))
     with pytest.raises(OutOfMemory, match="3 streams twice"):

@@ -80,10 +80,10 @@ def bench(
     two billion parameters.
 
     With --concurrency, the engine under load instead: each stream sends its next request when the last has ended, with
-    64 to 128 random tokens of prompt and as many of answer. Tokens a second beside the same work on the model alone,
-    and in milliseconds, median and 95th percentile, the time to the first token and the gaps between tokens, as the
-    reader gets them; "overhead" is the share of the time in which the model does not compute. Takes several minutes for
-    two billion parameters.
+    64 to 128 random tokens of prompt and as many of answer, or as the context has room for. Tokens a second beside the
+    same work on the model alone, and in milliseconds, median and 95th percentile, the time to the first token and the
+    gaps between tokens, as the reader gets them; "overhead" is the share of the time in which the model does not
+    compute. Takes several minutes for two billion parameters.
     """
     from bitnet_inference.bench import measure
     from bitnet_inference.bench_engine import measure_engine
