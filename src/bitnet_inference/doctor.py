@@ -3,8 +3,10 @@ kept beside it, and what the machine can do. For `bitnet doctor`."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -17,15 +19,16 @@ from bitnet_inference import native
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import load_model
 from bitnet_inference.backends.table import overview
-from bitnet_inference.config import ISAS, EngineConfig, available_bytes, num_cores
+from bitnet_inference.config import ISAS, EngineConfig, available_bytes, num_cores, num_processors
 from bitnet_inference.doctor_checks import CHECKS
-from bitnet_inference.errors import BitNetError, ModelError
+from bitnet_inference.errors import BitNetError, ModelError, OutOfMemory, Unavailable
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Batch
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.probe import Sampler, make_limits, median
 
 GOLDEN = "golden.json"
+SHORT = "not checked: memory ran out: free memory"
 NUM_PROMPT, NUM_STEPS = 40, 8  # tokens computed at once, and then one by one
 _AVX2 = ("avx2", "fma", "f16c")
 # What the paths need, by its name in /proc/cpuinfo, and where.
@@ -63,19 +66,23 @@ def diagnose(config: EngineConfig | None = None, folder: Path | None = None) -> 
         "machine": _machine(config),
         "backends": overview(),
     }
-    return Diagnosis(groups, [*problems, *wrong_logits])
+    return Diagnosis(groups, [*problems, *(line for line in wrong_logits if line not in problems)])
 
 
-def differences(results: Mapping[str, Mapping[str, bytes]]) -> list[str]:
-    """A line for each result that is not the generic one, and what to do. `results`: by path, by name of the check."""
+def differences(results: Mapping[str, Mapping[str, bytes | None]]) -> list[str]:
+    """A line for each result that is not the generic one, and what to do. `results`: by path, by name of the check.
+
+    And one for all that are None, for want of memory.
+    """
     truth = results["generic"]
-    wrong = {isa: [name for name in truth if found.get(name) != truth[name]] for isa, found in results.items()}
+    wrong = {isa: [name for name in truth if _differs(found, truth, name)] for isa, found in results.items()}
     safe = next(isa for isa, names in wrong.items() if not names)  # the generic one at the latest
-    return [
+    lines = [
         f"{isa}: {name} differs from generic: do not trust this machine or build; set BITNET_ISA={safe}"
         for isa, names in wrong.items()
         for name in names
     ]
+    return [*lines, SHORT] if any(None in found.values() for found in results.values()) else lines
 
 
 def logits_differences(expected: str, found: Mapping[str, str]) -> list[str]:
@@ -140,37 +147,57 @@ def check_golden(folder: Path, config: EngineConfig) -> tuple[str, list[str]]:
         return "not checked", [f"{folder}: the weights are not those of {GOLDEN}: install the package again"]
     found: dict[str, str] = {}
     problems: list[str] = []
+    unknown: list[str] = []
     for isa in native.isas():
         try:
             found[isa] = logits_sum(folder, token_ids, EngineConfig(device="cpu", isa=isa, threads=config.threads))
         except ModelError as error:  # of its files, not of this machine
             return "not checked", [f"the default model cannot be read: install the package again ({error})"]
-        except (BitNetError, ValueError, RuntimeError) as error:
-            problems.append(f"{isa}: the default model fails: {error}: do not trust this machine or build")
+        except Unavailable as error:  # the system gives no threads
+            unknown = [f"not checked: {error}"]
+        except (BitNetError, MemoryError, ValueError, RuntimeError) as error:
+            if _is_short(error):
+                unknown = [SHORT]
+            else:
+                problems.append(f"{isa}: the default model fails: {error}: do not trust this machine or build")
     problems += logits_differences(expected, found)
-    if problems:
-        return "WRONG", problems
+    if problems or unknown:
+        return "WRONG" if problems else "not checked", problems + unknown
     return f"{len(token_ids)} tokens of the default model: the same bits on {', '.join(found)}", []
 
 
 def _model_sum(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    with (folder / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _kernel_results(isa: str) -> dict[str, bytes]:
-    """The result of every check; an error's text where there is none, which then differs."""
-    results = {}
+def _kernel_results(isa: str) -> dict[str, bytes | None]:
+    """The result of every check; an error's text where there is none, which then differs; None without memory."""
+    results: dict[str, bytes | None] = {}
     for name, check in CHECKS.items():
         try:
             results[name] = check(isa)
-        except (ValueError, RuntimeError) as error:
-            results[name] = f"{isa}: {error}".encode()
+        except (MemoryError, ValueError, RuntimeError) as error:
+            results[name] = None if _is_short(error) else f"{isa}: {error}".encode()
     return results
 
 
-def _verdict(name: str, results: Mapping[str, Mapping[str, bytes]]) -> str:
-    wrong = [isa for isa, found in results.items() if found[name] != results["generic"][name]]
-    return f"WRONG on {', '.join(wrong)}" if wrong else f"the same bits on {', '.join(results)}"
+def _is_short(error: Exception) -> bool:
+    """Whether memory ran out, or no thread could start, which is no fault of the machine."""
+    return isinstance(error, MemoryError | OutOfMemory) or os.strerror(errno.EAGAIN) in str(error)
+
+
+def _differs(found: Mapping[str, bytes | None], truth: Mapping[str, bytes | None], name: str) -> bool:
+    one, other = found.get(name, b""), truth[name]
+    return one is not None and other is not None and one != other
+
+
+def _verdict(name: str, results: Mapping[str, Mapping[str, bytes | None]]) -> str:
+    wrong = [isa for isa, found in results.items() if _differs(found, results["generic"], name)]
+    if wrong:
+        return f"WRONG on {', '.join(wrong)}"
+    is_known = all(found[name] is not None for found in results.values())
+    return f"the same bits on {', '.join(results)}" if is_known else "not checked"
 
 
 def _about(isa: str, wanted: str, chosen: str) -> str:
@@ -202,19 +229,33 @@ def _cpu_features() -> set[str]:
 
 def _machine(config: EngineConfig) -> list[tuple[str, str]]:
     threads = config.threads or 1
-    counts = sorted({1, threads})
-    samplers = [Sampler(make_limits(count), config.isa, num_samples=3, min_s=0) for count in counts]
+    lines = [
+        ("cores", f"{num_cores()} that this process may use, {threads} threads"),
+        ("memory", f"{told_bytes(available_bytes())} free for this process"),
+    ]
+    try:
+        return lines + _speeds(config.isa, threads)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_short(error):
+            raise
+        return [*lines, ("speeds", SHORT)]
+
+
+def _speeds(isa: str, threads: int) -> list[tuple[str, str]]:
+    counts = [count for count in sorted({1, threads}) if count <= num_processors()]
+    samplers = [Sampler(make_limits(count), isa, num_samples=3, min_s=0) for count in counts]
     for sampler in samplers:
         sampler.measure(lambda: None)
     speeds = [median(sampler.all, lambda sample: sample.bandwidth) / 1e9 for sampler in samplers]
     peaks = [median(sampler.all, lambda sample: sample.int8_peak) / 1e9 for sampler in samplers]
     lines = [
-        ("cores", f"{num_cores()} that this process may use, {threads} threads"),
-        ("memory", f"{told_bytes(available_bytes())} free for this process"),
-        *((f"{count} threads", f"{gb:.1f} GB/s read, {gmac:.0f} billion int8 multiply-adds/s ({config.isa})")
-          for count, gb, gmac in zip(counts, speeds, peaks, strict=True)),
-    ]  # fmt: skip
-    if threads > 1:
+        (f"{count} threads", f"{gb:.1f} GB/s read, {gmac:.0f} billion int8 multiply-adds/s ({isa})")
+        for count, gb, gmac in zip(counts, speeds, peaks, strict=True)
+    ]
+    if threads not in counts:  # they wait for each other, in a probe as in a step
+        most = f"the {num_processors()} processors that this process may use"
+        lines.append((f"{threads} threads", f"not probed: more than {most}"))
+    elif threads > 1:
         lines.append(("scaling", _scaling(threads, peaks[-1] / peaks[0])))
     if any(sample.is_disturbed for sampler in samplers for sample in sampler.all):
         lines.append(("disturbed", "other processes ran: the speeds are too low"))

@@ -1,6 +1,8 @@
 """The doctor finds what is wrong. Its own checks run every path, so this runs under every BITNET_ISA."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from bitnet_inference.doctor import (
     logits_sum,
     write_golden,
 )
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, Unavailable
 from bitnet_inference.model_folder import find_model
 
 MODEL = Path(__file__).parents[1] / "golden" / "bitnet-packed"
@@ -135,6 +137,44 @@ def test_a_wrong_kernel_is_a_line_and_exit_code_1(monkeypatch):
             for name in ("sums", "products"):
                 assert f"bitnet: {isa}: {name} differs from generic: do not trust" in result.stderr
         assert "set BITNET_ISA=generic" in result.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError(os.strerror(errno.EAGAIN))])
+def test_want_of_memory_is_one_line_and_no_fault_of_the_machine(monkeypatch, folder, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("bitnet_inference.doctor.CHECKS", {"sums": lambda isa: b"1", "products": fails})
+    monkeypatch.setattr("bitnet_inference.doctor.load_model", fails)
+    monkeypatch.setattr("bitnet_inference.doctor.make_limits", fails)
+    found = diagnose(EngineConfig(threads=1), folder)
+    assert found.problems == ["not checked: memory ran out: free memory"]
+    results = dict(found.groups["results"])
+    assert results["sums"].startswith("the same bits on")
+    assert results["products"] == results["golden logits"] == "not checked"
+    assert dict(found.groups["machine"])["speeds"] == found.problems[0]
+
+
+def test_want_of_threads_is_no_fault_of_the_machine(monkeypatch, folder):
+    def fails(*_):
+        raise Unavailable("cpu", "no threads")
+
+    monkeypatch.setattr("bitnet_inference.doctor.load_model", fails)
+    told = "not checked: backend 'cpu' is not available: no threads"
+    assert check_golden(folder, EngineConfig(threads=1)) == ("not checked", [told])
+
+
+def test_what_is_wrong_is_told_where_memory_ran_out_too():
+    found = {"avx512": {"sums": b"1"}, "avx2": {"sums": None}, "generic": {"sums": b"2"}}
+    wrong, short = differences(found)
+    assert wrong.startswith("avx512: sums differs") and short == "not checked: memory ran out: free memory"
+
+
+def test_more_threads_than_processors_are_not_probed(monkeypatch, folder):
+    monkeypatch.setattr("bitnet_inference.doctor.num_processors", lambda: 1)
+    machine = dict(diagnose(EngineConfig(threads=2), folder).groups["machine"])
+    assert "GB/s read" in machine["1 threads"] and "scaling" not in machine
+    assert machine["2 threads"] == "not probed: more than the 1 processors that this process may use"
 
 
 def test_an_instruction_set_that_is_not_here_is_refused():
