@@ -117,7 +117,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> None:
-    """Write the checkpoint into a folder, which is made. Raises ValueError for a peak that the shape cannot have."""
+    """Write the checkpoint into a folder, which is made.
+
+    Raises OSError, and before anything is written ValueError for a wrong seed or a peak that the shape cannot have.
+    """
     config = SHAPES[shape]
     fields = Fields(folder / "config.json", config)
     quantization = read_quantization(fields)
@@ -143,9 +146,9 @@ def main() -> None:
     start = time.perf_counter()
     try:
         synthesize(arguments.shape, arguments.folder, arguments.seed, arguments.peak)
-    except ValueError as error:
-        parser.error(str(error))
-    size = (arguments.folder / "model.safetensors").stat().st_size
+        size = (arguments.folder / "model.safetensors").stat().st_size
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"synthesize.py: {error}\n")
     print(f"{arguments.folder}: {size / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s")
 
 

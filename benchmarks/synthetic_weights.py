@@ -60,7 +60,10 @@ def write_safetensors(path: Path, entries: Iterable[Entry]) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The tensors of a model. Raises ValueError for a peak above sqrt(hidden size), where nothing but it is left."""
+    """The tensors of a model. Raises ValueError for a peak above sqrt(hidden size), where nothing but it is left.
+
+    And for a seed below 0, which no generator takes.
+    """
 
     config: ModelConfig
     quantization: Quantization | None
@@ -68,9 +71,11 @@ class Recipe:
     peak: float
 
     def __post_init__(self) -> None:
-        """Check the peak."""
+        """Check peak and seed."""
         if not 1 <= self.peak < math.sqrt(self.config.hidden_size):
             raise ValueError(f"peak is {self.peak}: from 1 to below {math.sqrt(self.config.hidden_size):.1f}")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}: give 0 or more")
 
     def tensors(self) -> Iterator[Entry]:
         """Every tensor of the file, in order."""

@@ -68,6 +68,24 @@ def test_an_impossible_peak_is_refused(synthesize, tmp_path):
         synthesize.synthesize("tiny", tmp_path, peak=16)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--seed=-1"], "seed is -1: give 0 or more"), (["--peak=nan"], "peak is nan"), ([], "File exists: ")],
+)
+def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
+    synthesize, tmp_path, monkeypatch, capsys, options, message
+):
+    target = tmp_path / "model"
+    if not options:
+        target.write_text("a file")
+    monkeypatch.setattr("sys.argv", ["synthesize.py", "--shape=tiny", *options, str(target)])
+    with pytest.raises(SystemExit) as caught:
+        synthesize.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and line.startswith("synthesize.py: ") and message in line
+    assert not target.is_dir()
+
+
 def test_the_2b_shape_has_the_configuration_of_the_real_file(synthesize):
     config = synthesize.SHAPES["bitnet-2b-4t"]
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
