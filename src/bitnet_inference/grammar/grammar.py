@@ -21,9 +21,8 @@ MAX_RULES = 500  # some thousands in a chain overflow the library's stack
 
 _RULE_SIGNS = re.compile(r"[:(\[]")
 _LENIENT = re.compile(r'"(?:lenient|coerce_one_of)"\s*:\s*true')  # would ignore parts of a schema
-# What else may hold the word, and the word in front of a schema.
-_LARK_JSON = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/|(?P<json>%json\s*)')
-_GBNF_PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|#[^\n]*|[A-Za-z_][\w-]*')
+_LARK_JSON = re.compile(r"%json\s*")
+_GBNF_PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|#[^\n]*|[A-Za-z_][\w-]*')
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 _NO_EFFECT = re.compile(r"\b(?:temperature|stop)\s*=(?=[^\n]*\]\s*:)")
 
@@ -147,19 +146,20 @@ def _read_lark(lark: object) -> str:
 
 
 def _with_readable_schemas(lark: str) -> str:
-    """The schemas in it are checked as others are, and in words that the library reads rightly."""
+    """The schemas in it are checked as others are, and in words that the library reads rightly.
+
+    Also what only seems to be one, in a string or a comment: who is to tell that as the library does?
+    """
     parts, at = [], 0
     while found := _LARK_JSON.search(lark, at):
         parts.append(lark[at : found.end()])
-        at = found.end()
-        if found["json"]:
-            try:
-                schema, at = json.JSONDecoder().raw_decode(lark, at)
-            except (ValueError, RecursionError) as error:
-                raise InvalidParams(f"grammar: lark: no JSON stands behind %json ({error}): correct it") from None
-            checked = parsed_schema(schema)
-            check_schema(checked)
-            parts.append(json.dumps(readable_schema(checked)))
+        try:
+            given, at = json.JSONDecoder().raw_decode(lark, found.end())
+        except (ValueError, RecursionError) as error:
+            raise InvalidParams(f"grammar: lark: no JSON stands behind %json ({error}): correct it") from None
+        schema = parsed_schema(given)
+        check_schema(schema)
+        parts.append(json.dumps(readable_schema(schema)))
     return "".join([*parts, lark[at:]])
 
 
