@@ -71,6 +71,7 @@ DOORS = {
     "pydantic": "server/",
     "starlette": "server/",
     "uvicorn": "server/run.py",
+    "httptools": "server/run.py",
     "httpx2": "hub/client.py",
     "huggingface_hub": "hub/client.py",
     "jinja2": "text/chat.py",
@@ -88,7 +89,7 @@ DOORS = {
     "typer": "cli/",
     "zstandard": "formats/compressed.py",
 }
-UNSEEN = ("httptools", "uvloop")  # uvicorn takes them where they are
+UNSEEN = ("uvloop",)  # uvicorn takes it where it is
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
 # "path" or "path:function" -> why it is longer. Better split it by meaning.
 LONGER: dict[str, str] = {}

@@ -8,8 +8,10 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -31,7 +33,8 @@ class TooLong(Exception):
 class PatientProtocol(HttpToolsProtocol):
     """HTTP whose patience has an end: with heads that do not come, or do not end, and with ever more connections.
 
-    And with bodies that go on after the answer, and with clients that do not read.
+    And with bodies that go on after the answer, and with clients that do not read. It stays HTTP/1.1, whatever a client
+    would like to upgrade to: such a request is answered as it stands, with its body.
     """
 
     options = ServerOptions()
@@ -54,6 +57,22 @@ class PatientProtocol(HttpToolsProtocol):
         self._reader_is_back()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """What the client sends."""
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:  # for the parser all behind the head is not HTTP
+                    rest = rest[upgrade.args[0] :]
+                    if self._is_to_stay():
+                        self._read_head_again()
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
@@ -73,7 +92,13 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._stop_waiting()
-        super().on_headers_complete()
+        if not self._is_to_stay():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is there."""
+        if not self._is_to_stay():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """The answer is out. A client that goes on sending may do so until it has seen that."""
@@ -90,6 +115,20 @@ class PatientProtocol(HttpToolsProtocol):
         """It has read on."""
         self._reader_is_back()
         super().resume_writing()
+
+    def _is_to_stay(self) -> bool:
+        """Whether the head that is there asks for another protocol, and so has to be read again without that."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _read_head_again(self) -> None:
+        """Without what it would like to upgrade to: the parser then reads on, as HTTP/1.1."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        with suppress(AttributeError):  # as uvicorn's own; httptools has it since 0.6.3
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def _reader_is_back(self) -> None:
         if self._reader_timer is not None:
@@ -197,6 +236,7 @@ def make_server(
         host=listening.host,
         port=listening.port,
         http=type("Protocol", (PatientProtocol,), {"options": options}),
+        ws="none",  # else a WebSocket library, where there is one, takes connections over, and they have no limits
         lifespan="off",
         log_level="error",
         access_log=False,

@@ -1,0 +1,74 @@
+"""HTTP/1.1 on the wire, for clients that would rather have another protocol or an older one, or that send ahead."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+
+import pytest
+from conftest import Running
+
+BODY = json.dumps({"prompt": "Once upon", "max_tokens": 2}).encode()
+PLAIN = b"Content-Length: %d\r\n" % len(BODY)
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+WEBSOCKET = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+LAST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def post(headers: bytes, version: bytes = b"1.1") -> bytes:
+    """The head of a request for a completion."""
+    return b"POST /v1/completions HTTP/%s\r\nHost: localhost\r\nContent-Type: application/json\r\n%s\r\n" % (
+        version,
+        headers,
+    )
+
+
+def sent(server: Running, packets: Sequence[bytes]) -> bytes:
+    """What a connection that sends this gets until it is closed."""
+    with socket.create_connection(server.address[:2], timeout=20) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        received = b""
+        for packet in packets:
+            connection.sendall(packet)
+        while part := connection.recv(1 << 16):
+            received += part
+        return received
+
+
+@pytest.mark.parametrize("upgrade", [H2C, WEBSOCKET, b"Connection: keep-alive, upgrade\r\nUpgrade: TLS/1.3\r\n"])
+@pytest.mark.parametrize(("framing", "body"), [(PLAIN, BODY), (CHUNKED, CHUNKS)])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_who_would_upgrade_is_answered_with_his_body_and_may_go_on(
+    running: Running, upgrade: bytes, framing: bytes, body: bytes, is_split: bool
+) -> None:
+    head = post(upgrade + framing)
+    packets = [head[:30], head[30:-2], head[-2:-1], head[-1:], body[:5], body[5:], LAST] if is_split else [head + body]
+    received = sent(running, packets if is_split else [*packets, LAST])
+    assert received.count(b"HTTP/1.1 200 OK") == 2 and b'"completion_tokens":2' in received
+    assert received.endswith(b"}") and b'"object":"list"' in received
+
+
+def test_who_would_upgrade_may_send_ahead_and_may_close(running: Running) -> None:
+    one = post(H2C + PLAIN) + BODY
+    assert sent(running, [one * 3 + LAST]).count(b"HTTP/1.1 200 OK") == 4
+    assert sent(running, [post(b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n" + PLAIN) + BODY]).count(b" 200 ") == 1
+
+
+def test_who_would_upgrade_has_the_limits_of_all(running: Running) -> None:
+    flood = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(100))
+    assert not sent(running, [post(H2C + flood)]).startswith(b"HTTP/1.1 200")
+    assert b" 400 " in sent(running, [post(H2C + PLAIN + CHUNKED) + CHUNKS])
+
+
+def test_no_library_takes_a_connection_over(running: Running) -> None:
+    assert running.server.config.ws_protocol_class is None
+
+
+def test_a_tunnel_is_refused(running: Running) -> None:
+    assert b" 400 " in sent(running, [b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n" + LAST])
