@@ -9,7 +9,7 @@ from text_samples import BOS, EOS, TEMPLATE, TURN, around, byte_level_json, sent
 from tokenizers import models
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
-from bitnet_inference.text.tokenizer import LONG_TEXT, Tokenizer
+from bitnet_inference.text.tokenizer import HUGE_TEXT, LONG_TEXT, MAX_HUGE, Tokenizer
 
 
 @pytest.fixture
@@ -270,6 +270,44 @@ def test_broken_files_are_named(tmp_path, file, content, message):
     with pytest.raises(FormatError) as caught:
         Tokenizer.from_folder(folder)
     assert f"{folder / file}: {message}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_only_so_many_huge_texts_are_encoded_at_a_time(tokenizer):
+    class Waits:
+        """Stands for the library: does not return until it may."""
+
+        def __init__(self):
+            self.num_inside, self.most_inside = 0, 0
+            self.entered, self.may_return, self.lock = threading.Semaphore(0), threading.Event(), threading.Lock()
+
+        def encode_batch_fast(self, texts, add_special_tokens):
+            with self.lock:
+                self.num_inside += 1
+                self.most_inside = max(self.most_inside, self.num_inside)
+            self.entered.release()
+            self.may_return.wait()
+            with self.lock:
+                self.num_inside -= 1
+            return plain.encode_batch_fast([text[:LONG_TEXT] for text in texts], add_special_tokens=False)
+
+        def encode(self, text, add_special_tokens):
+            return plain.encode(text, add_special_tokens=False)
+
+    plain, waits = tokenizer._rust, Waits()
+    tokenizer._rust = waits
+    threads = [threading.Thread(target=tokenizer.encode, args=("x" * HUGE_TEXT,)) for _ in range(4 * MAX_HUGE)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(MAX_HUGE):
+            waits.entered.acquire()
+        short = tokenizer.encode("short")
+    finally:
+        waits.may_return.set()
+        for thread in threads:
+            thread.join()
+    assert plain.decode(short) == "short"
+    assert waits.most_inside == MAX_HUGE and waits.num_inside == 0
 
 
 def test_templates_come_from_the_configuration_and_from_files(tmp_path):

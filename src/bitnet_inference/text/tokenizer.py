@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import operator
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,8 @@ from bitnet_inference.text.pieces import Decoding, read_decoding
 from bitnet_inference.text.vocab import END_OF_TURN, text_files
 
 LONG_TEXT = 1 << 13  # characters
+# A text takes a hundred times its length while it is encoded: of those that are huge only so many at a time.
+HUGE_TEXT, MAX_HUGE = 1 << 17, 2
 MAX_VOCAB_SIZE = 1 << 21  # as in formats/sizes.py; some steps take memory for every id below the highest
 
 Result = TypeVar("Result")
@@ -42,6 +46,7 @@ class Tokenizer:
         self.generation: Mapping[str, Any] = files.generation
         self._file = files.path / "tokenizer.json" if files.path.is_dir() else files.path
         self._rust = self._at_the_door(lambda: _load(files))
+        self._huge = threading.Semaphore(MAX_HUGE)
         self._read_vocabulary()
         self.bos_id = self._named_id("bos_token")
         self.eos_ids = self._read_eos_ids()
@@ -171,7 +176,8 @@ class Tokenizer:
         if len(text) < LONG_TEXT:
             return self._at_the_door(lambda: rust.encode(text, add_special_tokens=False).ids)
         # Only batches let other threads run meanwhile. They start threads too, which short texts do without.
-        return self._at_the_door(lambda: rust.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        with self._huge if len(text) >= HUGE_TEXT else nullcontext():
+            return self._at_the_door(lambda: rust.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _checked(self, token_id: int) -> int:
         try:
