@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ _HERMES_OPEN = "<tool_call>"
 # Strings may hold tags.
 _HERMES_CALL = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
 _BETWEEN = re.compile(r"[\s;]*")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 # Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form. No text begins
 # with what _llama_calls skips.
 _FORCED: Mapping[Style, str] = {"llama": "start: @call", "hermes": r'start: "<tool_call>\n" @call "\n</tool_call>"'}
@@ -105,7 +107,7 @@ class Tools:
         arguments = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
         if not isinstance(name, str) or name not in self.functions or not isinstance(arguments, dict):
             raise ValueError("no call of a function that is known")
-        function: FunctionCall = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        function: FunctionCall = {"name": name, "arguments": _json(arguments)}
         return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
@@ -233,7 +235,7 @@ def _llama_calls(text: str) -> tuple[str, list[Any]]:
     """The values of a text that consists of nothing else; raises ValueError for any other."""
     text, values, place = text.strip().removeprefix(PYTHON_TAG), [], 0
     while (place := _after_gap(text, place)) < len(text):
-        value, place = json.JSONDecoder().raw_decode(text, place)
+        value, place = _strict_json().raw_decode(text, place)
         values.append(value)
     return "", values
 
@@ -244,4 +246,20 @@ def _after_gap(text: str, place: int) -> int:
 
 
 def _hermes_calls(text: str) -> tuple[str, list[Any]]:
-    return _HERMES_CALL.sub("", text).strip(), [json.loads(found) for found in _HERMES_CALL.findall(text)]
+    return _HERMES_CALL.sub("", text).strip(), [_strict_json().decode(found) for found in _HERMES_CALL.findall(text)]
+
+
+def _strict_json() -> json.JSONDecoder:
+    """JSON alone: without NaN and Infinity, and numbers that become one."""
+    return json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number:.80} is no number that JSON can hold")
+    return value
+
+
+def _json(value: Any) -> str:
+    """JSON as it is read best; half surrogate pairs, which no UTF-8 can hold, are escapes."""
+    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))

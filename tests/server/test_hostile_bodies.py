@@ -237,10 +237,11 @@ def test_a_wrong_request_loads_no_model(running: Running) -> None:
     assert refusal(app, "/v1/chat/completions", {"messages": TALK, "stop": [""]})["param"] == "stop"
 
 
-def test_half_a_surrogate_pair_that_a_model_wrote_can_be_sent() -> None:
+@pytest.mark.parametrize("value", ["\ud800 x", 10**30, -(10**30)])
+def test_half_a_surrogate_pair_and_a_huge_number_that_a_model_wrote_can_be_sent(value: Any) -> None:
     from bitnet_inference.server.sse import dumps
 
-    assert json.loads(dumps({"arguments": "\ud800 x"})) == {"arguments": "\ud800 x"}
+    assert json.loads(dumps({"arguments": value})) == {"arguments": value}
 
 
 def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def test_hermes_writes_tags_with_text_around():
     assert calls_in(text, "hermes") == ('"', [("weather", tagged)])
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity", "9" * 5000])
+def test_what_json_cannot_hold_is_no_call(number):
+    text = f'{{"name": "clock", "parameters": {{"x": [{number}]}}}}'
+    tagged = f"<tool_call>{text}</tool_call>"
+    assert calls_in(text, "llama") == (text, []) and calls_in(tagged, "hermes") == (tagged, [])
+    assert calls_in(text, "llama", "required") == calls_in(tagged, "hermes", "required") == ("", [])
+
+
+def test_arguments_are_json_that_can_be_sent():
+    text = r'{"name": "clock", "parameters": {"\udc00": "\ud800 \ud83e\udd8a é", "x": 123456789012345678901234567890}}'
+    _, (call,) = read_tools(TOOLS, None).find_calls(text, "llama")
+    arguments = call["function"]["arguments"]
+    assert arguments.encode().decode() == r'{"\udc00": "\ud800 🦊 é", "x": 123456789012345678901234567890}'
+    assert json.loads(arguments) == json.loads(text)["parameters"]
+
+
 def test_a_call_has_openais_shape():
     _, (call,) = read_tools(TOOLS, None).find_calls('{"name": "clock", "parameters": {}}', "llama")
     assert call["type"] == "function" and call["id"].startswith("call_")
