@@ -91,6 +91,17 @@ def test_keys_are_known_by_their_hashes(tmp_path: Path) -> None:
     assert call(gate, "/health")[0] == 200
 
 
+def test_one_good_key_lets_in_whatever_stands_beside_it() -> None:
+    gate = Gate(empty, ServerOptions(keys=read_keys(["first-secret", "schlüssel-東"])))
+    for good in ("first-secret", "schlüssel-東"):
+        for other in ("Basic YTpi", "Bearer wrong", "Bearer "):
+            assert call(gate, headers={"Authorization": other, "x-api-key": good})[0] == 200
+            assert call(gate, headers={"x-api-key": good, "Authorization": other})[0] == 200
+        assert call(gate, headers={"Authorization": f"Bearer {good}", "x-api-key": "none"})[0] == 200
+        assert call(gate, headers={"x-api-key": "none", "Authorization": f"Bearer {good}"})[0] == 200
+    assert call(gate, headers={"x-api-key": "wrong", "Authorization": "Bearer wrong"})[0] == 401
+
+
 @pytest.mark.parametrize("line", ["only-a-name", "name short", "name sha256:12", "na/me long-enough-key"])
 def test_a_line_that_is_no_key_is_refused_without_being_shown(tmp_path: Path, line: str) -> None:
     (tmp_path / "keys").write_text(f"{line}\n")

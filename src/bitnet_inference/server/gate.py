@@ -88,10 +88,10 @@ class Gate:
     def _caller(self, scope: Scope) -> str:
         if not self._options.keys:
             return ""
-        sent = _sent_key(scope)
-        key = None if sent is None else find_key(self._options.keys, sent)
+        sent = _sent_keys(scope)
+        key = next(filter(None, (find_key(self._options.keys, each) for each in sent)), None)
         if key is None:
-            why = "there is no API key: send Authorization: Bearer KEY" if sent is None else "the API key is not known"
+            why = "the API key is not known" if sent else "there is no API key: send Authorization: Bearer KEY"
             raise Failure(401, why, code="invalid_api_key")
         return key.name
 
@@ -171,15 +171,15 @@ def _check_host(scope: MutableMapping[str, Any], origins: Sequence[str]) -> None
         raise Failure(403, f"{why}: give --api-key or --cors-origin", code="unknown_host") from None
 
 
-def _sent_key(scope: MutableMapping[str, Any]) -> str | None:
-    """The key of a request, as OpenAI's clients or Anthropic's send it."""
+def _sent_keys(scope: MutableMapping[str, Any]) -> list[bytes]:
+    """The keys of a request, as OpenAI's clients or Anthropic's send one: some send both, and mean only one of them."""
+    sent: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        text = value.decode("latin-1")
-        if name == b"authorization" and text[:7].lower() == "bearer ":
-            return str(text[7:].strip())
-        if name == b"x-api-key":
-            return str(text)
-    return None
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            sent.setdefault(name, value[7:].strip())
+        elif name == b"x-api-key":
+            sent.setdefault(name, value)
+    return list(sent.values())
 
 
 def _content_length(scope: MutableMapping[str, Any]) -> int:

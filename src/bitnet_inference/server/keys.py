@@ -41,9 +41,9 @@ def read_keys(given: Iterable[str], file: Path | None = None) -> list[Key]:
     return keys
 
 
-def find_key(keys: Sequence[Key], sent: str) -> Key | None:
-    """The key that was sent, if it is one of these. Takes as long for any that is wrong."""
-    digest, found = hashlib.sha256(sent.encode(errors="surrogateescape")).digest(), None
+def find_key(keys: Sequence[Key], sent: bytes) -> Key | None:
+    """The key that was sent, in UTF-8, if it is one of these. Takes as long for any that is wrong."""
+    digest, found = hashlib.sha256(sent).digest(), None
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
