@@ -14,7 +14,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.models import Models
 from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, bind, read_keys
+from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.hosts import MAX_THREADS
 from bitnet_inference.server.journal import Journaled
+from bitnet_inference.server.stored import MAX_RUNNING, StoredResponses
 
 HERE = Path(__file__).parent
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -228,6 +230,29 @@ def test_one_caller_has_so_many_requests_at_a_time(strict: Running) -> None:
             post(f"{strict.url}/v1/completions", LONG)
         with caught.value as refused:
             assert refused.code == 429
+
+
+def test_a_response_in_the_background_counts_until_it_ends(strict: Running) -> None:
+    options: Any = {"model": "story", "input": "Tell me a story"}
+    with openai.OpenAI(base_url=f"{strict.url}/v1", api_key="none", max_retries=0) as client:
+        endless = client.responses.create(background=True, truncation="auto", **options)
+        for background in (True, False):
+            with pytest.raises(openai.RateLimitError, match="1 requests of yours are under way"):
+                client.responses.create(background=background, **options)
+        assert client.responses.retrieve(endless.id).status == "in_progress"
+        assert client.responses.cancel(endless.id).status == "cancelled"
+        assert client.responses.create(max_output_tokens=1, **options).status == "incomplete"
+
+
+def test_places_in_the_background_are_taken_before_anything_is_awaited() -> None:
+    kept = StoredResponses()
+    with ExitStack() as held:
+        for _ in range(MAX_RUNNING):
+            held.enter_context(kept.place())
+        with pytest.raises(Failure, match="run in the background"), kept.place():
+            pass
+    with kept.place():
+        pass
 
 
 def own(**options: Any) -> Running:

@@ -7,7 +7,7 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from bitnet_inference.server.sse import json_response
 
 CALLER = "bitnet.caller"  # in a scope: whose request it is, "" where there are no keys
 OPTIONS = "bitnet.options"  # in a scope: the ServerOptions
+PLACE = "bitnet.place"  # in a scope: an ExitStack, which ends what counts as under way; work that goes on may take it
 MAX_CALLERS = 100_000  # that are remembered at a time
 # Open to everybody: what watches over a server, and the page, which asks for the key.
 OPEN = ("/health", "/ready", "/version", "/", "/dashboard")
@@ -35,6 +36,15 @@ class Account:
     num_running: int = 0
     allowance: float = 0.0
     filled_at: float = 0.0
+
+    @contextmanager
+    def running(self, num_requests: int) -> Iterator[None]:
+        """So many more are under way meanwhile."""
+        self.num_running += num_requests
+        try:
+            yield
+        finally:
+            self.num_running -= num_requests
 
 
 class Gate:
@@ -78,12 +88,12 @@ class Gate:
             yield
             return
         account = self._account(scope[CALLER] or _address(scope))
-        self._charge(account)
-        account.num_running += 1
-        try:
+        # Who only asks how a response in the background goes on, or ends it, is not one more.
+        is_work = scope["method"] == "POST" and not path.endswith("/cancel")
+        self._charge(account, is_work)
+        with ExitStack() as scope[PLACE]:
+            scope[PLACE].enter_context(account.running(int(is_work)))
             yield
-        finally:
-            account.num_running -= 1
 
     def _caller(self, scope: Scope) -> str:
         if not self._options.keys:
@@ -101,10 +111,10 @@ class Gate:
         full = Account(allowance=float(self._options.requests_per_minute or 0), filled_at=self._clock())
         return self._accounts.setdefault(name, full)
 
-    def _charge(self, account: Account) -> None:
+    def _charge(self, account: Account, is_work: bool) -> None:
         """Take one request from what the caller may make; raises Failure."""
         most, per_minute = self._options.max_running, self._options.requests_per_minute
-        if most is not None and account.num_running >= most:
+        if is_work and most is not None and account.num_running >= most:
             why = f"{account.num_running} requests of yours are under way, at most {most} may be: wait for one to end"
             raise Failure(429, why, code="concurrency_limit", retry_after_s=1)
         if per_minute is None:

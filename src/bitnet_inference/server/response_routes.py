@@ -14,7 +14,7 @@ from starlette.responses import Response
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure, failure_of
-from bitnet_inference.server.gate import CALLER
+from bitnet_inference.server.gate import CALLER, PLACE
 from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
 from bitnet_inference.server.responses import Messages, ResponseAnswer, instructions, open_response
 from bitnet_inference.server.sse import json_response
@@ -94,8 +94,10 @@ def _previous(kept: StoredResponses, request: Request, body: InputTokensRequest)
 async def _in_background(
     answers: Answers, kept: StoredResponses, request: Request, body: ResponsesRequest, begin: Begin
 ) -> dict[str, Any]:
-    kept.check_room()
     async with AsyncExitStack() as held:
+        held.enter_context(kept.place())
+        if PLACE in request.scope:  # which is the caller's until the response has ended, not the request
+            held.enter_context(request.scope[PLACE].pop_all())
         answer = await answers.open(held, request, body, begin)
         stored = answer.stored("in_progress")
         stored.task = asyncio.create_task(_finish(answer, held.pop_all(), kept))

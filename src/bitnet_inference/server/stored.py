@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +42,18 @@ class StoredResponses:
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._num_bytes = 0
+        self._num_bytes = self._num_running = 0
 
-    def check_room(self) -> None:
-        """Raises Failure where too many are being made in the background."""
-        if sum(each.task is not None for each in self._kept.values()) >= MAX_RUNNING:
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one that is made in the background, for as long as that takes. Raises Failure: there is none."""
+        if self._num_running >= MAX_RUNNING:
             raise Failure(429, f"{MAX_RUNNING} responses run in the background: wait for one", code="queue_full")
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
 
     def keep(self, response: StoredResponse) -> None:
         """Keep it, also in place of an earlier state; the oldest ones that have ended give way."""
