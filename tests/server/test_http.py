@@ -72,3 +72,16 @@ def test_no_library_takes_a_connection_over(running: Running) -> None:
 
 def test_a_tunnel_is_refused(running: Running) -> None:
     assert b" 400 " in sent(running, [b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n" + LAST])
+
+
+def test_http_1_0_has_no_chunks(running: Running) -> None:
+    body = json.dumps({"prompt": "Once upon", "max_tokens": 3, "stream": True}).encode()
+    for connection in (b"", b"Connection: keep-alive\r\n"):
+        framing = connection + b"Content-Length: %d\r\n" % len(body)
+        head, _, events = sent(running, [post(framing, b"1.0") + body]).partition(b"\r\n\r\n")
+        assert b" 200 " in head and b"transfer-encoding" not in head and b"connection: close" in head
+        assert events.startswith(b"data: {") and events.endswith(b"}\n\ndata: [DONE]\n\n")
+    head, _, whole = sent(running, [post(PLAIN, b"1.0") + BODY]).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(whole) in head and json.loads(whole)["usage"]["completion_tokens"] == 2
+    head, _, nothing = sent(running, [b"HEAD /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n"]).partition(b"\r\n\r\n")
+    assert b" 200 " in head and not nothing

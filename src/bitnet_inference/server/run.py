@@ -13,7 +13,7 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.server.front import Front
@@ -92,8 +92,11 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._stop_waiting()
-        if not self._is_to_stay():
-            super().on_headers_complete()
+        if self._is_to_stay():
+            return
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self._answer_without_chunks(self.cycle)
 
     def on_message_complete(self) -> None:
         """The request is there."""
@@ -129,6 +132,17 @@ class PatientProtocol(HttpToolsProtocol):
         with suppress(AttributeError):  # as uvicorn's own; httptools has it since 0.6.3
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+
+    def _answer_without_chunks(self, cycle: RequestResponseCycle) -> None:
+        """As HTTP/1.0 wants it: where an answer has no length, it ends with its connection."""
+        given = cycle.send
+
+        async def send(message: Any) -> None:
+            cycle.chunked_encoding = False
+            cycle.expected_content_length = len(message.get("body", b""))  # what uvicorn checks, and else holds for 0
+            await given(message)
+
+        cycle.send = send  # type: ignore[method-assign]
 
     def _reader_is_back(self) -> None:
         if self._reader_timer is not None:
