@@ -85,3 +85,18 @@ def test_http_1_0_has_no_chunks(running: Running) -> None:
     assert b"content-length: %d" % len(whole) in head and json.loads(whole)["usage"]["completion_tokens"] == 2
     head, _, nothing = sent(running, [b"HEAD /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n"]).partition(b"\r\n\r\n")
     assert b" 200 " in head and not nothing
+
+
+@pytest.mark.parametrize("ahead", [LAST, post(PLAIN) + BODY, post(H2C + PLAIN) + BODY])
+def test_who_leaves_is_noticed_though_more_requests_wait(
+    running: Running, ahead: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"prompt": "Once", "stream": True, "ignore_eos": True, "overflow": "sliding"}).encode()
+    endless = post(b"Content-Length: %d\r\n" % len(body)) + body
+    with running.served.models.use("default") as llm:
+        with socket.create_connection(running.address[:2], timeout=20) as connection:
+            connection.sendall(endless + ahead)
+            assert b" 200 " in connection.recv(1 << 16)
+        while llm.is_busy:
+            pass
+    assert not caplog.records

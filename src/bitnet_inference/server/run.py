@@ -23,6 +23,7 @@ from bitnet_inference.server.options import Listening, ServerOptions
 LOG = logging.getLogger("bitnet.server")
 MAX_HEADER_BYTES = 64 << 10
 MAX_UNSENT_BYTES = 128 << 10
+MAX_AHEAD = 4  # requests behind the one that is answered; a client that sends more is read again once it has ended
 LINGER_S = 2.0  # what is sent behind the end of an answer is thrown away so long
 
 
@@ -41,6 +42,7 @@ class PatientProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None  # for the client to send
     _reader_timer: asyncio.TimerHandle | None = None  # for it to read
     _num_head_bytes = 0
+    _running: RequestResponseCycle | None = None  # uvicorn keeps the last that has come, which may wait behind it
 
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
@@ -56,6 +58,9 @@ class PatientProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self._reader_is_back()
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """What the client sends."""
@@ -97,6 +102,8 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self._answer_without_chunks(self.cycle)
+        if 0 < len(self.pipeline) <= MAX_AHEAD:
+            self.flow.resume_reading()  # who is not read is not seen leaving
 
     def on_message_complete(self) -> None:
         """The request is there."""
@@ -118,6 +125,10 @@ class PatientProtocol(HttpToolsProtocol):
         """It has read on."""
         self._reader_is_back()
         super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_to_stay(self) -> bool:
         """Whether the head that is there asks for another protocol, and so has to be read again without that."""
