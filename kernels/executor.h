@@ -169,7 +169,7 @@ class Program {
     void check(const Rows& rows, int64_t width);
     void check_written(const Rows& rows, int64_t width);
     void check(const Codes& codes, int64_t columns);
-    void check_codes(const Codes& codes, int64_t padded, int64_t columns);
+    void check_source(const Codes& codes, int64_t columns) const;
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 

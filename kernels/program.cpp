@@ -251,8 +251,7 @@ void Program::check(const Codes& codes, int64_t columns) {
 }
 
 // Of codes that are multiplied: a product in pairs has counted on all of their columns, which it must meet.
-void Program::check_codes(const Codes& codes, int64_t padded, int64_t columns) {
-    check(codes, padded);
+void Program::check_source(const Codes& codes, int64_t columns) const {
     const auto fits = [&](const auto& each) {
         const auto& [written, width] = each;
         return written.offset == codes.offset && written.padded == codes.padded && width <= columns;
@@ -310,10 +309,11 @@ void Program::rows_to_codes(RowsStep step, Codes out) {
 }
 
 void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
-    require(weight->is_packed(), "a part of the ternary weight was never packed");
-    check_codes(x, weight->padded_columns(), weight->columns());
+    check(x, weight->padded_columns());
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
+    require(weight->is_packed(), "a part of the ternary weight was never packed");
+    check_source(x, weight->columns());
     cost_ += weight->rows() * weight->columns();
     if (!weight->group_columns()) return push(std::make_unique<TernaryStep>(weight, x, out, residual));
     group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
@@ -330,11 +330,12 @@ void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* res
 }
 
 void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* residual) {
-    check_codes(x, weight->num_steps() * kStepColumns, weight->columns());
+    check(x, weight->num_steps() * kStepColumns);
     require(x.padded % 64 == 0, "codes of int8 products are padded to lines of 64");
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
     require(weight->low() != nullptr, "int8 products take 8 bits, not 6");
+    check_source(x, weight->columns());
     cost_ += weight->rows() * weight->columns();
     tile_tokens_ = kVectorsInTile;
     push(int8_step(weight, x, out, residual));
