@@ -26,33 +26,51 @@ inline void add_products(__m256i& sum, const __m256i& codes, const __m256i& acti
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(codes), "x"(activations));
 }
 
-// Sums of Q registers times T tokens over so many steps that they fit into int16. A step has R registers with four
-// fields of 2 bits, of which these are the ones from `first` on. The R / Q passes over the same steps share what is
-// fetched ahead. Calls use(token, register, sums in int32) in the end.
-template <int T, int Q, int R, class Use>
-BITNET_INLINE void pass(const uint8_t* w, const int8_t* a, int begin, int end, int first, const Use& use) {
-    const __m256i mask = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
+// Steps of R registers with four fields of 2 bits.
+template <int R>
+struct Packed {
+    static constexpr int kRegisters = R, kBytes = 32 * R;
+    BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
+        const __m256i x = load_register(w + 32 * r);
+        return _mm256_and_si256(p ? _mm256_srli_epi16(x, 2 * p) : x, _mm256_set1_epi8(3));
+    }
+    BITNET_INLINE static void fetch_step(const uint8_t* w) {
+#pragma GCC unroll 2
+        for (int line = 0; line < kBytes; line += 64) fetch_ahead(w + line);
+    }
+};
+
+// Steps of a group of rows with a byte for each field.
+struct Unpacked {
+    static constexpr int kRegisters = 4, kFieldBytes = 32 * kRegisters, kBytes = 4 * kFieldBytes;
+    BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
+        return load_register(w + kFieldBytes * p + 32 * r);
+    }
+    BITNET_INLINE static void fetch_step(const uint8_t*) {}
+};
+
+// Sums of Q registers times T tokens over so many steps that they fit into int16, of the registers from `first` on. The
+// passes over the same steps share what is fetched ahead. The activations for a field stand `stride` bytes apart. Calls
+// use(token, register, sums in int32) in the end.
+template <class Steps, int T, int Q, class Use>
+BITNET_INLINE void pass(const uint8_t* w, const int8_t* a, int stride, int begin, int end, int first, const Use& use) {
+    constexpr int R = Steps::kRegisters;
     __m256i sums[Q][T];
 #pragma GCC unroll 4
     for (int q = 0; q < Q; q++)
 #pragma GCC unroll 12
         for (int t = 0; t < T; t++) sums[q][t] = _mm256_setzero_si256();
-    w += begin * 32 * R, a += begin * 16 * T;
-    for (int s = begin; s < end; s++, w += 32 * R, a += 16 * T) {
-        if (Q == R || Q * s % R == first)
-#pragma GCC unroll 2
-            for (int line = 0; line < 32 * R; line += 64) fetch_ahead(w + line);
+    w += begin * Steps::kBytes, a += 4 * begin * stride;
+    for (int s = begin; s < end; s++, w += Steps::kBytes) {
+        if (Q == R || Q * s % R == first) Steps::fetch_step(w);
 #pragma GCC unroll 4
-        for (int p = 0; p < 4; p++) {
+        for (int p = 0; p < 4; p++, a += stride) {
             __m256i field[Q];
 #pragma GCC unroll 4
-            for (int q = 0; q < Q; q++) {
-                const __m256i x = load_register(w + 32 * (first + q));
-                field[q] = _mm256_and_si256(p ? _mm256_srli_epi16(x, 2 * p) : x, mask);
-            }
+            for (int q = 0; q < Q; q++) field[q] = Steps::field(w, p, first + q);
 #pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
-                const __m256i b = broadcast(a + 4 * (p * T + t));
+                const __m256i b = broadcast(a + 4 * t);
 #pragma GCC unroll 4
                 for (int q = 0; q < Q; q++) add_products(sums[q][t], field[q], b);
             }
@@ -61,7 +79,7 @@ BITNET_INLINE void pass(const uint8_t* w, const int8_t* a, int begin, int end, i
 #pragma GCC unroll 12
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
-        for (int q = 0; q < Q; q++) use(t, first + q, _mm256_madd_epi16(sums[q][t], ones));
+        for (int q = 0; q < Q; q++) use(t, first + q, _mm256_madd_epi16(sums[q][t], _mm256_set1_epi16(1)));
 }
 
 // Registers at a time of the R that a step has: twelve sums under way, and what they are made of, fill the registers.
@@ -70,40 +88,77 @@ constexpr int kAtOnce = T <= 2   ? R
                         : T <= 6 ? 2
                                  : 1;
 
-// acc[token][8 * R] of all steps. A function of its own: gcc 12 runs out of registers where several are put into one.
-template <int T, int R>
-[[gnu::noinline]] void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
-    constexpr int Q = kAtOnce<T, R>;
+// acc[token][8 * R] of all steps, which is added to what is there if `more`. A function of its own: gcc 12 runs out of
+// registers where several are put into one.
+template <class Steps, int T>
+BITNET_APART void tile(const uint8_t* w, const int8_t* a, int stride, int steps, int32_t* acc, bool more = false) {
+    constexpr int R = Steps::kRegisters, Q = kAtOnce<T, R>;
     for (int begin = 0; begin < steps; begin += kStepsBeforeWidening)
         for (int first = 0; first < R; first += Q)
-            pass<T, Q, R>(w, a, begin, least(steps, begin + kStepsBeforeWidening), first,
-                          [&](int t, int r, __m256i sum) {
-                              int32_t* out = acc + 8 * (t * R + r);
-                              if (begin) sum = _mm256_add_epi32(sum, load_register(out));
-                              _mm256_storeu_si256((__m256i*)out, sum);
-                          });
+            pass<Steps, T, Q>(w, a, stride, begin, least(steps, begin + kStepsBeforeWidening), first,
+                              [&](int t, int r, __m256i sum) {
+                                  int32_t* out = acc + 8 * (t * R + r);
+                                  if (begin || more) sum = _mm256_add_epi32(sum, load_register(out));
+                                  _mm256_storeu_si256((__m256i*)out, sum);
+                              });
 }
 
 // Kernels::group_tile: a group of columns is what fits into int16.
 template <int T>
-[[gnu::noinline]] void scaled_tile(const GroupTask& task) {
+BITNET_APART void scaled_tile(const GroupTask& task) {
     constexpr int R = 4, Q = kAtOnce<T, R>;
     const float* scales = task.scales;
     const int32_t* minus_sums = task.minus_sums;
     for (int begin = 0; begin < task.steps; begin += task.group_steps, scales += kGroupRows, minus_sums++)
         for (int first = 0; first < R; first += Q)
-            pass<T, Q, R>(task.weights, task.codes, begin, least(task.steps, begin + task.group_steps), first,
-                          [&](int t, int r, __m256i sum) {
-                              float* out = task.totals + 8 * (t * R + r);
-                              const __m256i minus = _mm256_set1_epi32(minus_sums[t * task.sums_stride]);
-                              const __m256 total = begin ? _mm256_loadu_ps(out) : _mm256_setzero_ps();
-                              const __m256 whole = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, minus));
-                              _mm256_storeu_ps(out, _mm256_fmadd_ps(whole, _mm256_loadu_ps(scales + 8 * r), total));
-                          });
+            pass<Packed<R>, T, Q>(task.weights, task.codes, 4 * T, begin, least(task.steps, begin + task.group_steps),
+                                  first, [&](int t, int r, __m256i sum) {
+                                      float* out = task.totals + 8 * (t * R + r);
+                                      const __m256i minus = _mm256_set1_epi32(minus_sums[t * task.sums_stride]);
+                                      const __m256 total = begin ? _mm256_loadu_ps(out) : _mm256_setzero_ps();
+                                      const __m256 whole = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, minus));
+                                      _mm256_storeu_ps(out,
+                                                       _mm256_fmadd_ps(whole, _mm256_loadu_ps(scales + 8 * r), total));
+                                  });
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
-    with_count<kMaxTileTokens>(tokens, [&](auto t) { tile<t.value, 4>(w, a, steps, acc); });
+    with_count<kMaxTileTokens>(tokens, [&](auto t) { tile<Packed<4>, t.value>(w, a, 4 * t.value, steps, acc); });
+}
+
+// Kernels::many_product: some steps of the weights after the others become bytes, once for all tokens. That saves the
+// shifts and masks of every tile, and two registers at a time share the broadcast activations of six tokens.
+constexpr int kUnpackedSteps = 40;  // 20 KB, which stay in the first cache
+constexpr int kUnpackedTokens = 6;
+
+void unpack(const uint8_t* w, int steps, uint8_t* to) {
+    for (int s = 0; s < steps; s++, w += kStepBytes, to += Unpacked::kBytes) {
+        Packed<4>::fetch_step(w);
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++)
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++)
+                _mm256_store_si256((__m256i*)(to + Unpacked::kFieldBytes * p + 32 * r), Packed<4>::field(w, p, r));
+    }
+}
+
+void unpacked_product(const ManyTask& task) {
+    alignas(64) uint8_t unpacked[kUnpackedSteps * Unpacked::kBytes];
+    for (int begin = 0; begin < task.steps; begin += kUnpackedSteps) {
+        const int steps = least(kUnpackedSteps, task.steps - begin);
+        unpack(task.weights + begin * kStepBytes, steps, unpacked);
+        each_tile(task, [&](int first, int tokens) {
+            const int8_t* codes = task.codes + first * task.padded + int64_t(begin) * kStepColumns * tokens;
+            const int parts = (tokens + kUnpackedTokens - 1) / kUnpackedTokens;
+            for (int i = 0; i < parts; i++) {
+                const int t = tokens * i / parts;
+                with_count<kUnpackedTokens>(tokens * (i + 1) / parts - t, [&](auto n) {
+                    tile<Unpacked, n.value>(unpacked, codes + 4 * t, 4 * tokens, steps,
+                                            task.acc + (first + t) * kGroupRows, begin);
+                });
+            }
+        });
+    }
 }
 
 void group_tile_in_int16(const GroupTask& task) {
@@ -114,8 +169,8 @@ void group_tile_in_int16(const GroupTask& task) {
 void head_sums2_in_int16(const HeadTask& task) {
     with_count<kVectorsInTile>(task.vectors, [&](auto v) {
         for (int i = 0; i < task.tiles; i++)
-            tile<v.value, 2>(task.weights2 + int64_t(i) * task.steps * kHeadBytes2, task.codes, task.steps,
-                             task.acc + i * kHeadTaskVectors * kHeadRows);
+            tile<Packed<2>, v.value>(task.weights2 + int64_t(i) * task.steps * kHeadBytes2, task.codes, 4 * v.value,
+                                     task.steps, task.acc + i * kHeadTaskVectors * kHeadRows);
     });
 }
 
@@ -146,7 +201,7 @@ inline void last_fields6(const uint8_t* w, __m256i* fields) {
 }
 
 template <int V>
-[[gnu::noinline]] void tile6(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
+BITNET_APART void tile6(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
     constexpr int Q = V <= 4 ? 2 : 1;
     for (int first = 0; first < 2; first += Q) {
         __m256i sums[Q][V];
@@ -205,6 +260,9 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
     static constexpr Kernels kernels = [] {
         Kernels own = make_kernels("avx2", ternary_tile, int8_peak);
         own.group_tile = group_tile_in_int16;
+        own.many_product = unpacked_product;
+        own.many_tokens = 18;
+        own.many_tile = kMaxTileTokens;
         own.head_sums6 = head_sums6_in_pairs;
         own.head_sums8 = head_sums8_in_parts<head_sums6_in_pairs, head_sums2_in_int16>;
         return own;

@@ -78,6 +78,8 @@ BITNET_INLINE FieldsOfU2 decode(const T5Decoder& decoder, const uint8_t* w, Halv
     return {{{first.first_four(), second.first_four()}}};
 }
 
+constexpr int kPairTile = 8;  // tokens
+
 // Some steps of a group, a byte a weight, and what w0 (w1 + 128) adds up to in each row.
 constexpr int kFieldBytes = 128, kExpandedBytes = 4 * kFieldBytes;
 constexpr int kChunkSteps = 40;  // of columns: 20 KB, which stay in the first cache
@@ -204,7 +206,7 @@ BITNET_APART void chunk_tile(const Chunk& chunk, const Span (&spans)[2], const i
 
 // Calls f with the fields of a step.
 template <class F>
-BITNET_INLINE void with_step(const PairTask& t, int step, const F& f) {
+BITNET_INLINE void with_step(const ManyTask& t, int step, const F& f) {
     if (!t.is_t5) return f(FieldsOfU2{load(t.weights + step * kStepBytes)});
     const T5Decoder decoder;
     const int four = t.steps / kBlockSteps * 4;
@@ -240,7 +242,7 @@ BITNET_INLINE void add_correction(Halves& sums, const Fields& step, const int8_t
 }
 
 // Pairs of one token whose factors are not bytes: so many that all its products are summed again, or a few.
-void correct(const PairTask& t, const uint16_t* list, const int8_t* codes, int stride, int32_t* acc) {
+void correct(const ManyTask& t, const uint16_t* list, const int8_t* codes, int stride, int32_t* acc) {
     Halves sums = kNoSums;
     const bool all = list[0] > kPairList;
     for (int s = 0; all && s < t.steps; s++)
@@ -258,16 +260,8 @@ void correct(const PairTask& t, const uint16_t* list, const int8_t* codes, int s
     }
 }
 
-template <class F>
-BITNET_INLINE void each_tile(const PairTask& t, const F& f) {
-    for (int i = 0; i < t.tiles; i++) {
-        const int first = int(int64_t(t.tokens) * i / t.tiles);
-        f(first, int(int64_t(t.tokens) * (i + 1) / t.tiles) - first);
-    }
-}
-
 // Chunk after chunk of the weights, which become bytes once for all tiles.
-void pair_product(const PairTask& t) {
+void pair_product(const ManyTask& t) {
     Chunk chunk;
     const int blocks = t.steps / kBlockSteps, units = t.is_t5 ? blocks : t.steps;
     const int most = t.is_t5 ? kChunkBlocks : kChunkSteps;
@@ -321,5 +315,7 @@ void pair_row(const int8_t* codes, int padded, int32_t* offset, uint16_t* list) 
 
 void bitnet::add_avx512pairs(Kernels& kernels) {
     kernels.pair_row = pair_row;
-    kernels.pair_product = pair_product;
+    kernels.many_product = pair_product;
+    kernels.many_tokens = 9;
+    kernels.many_tile = kPairTile;
 }

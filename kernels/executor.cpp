@@ -126,7 +126,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
 
     const int64_t segments = cut_attention(program, batch);
     const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
-    const int64_t most = in_pairs(*kernels_, num_tokens) ? kPairTile : kMaxTileTokens;
+    const int64_t most = are_many(*kernels_, num_tokens) ? kernels_->many_tile : kMaxTileTokens;
     const Context context{*kernels_,
                           num_tokens,
                           matrix ? 1 : std::min(most, program.tile_tokens()),

@@ -94,9 +94,9 @@ struct Context {
     }
 };
 
-// Whether products of so many tokens are done in pairs.
-inline bool in_pairs(const Kernels& kernels, int64_t num_tokens) {
-    return kernels.pair_product && num_tokens >= kPairTokens;
+// Whether products of so many tokens unpack weights once for all of them.
+inline bool are_many(const Kernels& kernels, int64_t num_tokens) {
+    return kernels.many_product && num_tokens >= kernels.many_tokens;
 }
 
 class Step {

@@ -73,9 +73,9 @@ struct MatrixTask {
 constexpr int kMatrixTile = 16;   // tokens
 constexpr int kMatrixTokens = 6;  // from so many tokens on
 
-// One group of 32 rows and any number of tokens, in `tiles` tiles of up to 8 as for ternary_tile, cut as evenly as
-// possible. offsets and lists are what pair_row says of each token.
-struct PairTask {
+// One group of 32 rows and any number of tokens, in `tiles` tiles of up to many_tile as for ternary_tile, cut as evenly
+// as possible. offsets and lists are what pair_row says of each token.
+struct ManyTask {
     const uint8_t* weights;
     bool is_t5;
     int steps;  // U2 steps; of T5 what its blocks would be expanded
@@ -86,9 +86,7 @@ struct PairTask {
     const uint16_t* lists;  // [tokens][kPairList + 1]
     int32_t* acc;           // [tokens][32]
 };
-constexpr int kPairTile = 8;  // tokens
 constexpr int kPairList = 15;
-constexpr int kPairTokens = 9;  // from so many tokens on
 
 // One group of 32 rows with a scale for every `group_steps` steps of columns, and up to 12 interleaved tokens.
 struct GroupTask {
@@ -210,10 +208,12 @@ struct Kernels {
     HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
     // ternary_tile of the T5 blocks of one group; null where they are expanded first.
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
-    // ternary_tile for many tokens, by products of two weights and two activations; null where that is no faster.
-    void (*pair_product)(const PairTask& task);
-    // What one token's codes add to each of its sums there; and how many of its pairs have a factor that is no byte, of
-    // which up to kPairList are listed.
+    // ternary_tile for many tokens, from many_tokens on, whose weights are unpacked once; null where that is no faster.
+    // T5 only where there is block_tile.
+    void (*many_product)(const ManyTask& task);
+    int many_tokens, many_tile;
+    // Where it multiplies two weights and two activations at a time, what one token's codes add to each of its sums;
+    // and how many of its pairs have a factor that is no byte, of which up to kPairList are listed. Null elsewhere.
     void (*pair_row)(const int8_t* codes, int padded, int32_t* offset, uint16_t* list);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);

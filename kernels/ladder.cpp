@@ -198,7 +198,7 @@ struct Verb {
 };
 
 const Verb kVerbs[] = {
-    {"ternary", check_ternary, 60}, {"pairs", check_pairs, 60},         {"groups", check_groups, 60},
+    {"ternary", check_ternary, 60}, {"many", check_many, 60},           {"groups", check_groups, 60},
     {"row", check_row, 60},         {"dense", check_dense, 60},         {"head", check_head, 60},
     {"int8", check_int8, 60},       {"attention", check_attention, 60}, {"program", check_program, 6}};
 
@@ -306,7 +306,7 @@ void time_dense(const Kernels& kernels) {
 }
 
 const std::pair<const char*, void (*)(const Kernels&)> kTimings[] = {
-    {"ternary", time_ternary}, {"pairs", time_pairs}, {"groups", time_groups},
+    {"ternary", time_ternary}, {"many", time_many},   {"groups", time_groups},
     {"int8", time_int8},       {"dense", time_dense}, {"floats", time_floats}};
 
 }  // namespace

@@ -100,9 +100,9 @@ inline double peak(const Kernels& kernels) {
     return double(done) / t;
 }
 
-// ladder_pairs.cpp
-Result check_pairs(const Kernels& kernels, Random random);
-void time_pairs(const Kernels& kernels);
+// ladder_many.cpp
+Result check_many(const Kernels& kernels, Random random);
+void time_many(const Kernels& kernels);
 
 // ladder_groups.cpp
 Result check_groups(const Kernels& kernels, Random random);

@@ -86,7 +86,7 @@ struct RowStep final : Step {
             }
             for (int64_t part = 0; part < what.parts; part++, task.x += task.width, task.out += task.width)
                 c.kernels.row(task);
-            if (!to_codes || !in_pairs(c.kernels, c.num_tokens)) continue;
+            if (!to_codes || !c.kernels.pair_row || !are_many(c.kernels, c.num_tokens)) continue;
             const auto* contiguous = task.lane_stride == 1 ? task.codes : reinterpret_cast<int8_t*>(task.scratch);
             c.kernels.pair_row(contiguous, task.padded_width, c.pair_offsets(codes) + t, c.pair_list(codes, t));
         }
@@ -109,11 +109,11 @@ struct TernaryStep final : Step {
         if (c.num_tokens > kMaxTileTokens) return kGroupsAtOnce;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    // Expanded T5, or for a matrix product the sums of all tokens.
+    // The sums of all tokens, and behind them expanded T5.
     int64_t scratch_floats(int64_t num_tokens) const override {
-        const int64_t expanded = is_t5() ? weight->steps() * kStepBytes / 4 : 0;
-        return std::max(expanded, kGroupsAtOnce * matrix_tokens(num_tokens) * kGroupRows);
+        return sums_floats(num_tokens) + (is_t5() ? weight->steps() * kStepBytes / 4 : 0);
     }
+    static int64_t sums_floats(int64_t num_tokens) { return kGroupsAtOnce * matrix_tokens(num_tokens) * kGroupRows; }
     static int64_t matrix_tokens(int64_t num_tokens) {
         return (num_tokens + kMatrixTile - 1) / kMatrixTile * kMatrixTile;
     }
@@ -124,17 +124,27 @@ struct TernaryStep final : Step {
                 multiply(c, g, std::min(kGroupsAtOnce, last - g), reinterpret_cast<int32_t*>(scratch));
             return;
         }
-        for (int64_t g = first; g < last; g++)
-            if (in_pairs(c.kernels, c.num_tokens))
-                pairs(c, g, reinterpret_cast<int32_t*>(scratch));
+        for (int64_t g = first; g < last; g++) {
+            const TernaryWeight::Group& group = weight->groups()[size_t(g)];
+            const uint8_t* data = weight->group_data(g);
+            const bool stays_t5 = is_t5() && c.kernels.block_tile;
+            if (is_t5() && !stays_t5) {
+                uint8_t* expanded = scratch + 4 * sums_floats(c.num_tokens);
+                expand_blocks(data, int(weight->steps() / kBlockSteps), expanded);
+                data = expanded;
+            }
+            if (are_many(c.kernels, c.num_tokens))
+                many(c, group, data, stays_t5, reinterpret_cast<int32_t*>(scratch));
             else
-                tiles(c, weight->groups()[size_t(g)], weight->group_data(g), scratch);
+                tiles(c, group, data, stays_t5);
+        }
     }
-    void pairs(const Context& c, int64_t g, int32_t* acc) const {
+    void many(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool stays_t5,
+              int32_t* acc) const {
         const int tokens = int(c.num_tokens);
-        c.kernels.pair_product({weight->group_data(g), is_t5(), int(weight->steps()), c.codes(x), x.padded, tokens,
-                                int(Tiles(c).count), c.pair_offsets(x), c.pair_list(x, 0), acc});
-        store(c, weight->groups()[size_t(g)], acc, 0, tokens);
+        c.kernels.many_product({data, stays_t5, int(weight->steps()), c.codes(x), x.padded, tokens, int(Tiles(c).count),
+                                c.pair_offsets(x), c.pair_list(x, 0), acc});
+        store(c, group, acc, 0, tokens);
     }
     void multiply(const Context& c, int64_t first, int64_t count, int32_t* acc) const {
         const int tokens = int(matrix_tokens(c.num_tokens)), steps = int(weight->group_bytes() / kStepBytes);
@@ -143,20 +153,17 @@ struct TernaryStep final : Step {
         for (int64_t g = first; g < first + count; g++, acc += tokens * kGroupRows)
             store(c, weight->groups()[size_t(g)], acc, 0, int(c.num_tokens));
     }
-    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, uint8_t* expanded) const {
+    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool stays_t5) const {
         alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
         const Tiles tiles(c);
-        const int num_blocks = int(weight->steps() / kBlockSteps);
-        const bool direct = is_t5() && c.kernels.block_tile;
-        if (is_t5() && !direct) expand_blocks(data, num_blocks, expanded);
         for (int64_t tile = 0; tile < tiles.count; tile++) {
             const int64_t t = tiles.begin(tile);
             const int tokens = int(tiles.begin(tile + 1) - t);
             const int8_t* codes = c.codes(x) + t * x.padded;
-            if (direct)
-                c.kernels.block_tile(data, codes, num_blocks, tokens, acc);
+            if (stays_t5)
+                c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), tokens, acc);
             else
-                c.kernels.ternary_tile(is_t5() ? expanded : data, codes, int(weight->steps()), tokens, acc);
+                c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
             store(c, group, acc, t, tokens);
         }
     }

@@ -18,6 +18,15 @@ inline void with_count(int n, const F& f) {
     f(Count<Most>());
 }
 
+// Calls f with the first token of each tile, and how many it has.
+template <class F>
+BITNET_INLINE void each_tile(const bitnet::ManyTask& t, const F& f) {
+    for (int i = 0; i < t.tiles; i++) {
+        const int first = int(int64_t(t.tokens) * i / t.tiles);
+        f(first, int(int64_t(t.tokens) * (i + 1) / t.tiles) - first);
+    }
+}
+
 // Kernels::ternary_tile, in parts of at most Most tokens, as evenly as possible.
 template <class Tile, int Most>
 void tile_in_parts(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {

@@ -1,4 +1,4 @@
-// Checks and times products in pairs.
+// Checks and times products of many tokens.
 #include "executor.h"
 #include "ladder.h"
 
@@ -8,12 +8,14 @@ namespace {
 
 constexpr int kList = kPairList + 1;
 
-int num_tiles(int tokens) { return (tokens + kPairTile - 1) / kPairTile; }
+int num_tiles(const Kernels& kernels, int tokens) {
+    const int most = kernels.many_product ? kernels.many_tile : kMaxTileTokens;
+    return (tokens + most - 1) / most;
+}
 
 // Codes of one token after the other to tiles of tokens.
-std::vector<int8_t> in_tiles(const std::vector<int8_t>& codes, int padded, int tokens) {
+std::vector<int8_t> in_tiles(const std::vector<int8_t>& codes, int padded, int tokens, int tiles) {
     std::vector<int8_t> tiled(codes.size());
-    const int tiles = num_tiles(tokens);
     for (int i = 0; i < tiles; i++) {
         const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
         for (int t = 0; t < count; t++)
@@ -26,8 +28,8 @@ std::vector<int8_t> in_tiles(const std::vector<int8_t>& codes, int padded, int t
 
 }  // namespace
 
-// One group times many tokens, in pairs where the path has them; in half of the cases many codes do not fit into pairs.
-Result check_pairs(const Kernels& kernels, Random random) {
+// One group times many tokens, by the path's product for them; in half of the cases many codes do not fit into pairs.
+Result check_many(const Kernels& kernels, Random random) {
     const bool is_t5 = random.below(2);
     const int steps = is_t5 ? kBlockSteps * (1 + random.below(22)) : 1 + random.below(110);
     const int columns = steps * kStepColumns, padded = (columns + 63) / 64 * 64, tokens = 1 + random.below(40);
@@ -38,20 +40,24 @@ Result check_pairs(const Kernels& kernels, Random random) {
         if (!random.below(rarity)) a[size_t(i)] = random.below(2) ? 127 : -128;
         if (i % padded >= columns) a[size_t(i)] = 0;
     }
-    const auto tiled = in_tiles(a, padded, tokens);
+    const int tiles = num_tiles(kernels, tokens);
+    const auto tiled = in_tiles(a, padded, tokens, tiles);
     std::vector<int32_t> acc(size_t(tokens * kGroupRows)), offsets(static_cast<size_t>(tokens));
     std::vector<uint16_t> lists(size_t(tokens * kList));
     std::vector<uint8_t> expanded(size_t(steps * kStepBytes));
     if (is_t5) expand_blocks(weight.group_data(0), steps / kBlockSteps, expanded.data());
+    const bool stays_t5 = is_t5 && kernels.block_tile;
+    const uint8_t* w = is_t5 && !stays_t5 ? expanded.data() : weight.group_data(0);
     for (int t = 0; kernels.pair_row && t < tokens; t++)
         kernels.pair_row(a.data() + t * padded, padded, &offsets[size_t(t)], &lists[size_t(t * kList)]);
-    if (kernels.pair_product)
-        kernels.pair_product({weight.group_data(0), is_t5, steps, tiled.data(), padded, tokens, num_tiles(tokens),
-                              offsets.data(), lists.data(), acc.data()});
-    for (int i = 0, tiles = num_tiles(tokens); !kernels.pair_product && i < tiles; i++) {
+    const ManyTask task{w,      stays_t5, steps,          tiled.data(), padded,
+                        tokens, tiles,    offsets.data(), lists.data(), acc.data()};
+    if (kernels.many_product) kernels.many_product(task);
+    for (int i = 0; !kernels.many_product && i < tiles; i++) {
         const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
-        kernels.ternary_tile(is_t5 ? expanded.data() : weight.group_data(0), tiled.data() + first * padded, steps,
-                             count, acc.data() + first * kGroupRows);
+        (stays_t5 ? kernels.block_tile : kernels.ternary_tile)(w, tiled.data() + first * padded,
+                                                               stays_t5 ? steps / kBlockSteps : steps, count,
+                                                               acc.data() + first * kGroupRows);
     }
     Result result;
     append(result, acc);
@@ -59,8 +65,8 @@ Result check_pairs(const Kernels& kernels, Random random) {
 }
 
 // As time_ternary, weights in the second cache.
-void time_pairs(const Kernels& kernels) {
-    if (!kernels.pair_product) return;
+void time_many(const Kernels& kernels) {
+    if (!kernels.many_product) return;
     const double most = peak(kernels);
     Random random{1};
     constexpr int columns = 2560, steps = columns / kStepColumns, groups = 32, most_tokens = 512;
@@ -70,15 +76,16 @@ void time_pairs(const Kernels& kernels) {
     const std::vector<uint16_t> lists(most_tokens * kList);
     std::vector<int32_t> acc(most_tokens * kGroupRows);
     for (const bool is_t5 : {false, true}) {
+        if (is_t5 && !kernels.block_tile) continue;
         const int64_t group_bytes = is_t5 ? steps / kBlockSteps * kBlockBytes : steps * kStepBytes;
-        for (const int tokens : {6, 8, 10, 12, 16, 32, 128, most_tokens}) {
+        for (const int tokens : {6, 8, 10, 12, 14, 16, 20, 24, 32, 128, most_tokens}) {
             const double t = median_seconds([&] {
                 for (int g = 0; g < groups; g++)
-                    kernels.pair_product({w.data() + g * group_bytes, is_t5, steps, a.data(), columns, tokens,
-                                          num_tiles(tokens), offsets.data(), lists.data(), acc.data()});
+                    kernels.many_product({w.data() + g * group_bytes, is_t5, steps, a.data(), columns, tokens,
+                                          num_tiles(kernels, tokens), offsets.data(), lists.data(), acc.data()});
             });
             const double macs = double(groups) * kGroupRows * columns * tokens;
-            std::printf("%-8s %s in pairs, %d tokens: %6.1f GMAC/s (%.0f%% of the peak)\n", kernels.name,
+            std::printf("%-8s %s unpacked once, %d tokens: %6.1f GMAC/s (%.0f%% of the peak)\n", kernels.name,
                         is_t5 ? "T5" : "U2", tokens, macs / t / 1e9, 100 * macs / t / most);
         }
     }
