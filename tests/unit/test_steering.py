@@ -181,6 +181,24 @@ def test_their_errors_end_this_request_alone(options, message):
     assert fine.token_ids == greedy_text(model, PROMPT, 5)
 
 
+@pytest.mark.parametrize(
+    "change", [{"shape": (-1, 1)}, {"dtype": np.int32}, {"flags.writeable": False}], ids=["shape", "dtype", "flags"]
+)
+def test_what_it_makes_of_the_array_itself_is_its_own(change):
+    def forbid_and_change(tokens, logits):
+        forbid_repeats(tokens, logits)
+        for name, value in change.items():
+            if name == "flags.writeable":
+                logits.flags.writeable = value
+            else:
+                setattr(logits, name, value)
+
+    model = ScriptedModel()
+    params = SamplingParams(temperature=0.0, max_tokens=5, processors=[forbid_and_change, forbid_repeats])
+    heard = generate(model, PROMPT, params)
+    assert heard.token_ids == text_without_repeats(model, PROMPT, 5), heard.finishes
+
+
 def test_a_broken_row_is_not_the_processor_s_fault():
     model = ScriptedModel()
     model.change_logits = lambda history, logits: logits.fill(np.nan)

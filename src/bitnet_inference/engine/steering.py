@@ -16,7 +16,7 @@ def processed(request: Request, logits: NDArray[np.float32]) -> NDArray[np.float
     row, tokens = logits.copy(), _known(request)
     for processor in request.params.processors:
         assert not isinstance(processor, str), "names are looked up before"
-        result: object = processor(tokens, row)
+        result: object = processor(tokens, row[:])  # whatever it does to the view's shape, type or flags is its own
         if result is not None:
             given = f"the processor {_name(processor)} returned {type(result).__name__}"
             raise EngineError(f"{given}: edit the logits in place and return None")
