@@ -325,6 +325,16 @@ def test_impossible_terms_are_refused(timeout_s, priority):
         Terms(priority=priority, timeout_s=timeout_s)
 
 
+def test_terms_are_python_s_own_numbers_whatever_they_are_given_as():
+    for small in (np.int8, np.uint8):  # the negative of which is 246
+        assert Request([1], GREEDY, Listener(), terms=Terms(priority=small(10))).rank < (0, 0)
+    now = [1e9 + 0.25]  # which float32 rounds to whole minutes
+    engine, listener = Engine(ScriptedModel(), clock=lambda: now[0]), Listener()
+    engine.submit(Request([1], GREEDY, listener, terms=Terms(timeout_s=np.float32(0.5))))
+    engine.step()
+    assert engine.seconds_to_deadline() == 0.5 and not listener.finishes
+
+
 def test_a_long_prompt_does_not_stall_running_requests():
     model = ScriptedModel(max_tokens=8, max_positions=256)
     engine, runner, newcomer = Engine(model), Listener(), Listener()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -29,14 +30,23 @@ class Terms:
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
-        if not _is_number(self.priority, Integral) or abs(self.priority) > MAX_PRIORITY:
+        # Kept as Python's own numbers: NumPy's small ones overflow and round where ranks and deadlines are computed.
+        if not _is_number(self.priority, Integral) or abs(int(self.priority)) > MAX_PRIORITY:
             raise InvalidParams(f"priority is {self.priority!r}: give a whole number (0 is usual, higher comes first)")
+        object.__setattr__(self, "priority", int(self.priority))
         if not isinstance(self.cache_salt, str):
             raise InvalidParams(f"cache_salt is {self.cache_salt!r}: give a string")
-        if self.timeout_s is None:
-            return
-        if not _is_number(self.timeout_s, Real) or not 0 < self.timeout_s <= sys.float_info.max:
-            raise InvalidParams(f"timeout_s is {self.timeout_s!r:.60}: give seconds, more than 0 (None is no limit)")
+        if self.timeout_s is not None:
+            object.__setattr__(self, "timeout_s", _seconds(self.timeout_s))
+
+
+def _seconds(given: object) -> float:
+    if _is_number(given, Real):
+        with suppress(OverflowError):  # a huge whole number
+            seconds = float(given)  # type: ignore[arg-type]  # a number
+            if 0 < seconds < math.inf:
+                return seconds
+    raise InvalidParams(f"timeout_s is {given!r:.60}: give seconds, more than 0 (None is no limit)")
 
 
 def _is_number(value: object, kind: type) -> bool:
