@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted import Listener, ScriptedModel, greedy_text, run
 
-from bitnet_inference.engine.beam import BeamParams
+from bitnet_inference.engine.beam import BeamParams, BeamSearch
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
@@ -279,6 +279,11 @@ def test_where_nothing_is_left_it_says_so():
 def test_what_is_impossible_is_refused(options, message):
     with pytest.raises(InvalidParams, match=message.replace("(", r"\(")):
         BeamParams(**options)
+
+
+def test_numbers_of_numpy_do_not_overflow():
+    params = BeamParams(num_beams=np.int8(100), num_choices=np.int8(2))
+    assert BeamSearch(params, frozenset([1]), 5).num_candidates == 200
 
 
 def test_what_does_not_fit_is_refused():

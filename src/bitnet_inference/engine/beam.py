@@ -42,8 +42,8 @@ class BeamParams:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_whole("num_beams", self.num_beams, 2, MAX_BEAMS)
-        _check_whole("num_choices", self.num_choices, 1, self.num_beams)
+        object.__setattr__(self, "num_beams", _whole("num_beams", self.num_beams, 2, MAX_BEAMS))
+        object.__setattr__(self, "num_choices", _whole("num_choices", self.num_choices, 1, self.num_beams))
         penalty = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, Real) or not abs(penalty) <= MAX_LENGTH_PENALTY:
             raise InvalidParams(f"length_penalty is {penalty!r}: give a number from -10 to 10")
@@ -145,6 +145,7 @@ class BeamSearch:
             return float(Decimal(length) ** Decimal(self._params.length_penalty))
 
 
-def _check_whole(name: str, value: object, low: int, high: int) -> None:
+def _whole(name: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise InvalidParams(f"{name} is {value!r}: give a whole number from {low} to {high}")
+    return int(value)  # NumPy's small ones overflow where candidates are counted
