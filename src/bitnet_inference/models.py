@@ -123,7 +123,7 @@ class Models:
         self._books = threading.Condition()  # held for moments
         self._loading = threading.Lock()  # one at a time makes room and takes it
         self._is_open = True
-        self._is_waiting = False  # whether a load waits for room
+        self._waiting: set[Path] = set()  # whose load waits for room
 
     def numbers(self, path: Path) -> str:
         """How the model computes that is loaded from this path, as far as the bits of its answers depend on it."""
@@ -143,7 +143,7 @@ class Models:
         waits for the same load gets the same error; the next call tries again.
         """
         _check_wait(wait_s)
-        path, until = path_of(model), time.monotonic() + wait_s
+        path, until = path_of(model), time.monotonic() + min(wait_s, threading.TIMEOUT_MAX)
         entry, is_new = self._enter(path, until)
         try:
             if is_new:
@@ -182,7 +182,7 @@ class Models:
     def _enter(self, path: Path, until: float) -> tuple[_Entry, bool]:
         """Count a user; whether the model is to be loaded by this one."""
         with self._books:
-            while self._is_waiting and self._is_open and time.monotonic() < until:
+            while self._waiting and self._is_open and time.monotonic() < until:
                 self._books.wait(_POLL_S)
             if not self._is_open:
                 raise Stopped("the models are closed: make new Models")
@@ -231,19 +231,34 @@ class Models:
 
     def _make_room(self, entry: _Entry, num_bytes: int, until: float) -> None:
         """Unload what is in the way of a model of this size, or nothing where that does not help in time."""
-        with self._books:
-            try:
-                while (unloaded := self._unloaded_for(entry, num_bytes, is_last_try=time.monotonic() >= until)) is None:
-                    self._is_waiting = True
-                    self._books.wait(_POLL_S)
-            finally:
-                self._is_waiting = False
+        try:
+            while (unloaded := self._unloaded_for(entry, num_bytes, is_last_try=time.monotonic() >= until)) is None:
+                self._wait_for_room()
+        finally:
+            with self._books:
+                self._waiting.discard(entry.path)
                 self._books.notify_all()
         for llm in unloaded:
             llm.close()
 
+    def _wait_for_room(self) -> None:
+        """Until somebody has left. Others may load meanwhile: who uses what is in the way may be among them."""
+        self._loading.release()
+        try:
+            with self._books:
+                self._books.wait(_POLL_S)
+        finally:
+            self._loading.acquire()
+
     def _unloaded_for(self, entry: _Entry, num_bytes: int, is_last_try: bool) -> list[LLM] | None:
-        """What has lost its place to a model of this size; None where those in use leave no room for it yet."""
+        """What has lost its place to a model of this size; None where those in use leave no room, and it waits."""
+        with self._books:
+            unloaded = self._places_for(entry, num_bytes, is_last_try)
+            if unloaded is None:
+                self._waiting.add(entry.path)
+            return unloaded
+
+    def _places_for(self, entry: _Entry, num_bytes: int, is_last_try: bool) -> list[LLM] | None:
         if not self._is_open:
             raise Stopped("the models are closed: make new Models")
         others = [each for each in self._entries.values() if each is not entry]

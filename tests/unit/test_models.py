@@ -251,7 +251,7 @@ class TestThreads:
             for _ in range(5):
                 with models.use(A):
                     other = threads.submit(use, B)
-                    while not models._is_waiting:
+                    while not models._waiting:
                         assert not other.done()
                     models.preload(A)  # who waits for nothing is let in
                 use(A)
@@ -267,11 +267,24 @@ class TestThreads:
             with pytest.raises(OutOfMemory, match="raise it"), models_of(5) as small, small.use(A, wait_s=60):
                 pass
 
+    def test_who_waits_for_room_holds_up_no_load_that_needs_no_waiting(self):
+        """Nor one of whoever uses what is in the way: both would wait for each other."""
+        with models_of(room_for(A, D)) as models, ThreadPoolExecutor(1) as threads:
+            with models.use(A):
+                waiting = threads.submit(lambda: models.use(B, wait_s=float("inf")).__enter__())
+                while not models._waiting:
+                    assert not waiting.done()
+                models.preload(D)
+                with models.use(D), pytest.raises(OutOfMemory, match="models in use leave"):
+                    models.preload(C)
+                assert not waiting.done()
+            assert waiting.result(60).generate([5], GREEDY).token_ids
+
     def test_closing_ends_the_wait_for_room(self):
         models = models_of(room_for(B))
         with models.use(A), ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(lambda: models.use(B, wait_s=60).__enter__())
-            while not models._is_waiting:
+            while not models._waiting:
                 assert not waiting.done()
             models.close()
             assert isinstance(waiting.exception(), Stopped)
