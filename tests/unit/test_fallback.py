@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scripted import Listener, ScriptedModel, check_events, generate, greedy_text, run
 
 from bitnet_inference import LLM, Counts, SamplingParams
@@ -15,6 +17,7 @@ from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Event, Replaced
 from bitnet_inference.engine.logprobs import TokenLogprobs
+from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import BackendError, InvalidParams, KernelError, OutOfMemory
@@ -173,6 +176,27 @@ def test_what_does_not_fit_into_a_smaller_cache_ends_with_the_error() -> None:
     assert listeners[0].finishes[0].error is LOST
     assert len(listeners[1].token_ids) == 4 and len(listeners[2].token_ids) == 10
     assert {request.usage().max_context for request in requests} == {16}
+
+
+def test_drafts_end_where_a_smaller_cache_does() -> None:
+    def alternate(history: list[int], logits: NDArray[np.float32]) -> None:
+        full = len(history) == 16  # and slides, before it is asked what comes next
+        logits[7 if full else 2 if history[-1] == 4 else 4] = 9.0
+
+    def scripted() -> ScriptedModel:
+        model = ScriptedModel(num_blocks=4)
+        model.change_logits = alternate
+        return model
+
+    slides, prompt = SamplingParams(temperature=0.0, max_tokens=90, overflow="sliding"), [2, 4, 2, 4, 2]
+    lost, other = lose(ScriptedModel(), 2), scripted()
+    drafter, clock = LookupDrafter(), lambda: 0.01 * (lost.num_forwards + other.num_forwards)
+    engine = Engine(lost, fallback=lambda error: other, drafter=drafter, clock=clock)
+    run_all(engine, [([1], GREEDY)])
+    num_before = other.num_forwards
+    _, (listener,) = run_all(engine, [(prompt, slides)])
+    assert other.num_forwards < num_before + 60, "several tokens a step"
+    assert listener.token_ids == generate(scripted(), prompt, slides).token_ids
 
 
 PATH = find_model("default")

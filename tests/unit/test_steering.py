@@ -181,6 +181,7 @@ def test_their_errors_end_this_request_alone(options, message):
     assert fine.token_ids == greedy_text(model, PROMPT, 5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # NumPy's, for setting these
 @pytest.mark.parametrize(
     "change", [{"shape": (-1, 1)}, {"dtype": np.int32}, {"flags.writeable": False}], ids=["shape", "dtype", "flags"]
 )

@@ -56,7 +56,7 @@ class Engine:
         self._events = Events(listener, plan_times)
         pool = self._take(model, max_num_blocks)
         self._scheduler = Scheduler(pool, self._events, self._limits, max_waiting=max_waiting)
-        self._speculation = drafter and Speculation(drafter, self._scheduler, max_context=self.max_context)
+        self._speculation = drafter and Speculation(drafter, self._scheduler)
 
     @property
     def has_work(self) -> bool:

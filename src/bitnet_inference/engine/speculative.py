@@ -106,10 +106,8 @@ class Speculation:
     Steps with tokens of prompts get none, because those use the time better; nor do steps of very small models.
     """
 
-    def __init__(self, drafter: Drafter, scheduler: Scheduler, *, max_context: int) -> None:
-        """A request has at most `max_context` tokens."""
+    def __init__(self, drafter: Drafter, scheduler: Scheduler) -> None:
         self._drafter, self._scheduler = drafter, scheduler
-        self._max_context = max_context
         self._records: dict[Request, _Record] = {}
         self._usual: dict[int, Rate] = {}
         self._draft_token_s = 0.0
@@ -171,7 +169,7 @@ class Speculation:
         """The longest draft that can be kept whole: behind it the request gets one token more."""
         if request.beams is not None:
             return 0
-        room = self._max_context - len(request.tokens)
+        room = request.max_context - len(request.tokens)
         if request.params.max_tokens is not None:
             room = min(room, request.params.max_tokens - request.num_output)
         return min(LENGTHS[-1], room - 1)
