@@ -201,7 +201,8 @@ class TestScreen:
     @pytest.mark.parametrize(
         ("verdict", "message"),
         [(Verdict(each), r"Wrong clears -?\d of 4 characters after 1") for each in (5, -1, 0)]
-        + [(None, "Wrong returned NoneType: return a Verdict"), ((4, None), "Wrong returned tuple")],
+        + [(None, "Wrong returned NoneType: return a Verdict"), ((4, None), "Wrong returned tuple")]
+        + [(Verdict(4.0), "returned Verdict.*: give a whole number"), (Verdict(1, 5), ", and a string or None")],
     )
     def test_impossible_verdicts_are_errors(self, verdict, message):
         class Wrong(Judge):
@@ -213,6 +214,11 @@ class TestScreen:
 
         with pytest.raises(EngineError, match=message):
             self.push([Wrong(None)], "abc", "d")
+
+    @pytest.mark.parametrize("label", [False, True, 5])
+    def test_what_is_no_label_is_neither_one_nor_leave_to_ask(self, label):
+        with pytest.raises(EngineError, match=f"the filter Judge says {label} of a prompt: return a label"):
+            Filters([Judge(lambda text: label)]).check("text")
 
     @pytest.mark.parametrize("filters", [None, "words", [None], WordFilter(["x"]), [str], 3])
     def test_what_is_no_filter_is_refused(self, filters):

@@ -11,6 +11,7 @@ costs: while nobody reads, the engine goes on with a text that will be filtered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from bitnet_inference.errors import EngineError, Filtered, InvalidParams
@@ -59,9 +60,12 @@ class Filters:
         self._filters = _checked(filters)
 
     def check(self, text: str, place: str = "the prompt") -> None:
-        """Raises Filtered for a text that must not be asked; `place` says where it stands."""
+        """Raises Filtered for a text that must not be asked; `place` says where it stands. EngineError for no label."""
         for each in self._filters:
             label = each.check_prompt(text)
+            if not isinstance(label, str | None):
+                why = f"the filter {type(each).__name__} says {label!r:.60} of a prompt"
+                raise EngineError(f"{why}: return a label, which is a string, or None for one that may be asked")
             if label is not None:
                 raise Filtered(f"{place} is refused by the filter {label!r}: leave out what it forbids")
 
@@ -120,6 +124,9 @@ class _Link:
             raise EngineError(
                 f"the filter {name} returned {type(verdict).__name__}: return a Verdict, see OutputFilter"
             )
+        if not isinstance(verdict.num_clear, Integral) or not isinstance(verdict.label, str | None):
+            cure = "give a whole number, and a string or None"
+            raise EngineError(f"the filter {name} returned {verdict!r:.80}: {cure}")
         whole, count = self._held + text, verdict.num_clear - self._num_clear
         fewest = len(whole) if is_last and verdict.label is None else 0
         if not fewest <= count <= len(whole):
