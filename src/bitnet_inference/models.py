@@ -60,6 +60,11 @@ class _Entry:
     def is_idle(self) -> bool:
         return self.llm.done() and not self.num_users and not self.llm.result().is_busy
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is of no use any more: somebody has closed it, or its engine has failed."""
+        return self.llm.done() and not self.llm.result().is_open
+
     def state(self, now: float) -> ModelState:
         llm = self.llm.result() if self.llm.done() else None  # one whose load has failed is no entry any more
         return ModelState(
@@ -80,10 +85,11 @@ class Models:
 
     with models.use("models/a") as llm: ...
 
-    A model is loaded when it is first used. Where it does not fit, those that have not been used for longest are
-    unloaded, but never one that somebody uses, or that has requests which have not ended. `max_bytes` is for weights
-    and KV caches together, None for three quarters of what is free now. Each model has its own threads, and a KV cache
-    of `max_cache_tokens`: no context can be longer. The other options are those of LLM.load.
+    A model is loaded when it is first used, and anew where one of its users has closed it. Where it does not fit, those
+    that have not been used for longest are unloaded, but never one that somebody uses, or that has requests which have
+    not ended. `max_bytes` is for weights and KV caches together, None for three quarters of what is free now. Each
+    model has its own threads, and a KV cache of `max_cache_tokens`: no context can be longer. The other options are
+    those of LLM.load.
     """
 
     def __init__(
@@ -186,6 +192,8 @@ class Models:
                 self._books.wait(_POLL_S)
             if not self._is_open:
                 raise Stopped("the models are closed: make new Models")
+            if path in self._entries and self._entries[path].has_ended:
+                del self._entries[path]  # those who still use it leave it by themselves
             is_new = path not in self._entries
             entry = self._entries.setdefault(path, _Entry(path))
             entry.num_users += 1

@@ -151,6 +151,19 @@ class TestUse:
                 llm.generate([5], GREEDY)
         assert models.loaded() == []
 
+    @pytest.mark.parametrize("end", [LLM.close, LLM.drain])
+    def test_one_that_its_user_has_closed_is_loaded_anew(self, end):
+        with models_of(room_for(A)) as models:
+            with models.use(A) as closed:
+                text = closed.generate([5], GREEDY).token_ids
+                assert closed.is_open
+                end(closed)
+                with models.use(A) as llm:
+                    assert not closed.is_open and llm.generate([5], GREEDY).token_ids == text
+            assert [state.num_users for state in models.loaded()] == [0]
+            with models.use(A) as again:
+                assert again is llm
+
     def test_mistakes(self, tmp_path):
         for options in ({"max_bytes": 0}, {"max_bytes": True}, {"max_cache_tokens": 1.5}, {"device": "tpu"}):
             with pytest.raises(InvalidParams):
