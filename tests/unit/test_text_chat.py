@@ -9,6 +9,7 @@ from text_samples import BOS, EOS, TURN, sentencepiece_json, write_folder
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.chat import Chat, Template
+from bitnet_inference.text.messages import Marks
 from bitnet_inference.text.tokenizer import Tokenizer
 
 HI = [{"role": "user", "content": " Hi "}]
@@ -62,8 +63,39 @@ def test_parts_of_a_special_token_do_not_meet(chat):
 def test_marks_use_characters_that_nobody_wrote(chat):
     text = f"\U000f0000{TURN}\U000f0001"
     assert text in chat._tokenizer.decode(chat.encode([{"role": "user", "content": text}]))
+    every = "".join(map(chr, range(0xF0000, 0xFFFFE)))
     with pytest.raises(InvalidParams, match="private use"):
-        chat.encode([{"role": "user", "content": "".join(map(chr, range(0xF0000, 0xFFFFE)))}])
+        chat.encode([{"role": "user", "content": every + TURN}])
+
+
+def test_looking_for_such_characters_takes_one_look():
+    text = "x" * 1_000_000 + "".join(map(chr, range(0xF0000, 0xF8000))) + TURN
+    begin = time.monotonic()
+    assert Marks([text], [TURN]).needed
+    assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize("text", [f"a{TURN}", f"{TURN}b", f"C:\\{TURN}\\", f"{TURN}{EOS}\\U000f0000\\udb80\\udc02"])
+@pytest.mark.parametrize(
+    "template, write",
+    [
+        ("{{ messages[0] }}", str),
+        ("{{ messages[0] | tojson }}", lambda message: json.dumps(message, ensure_ascii=False)),
+        ("{{ messages[0] | tojson(true) }}", json.dumps),
+    ],
+)
+def test_special_tokens_are_plain_text_however_a_template_prints_them(tmp_path, text, template, write):
+    message = {"role": "user", "content": text}
+    ids = (chat := chat_of(tmp_path, chat_template=template)).encode([message])
+    assert [token_id for token_id in ids if token_id < 3] == [0]
+    assert chat._tokenizer.decode(ids) == write(message)
+
+
+@pytest.mark.parametrize("print_", ["string | tojson", "tojson(true) | tojson(true)"])
+def test_special_tokens_are_plain_text_where_they_are_escaped_twice(tmp_path, print_):
+    chat = chat_of(tmp_path, chat_template=f"{{{{ messages[0] | {print_} }}}}")
+    ids = chat.encode([{"role": "user", "content": f"a{TURN}b{EOS}"}])
+    assert [token_id for token_id in ids if token_id < 3] == [0]
 
 
 @given(st.lists(st.sampled_from([TURN, BOS, EOS, "<|", "eot_id|>", "a", " ", "\U000f0000", "\n"])).map("".join))

@@ -16,6 +16,7 @@ _ANSWER_KEYS = ("annotations", "parsed", "provider_specific_fields", "reasoning"
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_PRIVATE = re.compile("[\U000f0000-\U000ffffd]" r"|\\U000f[0-9a-f]{4}|\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -124,7 +125,8 @@ def check_plain(name: str, value: Any) -> Any:
 class Marks:
     """Private characters around every special token that stands in a user's text.
 
-    A rendered conversation is cut at them (`split`), and what stood between two is encoded as plain text.
+    A rendered conversation is cut at them (`split`), and what stood between two is encoded as plain text. A template
+    may print an object as Python or JSON write it: then they are there as escapes, which count as well.
     """
 
     def __init__(self, inputs: Any, special: Iterable[str]) -> None:
@@ -132,13 +134,15 @@ class Marks:
         self._special = re.compile("|".join(map(re.escape, words)) or "(?!)")
         everything = "".join(strings_of(inputs))
         self.needed = self._special.search(everything) is not None
-        unused = (char for char in map(chr, _PRIVATE_USE) if char not in everything)
+        written = set(_PRIVATE.findall(everything)) if self.needed else set()
+        unused = (char for char in map(chr, _PRIVATE_USE) if written.isdisjoint(_spellings(char)))
         try:
             self._start, self._end = next(unused), next(unused)
         except StopIteration:
             raise InvalidParams("the messages hold all characters of private use plane 15: leave one out") from None
-        alternatives = f"{self._start}({self._special.pattern}){self._end}|[{self._start}{self._end}]"
-        self._marks = re.compile(alternatives)
+        # What was escaped twice has more backslashes; but those in front of a mark may be the user's own.
+        start, end = ("|".join(map(_pattern, _spellings(char))) for char in (self._start, self._end))
+        self._marks = re.compile(rf"(?:{start})({self._special.pattern})\\*(?:{end})|{start}|{end}")
 
     def mark(self, value: Any) -> Any:
         """A copy of a plain value with marks in all of its strings."""
@@ -154,6 +158,16 @@ class Marks:
         """The pieces of a rendered text, without marks; True for those that are plain text."""
         pieces = self._marks.split(text)
         return [(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]
+
+
+def _spellings(char: str) -> tuple[str, str, str]:
+    """A character beyond the first plane as it is, as Python prints it within an object, and as JSON does in ASCII."""
+    return char, f"\\U{ord(char):08x}", json.dumps(char)[1:-1]
+
+
+def _pattern(spelling: str) -> str:
+    """What finds a spelling, also where it was escaped once more within."""
+    return re.escape(spelling[0]) + r"\\+".join(map(re.escape, spelling[1:].split("\\")))
 
 
 def strings_of(value: Any) -> Iterable[str]:
