@@ -83,7 +83,9 @@ def get(url: str, headers: dict[str, str] | None = None, **options: Any) -> tupl
 
 def test_keys_are_known_by_their_hashes(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"# people\nanna sha256:{hashlib.sha256(b'annas-secret').hexdigest()}\n\nbert berts-secret\n")
+    file.write_text(
+        f"\ufeff# people\nanna sha256:{hashlib.sha256(b'annas-secret').hexdigest()}\n\nbert berts-secret\n", "utf-8"
+    )
     gate = Gate(empty, ServerOptions(keys=read_keys(["first-secret"], file)))
     assert call(gate)[0] == 401 and call(gate)[1]["www-authenticate"] == "Bearer"
     for secret in ("annas-secret", "berts-secret", "first-secret"):

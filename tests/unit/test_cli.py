@@ -360,10 +360,11 @@ def test_mistakes_are_one_line_and_exit_code_2(args, message):
         ("x.gbnf", 'root ::= "fox" | "owl"', "fox|owl"),
         ("x.txt", 'root ::= "fox" | "owl"', "fox|owl"),
         ("x.txt", 'start: "fox" | "owl"', "fox|owl"),
+        ("x.lark", '\ufeffstart: "fox" | "owl"', "fox|owl"),
     ],
 )
 def test_grammars_come_from_files(tmp_path, name, text, form):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, "utf-8")
     result = bitnet("run", "x", "--grammar", str(tmp_path / name))
     assert result.exit_code == 0 and re.fullmatch(form, result.stdout.strip())
 

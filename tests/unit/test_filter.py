@@ -143,6 +143,8 @@ def test_a_list_in_a_file(tmp_path):
         "list.txt", "list.txt", "list.txt", None, None,
     ]  # fmt: skip
     assert WordFilter.from_file(path, label="mine", ignore_case=False).check_prompt("BAD WORD, bad word") == "mine"
+    path.write_bytes(b"\xef\xbb\xbffirst\r\nsecond\r\n")  # as Windows' editors write it
+    assert WordFilter.from_file(path).check_prompt("the first") == "list.txt"
     for content, message in ((b"\xff", "not UTF-8"), (b"", "forbids nothing"), (b"/(/", "no regular expression")):
         path.write_bytes(content)
         with pytest.raises(InvalidParams, match=rf"list\.txt.*{message}"):

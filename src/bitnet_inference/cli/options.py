@@ -180,9 +180,9 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def read_text(file: Path) -> str:
-    """What is in a file of text."""
+    """What is in a file of text, without the byte order mark of Windows' editors."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8").removeprefix("\ufeff")
     except OSError as error:
         raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

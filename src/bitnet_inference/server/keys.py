@@ -56,7 +56,7 @@ def _lines(file: Path) -> list[str]:
             content = opened.read(MAX_KEY_FILE_BYTES + 1)
         if len(content) > MAX_KEY_FILE_BYTES:
             raise InvalidParams(f"{file}: more than {MAX_KEY_FILE_BYTES} bytes: give a file of keys")
-        return content.decode().splitlines()
+        return content.decode().removeprefix("\ufeff").splitlines()  # Windows' editors put it there
     except OSError as error:
         raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -53,11 +53,12 @@ class WordFilter:
         """
         path = Path(path)
         try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+            text = path.read_text(encoding="utf-8").removeprefix("\ufeff")  # Windows' editors put it there
         except OSError as error:
             raise InvalidParams(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise InvalidParams(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
+        lines = [line.strip() for line in text.splitlines()]
         entries = [line for line in lines if line and not line.startswith("#")]
         patterns = [line[1:-1] for line in entries if _is_pattern(line)]
         words = [line for line in entries if not _is_pattern(line)]
