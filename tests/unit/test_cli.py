@@ -395,6 +395,16 @@ def test_characters_that_the_output_has_not_are_shown_as_json_writes_them():
     assert result.returncode == 0 and json.loads(result.stdout.decode("latin-1"))["text"] == "☃ä", result.stderr
 
 
+def test_texts_on_the_command_line_are_utf_8_whatever_the_locale_says():
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for option in (("--choice", "ä☃"), ("--regex", "ä☃"), ("--json-schema", '{"const": "ä☃"}')):
+        line = command("run", "x", "--json", "--system", "é", "--stop", "☃", *option)
+        result = subprocess.run(line, env=environment, capture_output=True)
+        assert result.returncode == 0 and json.loads(result.stdout)["text"].lstrip('"') == "ä", result.stderr
+    result = bitnet("run", "x", "--system", os.fsdecode(b"a\xff"))
+    assert result.exit_code == 2 and "--system is not UTF-8 at byte 1" in result.stderr
+
+
 def test_unknown_options_are_refused():
     result = bitnet("run", "x", "--temprature", "1")
     assert result.exit_code == 2 and "--temperature" in result.output

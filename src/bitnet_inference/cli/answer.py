@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from bitnet_inference.cli.options import (
     FILTERING,
     LOADING,
     SAMPLING,
+    argument,
     check_sampling,
     from_utf8,
     load_llm,
@@ -76,8 +76,10 @@ def _read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         raise InvalidParams('there is no prompt: write bitnet run "your prompt"')
     is_piped = prompt is None or prompt == "-"
-    given = sys.stdin.buffer.read().removesuffix(b"\n") if is_piped else os.fsencode(prompt or "")
-    text = from_utf8("the prompt", given)  # an argument too, whatever the locale says that its bytes are
+    if is_piped:
+        text = from_utf8("the prompt", sys.stdin.buffer.read().removesuffix(b"\n"))
+    else:
+        text = argument("the prompt", prompt or "")
     if not text:
         raise InvalidParams("the prompt is empty: give some text")
     return text
@@ -85,7 +87,7 @@ def _read_prompt(prompt: str | None) -> str:
 
 def system_messages(system: str | None) -> list[dict[str, str]]:
     """What a talk begins with."""
-    return [] if system is None else [{"role": "system", "content": system}]
+    return [] if system is None else [{"role": "system", "content": argument("--system", system)}]
 
 
 def _open(llm: LLM, text: str, system: str | None, params: SamplingParams, plain: bool) -> Stream:

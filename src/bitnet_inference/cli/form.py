@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitnet_inference.cli.options import read_text
+from bitnet_inference.cli.options import argument, read_text
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ def grammar_option(ctx: typer.Context) -> Grammar | None:
         file = given["grammar"]
         text = read_text(file)
         return Grammar(gbnf=text) if _is_gbnf(file, text) else Grammar(lark=text)
-    if "json_schema" in given and not given["json_schema"].lstrip().startswith("{"):
-        return Grammar(json_schema=read_text(Path(given["json_schema"])))
-    return Grammar(**given)
+    if "choice" in given:
+        return Grammar(choice=[argument("--choice", text) for text in given["choice"]])
+    if "regex" in given:
+        return Grammar(regex=argument("--regex", given["regex"]))
+    schema = given["json_schema"]
+    is_text = schema.lstrip().startswith("{")
+    return Grammar(json_schema=argument("--json-schema", schema) if is_text else read_text(Path(schema)))
 
 
 def _is_gbnf(file: Path, text: str) -> bool:

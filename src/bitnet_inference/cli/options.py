@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect as introspection
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -214,6 +215,11 @@ def from_utf8(what: str, data: bytes) -> str:
         raise InvalidParams(f"{what} is not UTF-8 at byte {error.start}: convert it") from None
 
 
+def argument(what: str, text: str) -> str:
+    """A text of the command line, whose bytes are UTF-8 whatever the locale says. Raises InvalidParams."""
+    return from_utf8(what, os.fsencode(text))
+
+
 def sampling_params(ctx: typer.Context, llm: LLM) -> SamplingParams:
     """The model's own parameters, but for the options that were given."""
     return replace(llm.default_params, **_given_sampling(ctx))
@@ -231,6 +237,8 @@ def _given_sampling(ctx: typer.Context) -> dict[str, Any]:
     given = {name: ctx.params[name] for name in SAMPLING if ctx.params[name] not in (None, [], ())}
     if "logit_bias" in given:
         given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
+    if "stop" in given:
+        given["stop"] = [argument("--stop", text) for text in given["stop"]]
     return given
 
 
