@@ -9,6 +9,7 @@ from text_samples import BOS, EOS, TEMPLATE, TURN, around, byte_level_json, sent
 from tokenizers import models
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
+from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.tokenizer import HUGE_TEXT, LONG_TEXT, MAX_HUGE, Tokenizer
 
 
@@ -115,6 +116,24 @@ def test_what_the_configuration_names_is_special(tmp_path):
         token["special"] = False
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state), bos_token=BOS, eos_token=EOS))
     assert tokenizer.special_ids == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"image_token": "<i>"},
+        {"image_token": {"content": "<i>"}},
+        {"extra_special_tokens": {"image_token": "<i>", "bos_token": "no", "x": 3}},
+        {
+            "model_specific_special_tokens": {"image_token": "<i>"},
+            "extra_special_tokens": ["<j>"],
+            "add_bos_token": True,
+        },
+    ],
+)
+def test_templates_know_the_models_own_names_of_tokens_as_in_transformers(tmp_path, config):
+    folder = write_folder(tmp_path, chat_template="{{ bos_token }}{{ image_token }}", **config)
+    assert Chat(Tokenizer.from_folder(folder)).render([{"role": "user", "content": "x"}]) == f"{BOS}<i>"
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -23,8 +23,9 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class TextFiles:
     """What the text files of a model folder say.
 
-    `named` maps "bos_token" and its like to the token's text. `add_bos` and `add_eos` are None where tokenizer.json
-    says what goes around a text: beside it, the configuration's word does not count, as in Transformers 5.
+    `named` maps "bos_token" and its like, and the model's own names, to the token's text. `add_bos` and `add_eos` are
+    None where tokenizer.json says what goes around a text: beside it, the configuration's word does not count, as in
+    Transformers 5.
     `templates` maps names to Jinja sources ("default" is the one for chats). `generation` is generation_config.json,
     empty where there is none.
     """
@@ -117,7 +118,17 @@ def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
         if not isinstance(text, str):
             raise FormatError(path, name, 'must be a string, or an object with a string under "content": correct it')
         named[name] = text
-    return named
+    return {**_own_names(config), **named}
+
+
+def _own_names(config: dict[str, Any]) -> dict[str, str]:
+    """Tokens of this model alone, as "image_token", which Transformers gives to chat templates too."""
+    entries = [(name, token) for name, token in config.items() if name.endswith("_token")]
+    for key in ("model_specific_special_tokens", "extra_special_tokens"):
+        more = config.get(key)
+        entries += more.items() if isinstance(more, dict) else ()
+    texts = ((name, token.get("content") if isinstance(token, dict) else token) for name, token in entries)
+    return {name: text for name, text in texts if name not in NAMED_TOKENS and isinstance(text, str)}
 
 
 def _more_special(*configs: dict[str, Any]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
-from bitnet_inference.text.folder import TextFiles
+from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
 from bitnet_inference.text.messages import check_unicode
@@ -273,8 +273,8 @@ def _make_special(rust: tokenizers.Tokenizer, named: Mapping[str, str]) -> None:
     special only if they are listed as added tokens, which no ordinary text is made of.
     """
     listed = {token.content: token for token in rust.get_added_tokens_decoder().values()}
-    for role, text in named.items():
-        token = listed.get(text)
+    for role in filter(named.__contains__, NAMED_TOKENS):  # the model's own names are for its templates alone
+        token = listed.get(text := named[role])
         if token is None and role not in ("pad_token", "unk_token") and rust.token_to_id(text) is not None:
             token = tokenizers.AddedToken(text, normalized=False)
         if token is not None and not token.special:  # those that are keep the spaces that they take in
