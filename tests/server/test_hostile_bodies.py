@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,29 @@ def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(tmp_
                 assert message.endswith("bitnet pull me/distant")
                 continue
             assert answer.status_code == status and message.startswith(name) and "/" not in message
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
+        ("{{ messages[0].content.foo.bar }}", "fails with UndefinedError"),
+        (None, "the model has no chat template"),
+    ],
+)
+def test_what_a_chat_template_cannot_do_is_the_clients_mistake(tmp_path: Path, template: str | None, why: str) -> None:
+    """An error of the server clients would try again; and where its files are is none of their business."""
+    shutil.copytree(Path(bitnet_inference.__file__).parent / "default_model", tmp_path / "model")
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    given = json.loads(settings.read_text())
+    settings.write_text(json.dumps({name: each for name, each in given.items() if name != "chat_template"}))
+    place = tmp_path / "model" / "chat_template.jinja"
+    place.unlink(missing_ok=True)
+    if template is not None:
+        place.write_text(template)
+    with closing(ServedModels(Models(max_cache_tokens=256, threads=1), {"story": tmp_path / "model"})) as served:
+        app = make_app(served)
+        for path, body in {"chat/completions": {}, "messages": {"max_tokens": 1}, "messages/count_tokens": {}}.items():
+            got = asyncio.run(ask(app, f"/v1/{path}", body | {"messages": TALK}))
+            message = got.json["error"]["message"]
+            assert got.status == 400 and why in message and message.startswith("story: ") and "/" not in message

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bitnet_inference.errors import BitNetError, OutOfMemory
+from bitnet_inference.errors import BitNetError, FormatError, OutOfMemory
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompts import TermOptions
 from bitnet_inference.server.bodies import named, read_body
@@ -142,8 +142,10 @@ class Answers:
             return begin(Asked(llm, name, fingerprint, terms, gone or threading.Event()), body)
         except OutOfMemory as error:  # the model is loaded, so it is this prompt that can never fit
             raise Failure(400, str(error), param=body.PROMPT, code=TOO_LONG) from error
+        except FormatError as error:  # the model is loaded, so it is its chat template that fails with these messages
+            raise self.served.told(Failure(400, str(error), param=body.PROMPT), body.model) from error
         except BitNetError as error:
-            raise named(error, type(body)) from error
+            raise self.served.told(named(error, type(body)), body.model) from error
 
 
 def _cancel(answer: Answer) -> None:

@@ -70,8 +70,19 @@ class ServedModels:
                 using = self.models.use(path, wait_s=MAX_WAIT_S)
                 llm = await loop.run_in_executor(self._doors[path], stack.enter_context, using)
             except BitNetError as error:
-                raise _told(error, path, name or self.names[0]) from error
+                raise self.told(failure_of(error), name) from error
             yield llm
+
+    def told(self, failure: Failure, name: str) -> Failure:
+        """The failure of a model in words for clients, who know it by its name and not where its files are."""
+        path = self.path(name)
+        places = [Path(path)]
+        with suppress(ModelError):
+            places.insert(0, path_of(path))
+        for place in places:
+            if place.is_absolute():
+                failure.message = failure.message.replace(str(place), name or self.names[0])
+        return failure
 
     async def in_thread(self, work: Callable[..., Result], *args: object) -> Result:
         """Do what takes its time where it holds up nobody."""
@@ -82,14 +93,3 @@ class ServedModels:
         for each in (self._threads, *self._doors.values()):
             each.shutdown(wait=False, cancel_futures=True)
         self.models.close()
-
-
-def _told(error: BitNetError, path: str | Path, name: str) -> Failure:
-    """The error in words for clients, who know a model by its name and not where its files are."""
-    failure, places = failure_of(error), [Path(path)]
-    with suppress(ModelError):
-        places.insert(0, path_of(path))
-    for place in places:
-        if place.is_absolute():
-            failure.message = failure.message.replace(str(place), name)
-    return failure
