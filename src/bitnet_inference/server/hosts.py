@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -64,11 +65,14 @@ class ServedModels:
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LLM]:
         """A model, for as long as the `async with` block lasts; loaded if need be, or Failure is raised."""
-        path, loop = self.path(name), asyncio.get_running_loop()
+        path, loop, until = self.path(name), asyncio.get_running_loop(), time.monotonic() + MAX_WAIT_S
+
+        def enter() -> LLM:  # who stood in line at the door has waited there already
+            return stack.enter_context(self.models.use(path, wait_s=max(0.0, until - time.monotonic())))
+
         with ExitStack() as stack:
             try:
-                using = self.models.use(path, wait_s=MAX_WAIT_S)
-                llm = await loop.run_in_executor(self._doors[path], stack.enter_context, using)
+                llm = await loop.run_in_executor(self._doors[path], enter)
             except BitNetError as error:
                 raise self.told(failure_of(error), name) from error
             yield llm

@@ -1,0 +1,54 @@
+"""Models that several ask for at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet_inference.llm import LLM
+from bitnet_inference.model_folder import find_model
+from bitnet_inference.models import Models
+from bitnet_inference.server import ServedModels, hosts
+from bitnet_inference.server.failures import Failure
+
+
+class Noting(Models):
+    """Notes how long each is ready to wait for room."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.waits_s: list[float] = []
+
+    def use(self, model: str | Path = "default", *, wait_s: float = 0.0) -> AbstractContextManager[LLM]:
+        self.waits_s.append(wait_s)
+        return super().use(model, wait_s=wait_s)
+
+
+def test_who_waits_for_room_behind_others_waits_no_longer_than_they(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "MAX_WAIT_S", 0.5)
+    shutil.copytree(find_model("default"), tmp_path / "other")
+    models = Noting(max_cache_tokens=256, threads=1)
+
+    async def status() -> int:
+        try:
+            async with served.use("other"):
+                return 200
+        except Failure as failure:
+            return failure.status
+
+    async def several() -> list[int]:
+        async with served.use("story") as llm:
+            models.max_bytes = llm.num_bytes
+            models.waits_s.clear()
+            return await asyncio.gather(*[status() for _ in range(3)])
+
+    with closing(ServedModels(models, {"story": "default", "other": tmp_path / "other"})) as served:
+        assert asyncio.run(several()) == [503] * 3
+    assert len(models.waits_s) == 3 and max(models.waits_s[1:]) < 0.25
