@@ -125,6 +125,12 @@ def test_openmetrics_is_spoken_to_who_asks(client: httpx2.Client) -> None:
     assert client.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=new", "text/plain;version=1.x, */*"])
+def test_a_version_that_is_none_is_nothing_asked_for(client: httpx2.Client, accept: str) -> None:
+    answer = client.get("/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
 def test_before_the_first_load_there_are_no_engines(client: httpx2.Client) -> None:
     found = samples(client)
     assert found["bitnet_models_loaded", ()] == 0 and found["bitnet_model_loaded", ("story",)] == 0

@@ -77,9 +77,16 @@ def add_metrics(app: FastAPI, metrics: ServerMetrics) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def tell(request: Request) -> Response:
-        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        encode, kind = _encoder(request.headers.get("accept", ""))
         # Not in the threads of `served`: they may all wait for a model that is being loaded.
         return Response(await asyncio.to_thread(encode, registry), headers={"Content-Type": kind})
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    try:
+        return choose_encoder(accept)
+    except TypeError:  # its way to say that a version is none
+        return choose_encoder("")
 
 
 class _Reader(Collector):
