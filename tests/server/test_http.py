@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 from conftest import Running
+
+from bitnet_inference.models import Models
+from bitnet_inference.server import ServedModels, ServerOptions
 
 BODY = json.dumps({"prompt": "Once upon", "max_tokens": 2}).encode()
 PLAIN = b"Content-Length: %d\r\n" % len(BODY)
@@ -99,4 +104,28 @@ def test_who_leaves_is_noticed_though_more_requests_wait(
             assert b" 200 " in connection.recv(1 << 16)
         while llm.is_busy:
             pass
+    assert not caplog.records
+
+
+def test_who_still_sends_a_body_at_the_end_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("uvicorn.error")
+    with (
+        closing(ServedModels(Models(max_cache_tokens=256, threads=1), {"story": "default"})) as own,
+        Running(own, ServerOptions(drain_timeout_s=0.0)) as server,
+        socket.create_connection(server.address[:2], timeout=20) as connection,
+    ):
+        server.server.config.timeout_graceful_shutdown = 1
+        level = log.level
+        log.addHandler(caplog.handler)
+        try:
+            connection.sendall(post(PLAIN + b"Expect: 100-continue\r\n"))
+            assert connection.recv(1 << 10).startswith(b"HTTP/1.1 100 ")  # now it is waited for
+            connection.sendall(BODY[:-1])
+            server.server.handle_exit(15, None)
+            answer = b"".join(iter(lambda: connection.recv(1 << 10), b""))
+            server.thread.join()
+        finally:
+            log.removeHandler(caplog.handler)
+            log.setLevel(level)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
     assert not caplog.records

@@ -80,7 +80,7 @@ class Gate:
             yield
             return
         if self.is_closing:
-            raise Failure(503, "the server is shutting down: try again soon", code="shutting_down", retry_after_s=5)
+            raise _shutting_down()
         if self.is_private:
             _check_host(scope, self._options.cors_origins)
         scope[CALLER], scope[OPTIONS] = self._caller(scope), self._options
@@ -145,6 +145,10 @@ class Gate:
                 message = await asyncio.wait_for(receive(), min(each_s, end - self._clock()))
             except TimeoutError:
                 raise Failure(408, "the body did not come in time: send it faster", code="too_slow") from None
+            except asyncio.CancelledError:
+                if not self.is_closing:
+                    raise
+                raise _shutting_down() from None
             left -= len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
             if left < 0:
@@ -152,6 +156,10 @@ class Gate:
             return message
 
         return bounded
+
+
+def _shutting_down() -> Failure:
+    return Failure(503, "the server is shutting down: try again soon", code="shutting_down", retry_after_s=5)
 
 
 def _too_large(most: int) -> Failure:

@@ -193,16 +193,25 @@ class Server(uvicorn.Server):
             self._gate.is_ready = False
             self._loop.call_soon_threadsafe(self._begin_end)
         else:
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # else a traceback for each that is cut off
+            _hush()
             self.should_exit = self.force_exit = True
 
     def _begin_end(self) -> None:
         def close() -> None:
             self._gate.is_closing = self.should_exit = True
-            loop.call_later(self._options.drain_timeout_s, loop.run_in_executor, None, self._end_all)
+            loop.call_later(self._options.drain_timeout_s, end)
+
+        def end() -> None:
+            _hush()
+            loop.run_in_executor(None, self._end_all)
 
         loop = asyncio.get_running_loop()
         loop.call_later(self._options.shutdown_delay_s, close)
+
+
+def _hush() -> None:
+    """Else there is a traceback for each request that is cut off."""
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
 def bind(listening: Listening) -> list[socket.socket]:
