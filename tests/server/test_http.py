@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from conftest import Running
@@ -105,6 +109,19 @@ def test_who_leaves_is_noticed_though_more_requests_wait(
         while llm.is_busy:
             pass
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("unsent", "is_dropped"), [([900, 600, 300], False), ([900, 600, 600], True), ([9, 9], True)])
+def test_who_reads_slowly_is_waited_for(running: Running, unsent: list[int], is_dropped: bool) -> None:
+    line, timers = Mock(get_write_buffer_size=Mock(side_effect=unsent)), list[Callable[[], None]]()
+    config: Any = running.server.config
+    clock = SimpleNamespace(call_later=lambda _, work, *args: timers.append(partial(work, *args)))
+    protocol = config.http(config, running.server.server_state, {}, clock)
+    protocol.transport, protocol.flow = line, Mock()
+    protocol.pause_writing()
+    for _ in unsent[1:]:
+        timers.pop()()
+    assert line.abort.called == is_dropped and bool(timers) != is_dropped
 
 
 def test_who_still_sends_a_body_at_the_end_is_told_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -119,7 +119,7 @@ class PatientProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than its answer comes."""
         super().pause_writing()
-        self._reader_timer = self.loop.call_later(self.options.reader_timeout_s, self.transport.abort)
+        self._wait_for_reader()
 
     def resume_writing(self) -> None:
         """It has read on."""
@@ -154,6 +154,14 @@ class PatientProtocol(HttpToolsProtocol):
             await given(message)
 
         cycle.send = send  # type: ignore[method-assign]
+
+    def _wait_for_reader(self, num_unsent: int | None = None) -> None:
+        """As long as it takes something: of a long answer over a slow line much waits, and none of it in vain."""
+        num_left = self.transport.get_write_buffer_size()
+        if num_unsent is not None and num_left >= num_unsent:
+            self.transport.abort()
+            return
+        self._reader_timer = self.loop.call_later(self.options.reader_timeout_s, self._wait_for_reader, num_left)
 
     def _reader_is_back(self) -> None:
         if self._reader_timer is not None:
