@@ -251,8 +251,9 @@ def test_places_in_the_background_are_taken_before_anything_is_awaited() -> None
     with ExitStack() as held:
         for _ in range(MAX_RUNNING):
             held.enter_context(kept.place())
-        with pytest.raises(Failure, match="run in the background"), kept.place():
+        with pytest.raises(Failure, match="run in the background") as refused, kept.place():
             pass
+    assert refused.value.headers == {"Retry-After": "1"}
     with kept.place():
         pass
 

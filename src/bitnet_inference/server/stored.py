@@ -48,7 +48,8 @@ class StoredResponses:
     def place(self) -> Iterator[None]:
         """A place for one that is made in the background, for as long as that takes. Raises Failure: there is none."""
         if self._num_running >= MAX_RUNNING:
-            raise Failure(429, f"{MAX_RUNNING} responses run in the background: wait for one", code="queue_full")
+            why = f"{MAX_RUNNING} responses run in the background: wait for one"
+            raise Failure(429, why, code="queue_full", retry_after_s=1)
         self._num_running += 1
         try:
             yield
