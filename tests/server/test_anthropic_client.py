@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,6 +13,7 @@ from conftest import Running
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.server import Journal
 from bitnet_inference.server.message_schema import CountRequest
 
 TALK: Any = [{"role": "user", "content": "Tell me a story about a brave fox called Mia"}]
@@ -103,3 +106,16 @@ def test_a_form_is_that_of_a_response_format() -> None:
     asked = CountRequest.model_validate({"model": "story", "messages": TALK, "output_config": form})
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
     assert asked.talk.grammar == read_response_format(wanted)
+
+
+def test_an_answer_has_the_id_that_its_line_in_the_log_has(running: Running, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        Running(running.served, journal=Journal(log)) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
+        answer = client.messages.create(model="story", messages=TALK, max_tokens=1)
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            client.messages.create(model="story", messages=[], max_tokens=1)
+    ids = [json.loads(line)["request_id"] for line in log.read_text().splitlines()]
+    assert [answer._request_id, refused.value.request_id] == ids

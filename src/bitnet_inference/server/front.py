@@ -54,7 +54,7 @@ def make_front(
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
     if journal is not None:
         app = Journaled(app, journal)

@@ -20,6 +20,7 @@ from bitnet_inference.server.gate import CALLER
 from bitnet_inference.stream import Stream
 
 NOTES = "bitnet.notes"  # in a scope: a dict in which the application notes what shall stand in the line
+ID_HEADERS = (b"x-request-id", b"request-id")  # where OpenAI's clients look for a request's id, and Anthropic's
 _ID = re.compile(rb"[\w.:-]{1,64}")
 
 
@@ -52,7 +53,7 @@ class Journal:
 
 
 class Journaled:
-    """An ASGI application around another one that gives each request an id, sent back as X-Request-Id, and a line."""
+    """An ASGI application around another one that gives each request an id, which it sends back, and a line."""
 
     def __init__(self, app: ASGIApp, journal: Journal) -> None:
         self._app, self._journal = app, journal
@@ -71,7 +72,8 @@ class Journaled:
             nonlocal status, first_s
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                ids = [(name, request_id.encode()) for name in ID_HEADERS]
+                message["headers"] = [*message.get("headers", []), *ids]
             elif first_s is None:
                 first_s = time.monotonic() - start
             await send(message)
