@@ -303,6 +303,18 @@ def test_what_cannot_be_is_refused_before_any_work(tmp_path, monkeypatch, source
     assert sorted(os.listdir()) == ["folder.gguf", "own.gguf"] and Path("own.gguf").read_bytes() == b"GGUF"
 
 
+def test_parts_of_the_source_are_not_written_over(tmp_path):
+    write_default(tmp_path / "x.gguf", "I2_S", per_file=40)
+    one, two = sorted(tmp_path.iterdir())
+    (tmp_path / "link.gguf").symlink_to(two)
+    for target in (one, two, tmp_path / "link.gguf"):
+        with pytest.raises(InvalidParams, match="it is the source"):
+            convert(one, target)
+    assert not open_checkpoint(one).check()
+    for _ in range(2):
+        assert convert(one, tmp_path / "x-00001-of-00003.gguf").path.is_file()
+
+
 def test_weights_of_a_folder_are_not_written_over(tmp_path):
     """The source's own ones least of all."""
     for name, message in (("bitnet-packed", "is there, and no packed file"), ("llama-f32", "in the place of")):

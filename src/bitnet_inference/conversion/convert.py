@@ -22,6 +22,7 @@ from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
+from bitnet_inference.formats.gguf_parts import files_of
 from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.formats.kinds import refuse_graph
 from bitnet_inference.formats.packed import is_packed
@@ -175,10 +176,15 @@ def _check_target(source: Path, target: Path, kind: str | None, compressed: bool
         _check_folder(target)
         return
     refuse_unwritable(target)
-    if target.exists() and (not target.is_file() or os.path.samefile(source, target)):
+    if target.exists() and not (target.is_file() and _is_free(source, target)):
         raise InvalidParams(f"{target} cannot be written: it is the source, or no file: give another name")
     if target.suffix == _PACKED:
         _check_packed(target)
+
+
+def _is_free(source: Path, target: Path) -> bool:
+    """Whether a file is not the source, nor another part of a model that is in several files."""
+    return not any(os.path.samefile(each, target) for each in files_of(source))
 
 
 def _check_packed(target: Path) -> None:

@@ -32,12 +32,25 @@ def read_whole(path: Path) -> GgufFile:
     return _joined([_part(path, at, count, file) for at in range(count)])
 
 
+def files_of(path: Path) -> list[Path]:
+    """The file, and those beside it that are called as other parts of the same model."""
+    name = _NAME.fullmatch(path.name)
+    if name is None or int(name[3]) > _MAX_PARTS:
+        return [path]
+    others = (_beside(path, name, at) for at in range(int(name[3])))
+    return [path, *(other for other in others if other != path and other.is_file())]
+
+
+def _beside(path: Path, name: re.Match[str], at: int) -> Path:
+    return path.with_name(f"{name[1]}-{at + 1:05}-of-{name[3]}.gguf")
+
+
 def _part(path: Path, at: int, count: int, given: GgufFile) -> GgufFile:
     name = _NAME.fullmatch(path.name)
     if name is None or int(name[3]) != count:
         why = f"one of {count} parts is called NAME-00001-of-{count:05}.gguf: give it and the others their names back"
         raise FormatError(path, "split.count", why)
-    own = path.with_name(f"{name[1]}-{at + 1:05}-of-{count:05}.gguf")
+    own = _beside(path, name, at)
     if own != path:  # which was named, and may be a link
         require_own(path.parent, own)
     if not own.is_file():
