@@ -204,6 +204,14 @@ def test_another_head_stored_in_a_tied_model_unties_it_as_in_transformers(tmp_pa
     assert any("not tied, although" in note for note in checkpoint.notes())
 
 
+def test_tables_that_are_one_number(tmp_path):
+    model = folder(quantization=OFFLINE)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        model.tensors[name] = np.array(1.0, np.float32)
+    problems = open_checkpoint(model.write(tmp_path)).check()
+    assert [name in line for name, line in zip(("embed_tokens", "lm_head"), problems, strict=True)] == [True, True]
+
+
 def test_a_tied_table_may_be_stored_as_the_head(tmp_path):
     model = folder(quantization=OFFLINE)
     model.tensors["lm_head.weight"] = model.tensors.pop("model.embed_tokens.weight")

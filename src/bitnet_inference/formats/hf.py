@@ -174,9 +174,9 @@ def _tables_differ(tensors: dict[str, Tensor], names: Names) -> bool:
     embed, head = tensors.get(f"{names.module('embed')}.weight"), tensors["lm_head.weight"]
     if embed is None:
         return False
-    if (embed.dtype, embed.shape) != (head.dtype, head.shape):
+    if (embed.dtype, embed.shape) != (head.dtype, head.shape) or not embed.shape:
         return True
-    step = max(1, embed.shape[0] // _MAX_COMPARED_ROWS) if embed.shape else 1
+    step = max(1, embed.shape[0] // _MAX_COMPARED_ROWS)
     return not np.array_equal(embed.array()[::step], head.array()[::step])
 
 
