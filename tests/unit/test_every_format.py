@@ -12,6 +12,8 @@ import gguf_samples
 import numpy as np
 import pytest
 from gguf_samples import write_default
+from onnx_samples import make_decoder
+from onnx_samples import write_model as write_onnx_model
 
 from bitnet_inference import LLM, InvalidParams, SamplingParams, convert, native
 from bitnet_inference.formats import open_checkpoint
@@ -73,8 +75,10 @@ def test_i2_s_in_the_order_of_arm(tmp_path, expected, monkeypatch):
     assert packed(path) != expected[0]
     with pytest.raises(InvalidParams, match="leave arm_i2_s out"):
         LLM.load(write("TQ2_0", tmp_path), arm_i2_s=True)
-    with pytest.raises(InvalidParams, match="leave arm_i2_s out"):
-        LLM.load("default", arm_i2_s=True)
+    write_onnx_model(tmp_path / "model.onnx", make_decoder())
+    for other in ("default", tmp_path, tmp_path / "model.onnx"):
+        with pytest.raises(InvalidParams, match="leave arm_i2_s out"):
+            LLM.load(other, arm_i2_s=True)
 
 
 @pytest.mark.parametrize("path", [*sorted(path.parent for path in GOLDEN.glob("*/config.json")), None])

@@ -58,8 +58,9 @@ def open_checkpoint(path: str | Path, *, arm_i2_s: bool = False) -> Checkpoint:
     path = Path(path)
     is_folder = os.path.isdir(path)
     if is_folder and (folder := _onnx_folder(path)):
-        return OnnxCheckpoint(folder)
-    kind = _kind_of_folder(path) if is_folder else _kind_of_file(path)
+        kind, path = _ONNX, folder
+    else:
+        kind = _kind_of_folder(path) if is_folder else _kind_of_file(path)
     if kind not in _READERS:
         raise Unsupported(f"{path}: {kind} is not supported: use {', '.join(_READERS)}")
     if arm_i2_s and kind != _GGUF:
