@@ -5,6 +5,9 @@ What Core ML itself makes of them only a Mac can say.
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -261,11 +264,30 @@ def test_a_package_of_before_is_replaced_and_nothing_else_is(tmp_path, package):
     other = tmp_path / "y.mlpackage"
     other.mkdir()
     (other / "mine.txt").write_text("")
-    with pytest.raises(InvalidParams, match="no Core ML package"):
-        convert(GOLDEN / "bitnet-packed", other)
+    (tmp_path / "z.mlpackage").write_text("")
+    for taken in (other, tmp_path / "z.mlpackage"):
+        with pytest.raises(InvalidParams, match="no Core ML package"):
+            convert(GOLDEN / "bitnet-packed", taken)
     with pytest.raises(Unsupported, match="cannot be taken out"):
         convert(package, tmp_path / "x.gguf")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.mlpackage", "y.mlpackage"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["x.mlpackage", "y.mlpackage", "z.mlpackage"]
+
+
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # of the library's folder
+@pytest.mark.parametrize("most", [1 << 10, 1 << 15])
+def test_a_disk_that_is_full(tmp_path, package, most):
+    target = shutil.copytree(package, tmp_path / "x.mlpackage")
+    before = {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        with pytest.raises(InvalidParams, match=r"x\.mlpackage cannot be written: .*: free space"):
+            convert(GOLDEN / "bitnet-packed", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    gc.collect()  # now, and not in another test
+    assert {file: file.read_bytes() for file in target.rglob("*") if file.is_file()} == before
+    assert os.listdir(tmp_path) == ["x.mlpackage"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, get_args
 
 from bitnet_inference.backends.coreml_library import quiet, writing_coremltools
@@ -16,6 +17,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.coreml import CoreMLCheckpoint
 from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX, TEXTS
 from bitnet_inference.formats.hf_config_writer import config_json
+from bitnet_inference.json_objects import shown
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.output_files import whole_folder
 from bitnet_inference.text.folder import TextFiles
@@ -23,6 +25,7 @@ from bitnet_inference.text.folder_writer import folder_files, to_json
 from bitnet_inference.text.tokenizer import Tokenizer
 
 COMPUTES: tuple[Compute, ...] = get_args(Compute)
+_OF_WEIGHTS = "[MIL File"  # how the library's own errors of writing weights begin; the others are Python's
 DEFAULT_CONTEXT = 4096  # at most: every step computes scores for all of it
 
 
@@ -61,25 +64,31 @@ def write_coreml_package(
     with whole_folder(target) as folder:
         made = folder / f"made{SUFFIX}"
         arrays = Arrays(checkpoint, compute, small, progress or (lambda done, total: None))
-        _write_program(library, coreml_program(library, arrays, context), made)
+        _write_program(library, coreml_program(library, arrays, context), made, target)
         _add_texts(made, beside)
         num_bytes = CoreMLCheckpoint(made).num_bytes
     cut = f"its states have room for {context} of the model's {most} tokens"
     return WrittenPackage(num_bytes, (cut,) if context < most else ())
 
 
-def _write_program(library: Any, program: Any, path: Path) -> None:
-    """As it is: no pass shall round in another order."""
-    with quiet():
-        library.convert(
-            program,
-            convert_to="mlprogram",
-            minimum_deployment_target=library.target.iOS18,
-            compute_precision=library.precision.FLOAT32,  # which means: no casts are added
-            pass_pipeline=library.PassPipeline.EMPTY,
-            skip_model_load=True,
-            package_dir=str(path),
-        )
+def _write_program(library: Any, program: Any, path: Path, target: Path) -> None:
+    """As it is: no pass shall round in another order. It is written for `target`."""
+    try:
+        with quiet():
+            library.convert(
+                program,
+                convert_to="mlprogram",
+                minimum_deployment_target=library.target.iOS18,
+                compute_precision=library.precision.FLOAT32,  # which means: no casts are added
+                pass_pipeline=library.PassPipeline.EMPTY,
+                skip_model_load=True,
+                package_dir=str(path),
+            )
+    except RuntimeError as error:
+        if not str(error).startswith(_OF_WEIGHTS):
+            raise
+        space = f"free space there, and in {gettempdir()}, where the weights are written first"
+        raise InvalidParams(f"{target} cannot be written: {shown(str(error))}: {space}") from None
 
 
 def _add_texts(package: Path, files: dict[str, bytes]) -> None:
