@@ -17,12 +17,24 @@ def refuse_unwritable(file: Path) -> None:
     """Raise InvalidParams where write_whole could not write the file: better before the work than after."""
     if str(file) == "-":
         raise InvalidParams("- cannot be written: this goes into a file: give its name")
+    _require_name(file)
     folder = file.resolve().parent
     if not folder.is_dir():
         raise InvalidParams(f"{file} cannot be written: there is no folder {folder}: make it, or choose another")
     touched = [*([file] if file.exists() else []), *([folder] if _is_replaced(file) else [])]
     if file.is_dir() or not all(os.access(each, os.W_OK) for each in touched):
         raise InvalidParams(f"{file} cannot be written: give a file in a folder that you may write to")
+
+
+def _require_name(file: Path) -> None:
+    """Refuse what no file can be called, links in a circle, and what lies in folders that may not be looked into."""
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidParams(f"{str(file)!r:.300} cannot be written: {why}: choose another name") from None
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -35,7 +47,8 @@ def write_whole(file: Path, text: str) -> None:
 def whole_file(file: Path) -> Iterator[BinaryIO]:
     """The same in pieces: the file is there when the block ends, and as it was before where the block raises."""
     target = file.resolve()
-    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part") if _is_replaced(file) else target
+    # Of a long name a piece: with the ending it would be too long.
+    partial = target.with_name(f"{target.name[:50]}.{secrets.token_hex(4)}.part") if _is_replaced(file) else target
     try:
         with partial.open("wb") as out:
             yield out

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bitnet_inference import convert
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.output_files import refuse_unwritable, whole_file, whole_files, write_whole
 
@@ -63,6 +64,24 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     refuse_unwritable(tmp_path / "file")
     refuse_unwritable(tmp_path / "new")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_can_be_no_name_is_refused(tmp_path):
+    names = {"x" * 300: "File name too long", "circle": "Too many levels of symbolic links", "\0": "null byte"}
+    for name, why in names.items():
+        for suffix in ("", ".gguf", ".mlpackage"):
+            file = tmp_path / f"{name}{suffix}"
+            if name == "circle":
+                file.symlink_to(file.name)
+            with pytest.raises(InvalidParams, match=f"cannot be written: .*{why}: choose another name"):
+                convert("default", file) if suffix else refuse_unwritable(file)
+
+
+def test_the_longest_name_that_a_file_can_have(tmp_path):
+    file = tmp_path / ("x" * 255)
+    refuse_unwritable(file)
+    write_whole(file, "x")
+    assert file.read_text() == "x" and os.listdir(tmp_path) == [file.name]
 
 
 def test_a_file_in_pieces_is_there_at_the_end_or_as_it_was(tmp_path):

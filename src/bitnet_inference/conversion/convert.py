@@ -201,9 +201,10 @@ def _check_packed(target: Path) -> None:
 
 def _check_folder(target: Path) -> None:
     """A package of before is replaced, and nothing else."""
-    refuse_unwritable(target.resolve() / MANIFEST if target.exists() else target)
-    if target.exists() and not (target / MANIFEST).is_file():
+    is_there = os.path.exists(target)  # Path.exists raises for names that are too long
+    if is_there and not (target / MANIFEST).is_file():
         raise InvalidParams(f"{target} is there, and no Core ML package: give another name, or remove it")
+    refuse_unwritable(target.resolve() / MANIFEST if is_there else target)
 
 
 def _check_coreml(target: Path, compute: str | None, context: int | None) -> None:
