@@ -10,6 +10,13 @@ from bitnet_inference.amounts import told_bytes
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import BitNetError, InvalidParams, NotFound
 from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.coreml import CoreMLCheckpoint
+from bitnet_inference.formats.gguf import GgufCheckpoint
+from bitnet_inference.formats.gpu import GpuCheckpoint
+from bitnet_inference.formats.hf import HuggingFaceCheckpoint
+from bitnet_inference.formats.meta import MetaCheckpoint
+from bitnet_inference.formats.onnx import OnnxCheckpoint
+from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.hub.cache import Snapshot, find, folder_of, repositories, snapshots
 from bitnet_inference.hub.files import model_in, without_later_parts
 from bitnet_inference.hub.folders import models_under
@@ -17,6 +24,15 @@ from bitnet_inference.hub.local import is_here
 from bitnet_inference.hub.names import Wanted, name_of, parse, registry
 from bitnet_inference.model_folder import load_text_files
 
+_FORMATS: dict[type, str] = {
+    HuggingFaceCheckpoint: "Hugging Face",
+    GgufCheckpoint: "GGUF",
+    MetaCheckpoint: "Meta",
+    PackedCheckpoint: "packed",
+    GpuCheckpoint: "Microsoft's GPU code",
+    OnnxCheckpoint: "ONNX",
+    CoreMLCheckpoint: "Core ML",
+}
 _SHOWN_COMMIT = 12
 _MAX_CARD_BYTES = 1 << 16
 
@@ -100,16 +116,10 @@ def _cached(cache: Path, repository: str) -> Iterator[tuple[str, str, Path]]:
 
 def _look(name: str, revision: str, path: Path) -> Installed:
     try:
-        num_bytes = open_checkpoint(path).num_bytes
+        checkpoint = open_checkpoint(path)
     except BitNetError as error:
         return Installed(name, "", 0, revision, path, str(error))
-    return Installed(name, _format(path), num_bytes, revision, path)
-
-
-def _format(path: Path) -> str:
-    if path.is_dir():
-        return "Hugging Face" if (path / "config.json").is_file() else "Meta"
-    return "packed" if path.suffix == ".safetensors" else "GGUF"
+    return Installed(name, _FORMATS[type(checkpoint)], checkpoint.num_bytes, revision, path)
 
 
 def _known(wanted: Wanted, snapshot: Snapshot | None) -> Iterator[tuple[str, str]]:

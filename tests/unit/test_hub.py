@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from fake_hub import serving
 from gguf_samples import write_default
+from onnx_samples import make_decoder
+from onnx_samples import write_model as write_onnx_model
 from typer.testing import CliRunner
 
 from bitnet_inference import Models, cli
@@ -124,6 +126,17 @@ class TestCache:
         blob.symlink_to(os.path.relpath(shared, blob.parent))
         (found,) = installed_models(config=HubConfig(cache=tmp_path))
         assert (found.name, found.problem) == ("me/tiny", "")
+
+    @pytest.mark.parametrize("below", ["", "onnx/"])
+    def test_onnx_files_that_another_tool_has_fetched(self, tmp_path, below):
+        write_onnx_model(tmp_path / "model.onnx", make_decoder())
+        files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        files[f"{below}model.onnx"] = files.pop("model.onnx")
+        folder = cached(tmp_path / "hub", "a/b", OLD, files)
+        config = HubConfig(cache=tmp_path / "hub")
+        (found,) = installed_models(config=config)
+        assert (found.name, found.format, found.problem) == ("a/b", "ONNX", "")
+        assert locate("a/b", config=config) == found.path == folder
 
     def test_one_folder_is_no_list_of_folders(self, tmp_path):
         for given in (str(tmp_path), tmp_path):

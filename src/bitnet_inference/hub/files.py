@@ -18,6 +18,12 @@ _TEXTS = (
 )  # fmt: skip
 _SAFETENSORS = ("model.safetensors", "model*.safetensors", "model.safetensors.index.json")
 _META = ("params.json", "consolidated.*.pth", "tokenizer.model", "README.md", "LICENSE", "LICENSE.*")
+# Another tool may have fetched them: formats/onnx.py has the same names, and finds them in this folder, too.
+_ONNX = tuple(
+    f"{folder}{name}"
+    for folder in ("", "onnx/")
+    for name in ("genai_config.json", "model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+)
 _ABOUT = ("README.md", "LICENSE", "LICENSE.*")
 _WEIGHTS = (".safetensors", ".gguf", ".pth")
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
@@ -111,7 +117,7 @@ def model_in(folder: Path, patterns: Sequence[str] = (), name: str = "") -> Path
         return folder / only if {*_all_parts(only)} <= {*files} else None
     if "params.json" in files and any(matches(file, ("consolidated.*.pth",)) for file in files):
         return folder
-    return None
+    return folder if {*_ONNX} & {*files} else None
 
 
 def _is_whole(folder: Path, files: Sequence[str]) -> bool:
