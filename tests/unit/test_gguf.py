@@ -11,6 +11,7 @@ import pytest
 from gguf_samples import codes_of, write_default
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted import modest
 
 from bitnet_inference import LLM, SamplingParams, convert
 from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupported
@@ -184,6 +185,13 @@ def test_factors_of_rotary_frequencies():
         config_of((2.0,) * 64, rope__scaling__factor=4.0)
     with pytest.raises(FormatError, match="no 64 factors"):
         config_of((2.0,))
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.scale"])
+def test_factors_without_end_are_not_read(tmp_path, name):
+    write_default(tmp_path / "x.gguf", extra={name: np.ones(1 << 20, np.float32)})
+    with modest(max_bytes=20e6), pytest.raises(FormatError, match=f"{name}.*should be"):
+        raise FormatError(tmp_path, "", open_checkpoint(tmp_path / "x.gguf").check()[0])
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
 from bitnet_inference.formats.gguf_parts import read_whole
 from bitnet_inference.formats.json_files import shown
+from bitnet_inference.formats.sizes import MAX_HEAD_DIM
 
 _NAMES = {
     "embed": "token_embd", "norm": "output_norm", "head": "output",
@@ -204,7 +205,7 @@ class GgufCheckpoint:
     def _factor(self, name: str) -> float:
         """What a tensor of its own multiplies the product by: some files have one a projection."""
         tensor = self._tensors.get(tensor_name(name, "scale"))
-        return 1.0 if tensor is None else float(self._values(tensor).reshape(-1)[0])
+        return 1.0 if tensor is None or tensor.shape != (1,) else float(self._values(tensor)[0])
 
     def _in_halves(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         """The rows of q and k as the decoder rotates them: features j and j + D/2 of a head, not 2j and 2j + 1."""
@@ -217,8 +218,8 @@ class GgufCheckpoint:
         tensor = self._tensors.get(ROPE_FACTORS)
         if tensor is None:
             return ()
-        if tensor.type_id != ggml.F32 or len(tensor.shape) != 1:
-            raise FormatError(self.path, ROPE_FACTORS, f"should be a vector of F32: {_AGAIN}")
+        if tensor.type_id != ggml.F32 or len(tensor.shape) != 1 or tensor.shape[0] > MAX_HEAD_DIM:
+            raise FormatError(self.path, ROPE_FACTORS, f"should be a vector of F32, at most {MAX_HEAD_DIM}: {_AGAIN}")
         return tuple(map(float, self._values(tensor)))
 
     def _problems(self) -> Iterator[FormatError]:
