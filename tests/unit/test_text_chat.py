@@ -91,17 +91,6 @@ def test_special_tokens_are_plain_text_however_a_template_prints_them(tmp_path, 
     assert chat._tokenizer.decode(ids) == write(message)
 
 
-@pytest.mark.parametrize("template", ["{{ tools | tojson }}", "{{ messages[0].tool_calls[0].function.arguments }}"])
-def test_special_tokens_are_plain_text_as_names_too(tmp_path, template):
-    names = {f"a{TURN}": {}, "b": {}}
-    call = {"type": "function", "function": {"name": "f", "arguments": names}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": names}}}
-    chat = chat_of(tmp_path, chat_template=template)
-    ids = chat.encode([{"role": "assistant", "tool_calls": [call]}], tools=[tool])
-    assert [token_id for token_id in ids if token_id < 3] == [0]
-    assert f"a{TURN}" in chat._tokenizer.decode(ids)
-
-
 @pytest.mark.parametrize("print_", ["string | tojson", "tojson(true) | tojson(true)"])
 def test_special_tokens_are_plain_text_where_they_are_escaped_twice(tmp_path, print_):
     chat = chat_of(tmp_path, chat_template=f"{{{{ messages[0] | {print_} }}}}")

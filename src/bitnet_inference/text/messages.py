@@ -145,11 +145,11 @@ class Marks:
         self._marks = re.compile(rf"(?:{start})({self._special.pattern})\\*(?:{end})|{start}|{end}")
 
     def mark(self, value: Any) -> Any:
-        """A copy of a plain value with marks in all of its strings, the names in objects too."""
+        """A copy of a plain value with marks in all of its strings."""
         if isinstance(value, str):
             return self._special.sub(lambda found: f"{self._start}{found.group()}{self._end}", value)
         if isinstance(value, Mapping):
-            return {self.mark(key): self.mark(item) for key, item in value.items()}
+            return {key: self.mark(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.mark(item) for item in value]
         return value
