@@ -579,7 +579,7 @@ def test_a_key_that_no_header_can_hold():
 
 def test_a_name_that_is_too_long():
     result = subprocess.run(command("run", STORY, "--profile", "x" * 5000), capture_output=True, text=True)
-    assert result.returncode == 2 and result.stderr.endswith(": give a shorter one\n"), result.stderr
+    assert result.returncode == 2 and result.stderr.endswith(": choose another name\n"), result.stderr
 
 
 def test_ctrl_c_while_modules_are_imported_ends_with_130_and_no_traceback():
