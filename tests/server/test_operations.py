@@ -332,6 +332,19 @@ def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModel
     assert "Xylophone" not in text and "sesame" not in text
 
 
+def test_the_journal_counts_all_prompts_once_and_how_their_choices_ended(served: ServedModels, tmp_path: Path) -> None:
+    body = {"prompt": ["Once upon", "Once upon a"], "n": 2, "max_tokens": 2, "temperature": 0, "stop": " a"}
+    with (
+        closing(Journal(tmp_path / "log")) as journal,
+        Running(served, ServerOptions(), journal) as server,
+        post(f"{server.url}/v1/completions", body) as answer,
+    ):
+        used = json.load(answer)["usage"]
+    line = json.loads((tmp_path / "log").read_text())
+    assert line["prompt_tokens"] == used["prompt_tokens"] and line["output_tokens"] == used["completion_tokens"]
+    assert line["finish"] == {"stop": 2, "length": 2}
+
+
 def test_a_full_disk_for_lines_stops_nobody() -> None:
     with closing(Journal(Path("/dev/full"))) as journal:
         assert call(Journaled(empty, journal))[0] == 200

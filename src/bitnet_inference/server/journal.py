@@ -7,6 +7,7 @@ import secrets
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,15 +96,15 @@ class Journaled:
 
 
 def _cost(streams: Sequence[Stream]) -> dict[str, Any]:
-    """Tokens, and how the choices ended; those of a client that has left may not have ended yet."""
+    """Tokens, a prompt's once for all its choices; and how these ended, which a client that has left may not see."""
     if not streams:
         return {}
-    found = [each.usage for each in streams if each.usage is not None]
-    ends = [each.finish_reason or "cancelled" for each in streams]
+    found = [(each.request.choice, each.usage) for each in streams if each.usage is not None]
+    ends = Counter(each.finish_reason or "cancelled" for each in streams)
     return {
-        "prompt_tokens": found[0].num_prompt_tokens if found else None,
-        "output_tokens": sum(each.num_output_tokens for each in found),
-        "finish": ends[0] if len(set(ends)) == 1 else ends,
+        "prompt_tokens": sum(usage.num_prompt_tokens for choice, usage in found if not choice) if found else None,
+        "output_tokens": sum(usage.num_output_tokens for _, usage in found),
+        "finish": ends if len(ends) > 1 else next(iter(ends)),
     }
 
 
