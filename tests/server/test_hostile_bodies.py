@@ -152,6 +152,7 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
     ("/v1/completions", {"prompt": [[]]}, "prompt.0: List should have at least 1 item"),
     ("/v1/completions", {"prompt": ["x"] * 2049}, "prompt: List should have at most 2048 items"),
+    ("/v1/completions", {"prompt": ["x"] * 1025}, "prompt: more than 1024 texts to go on with: send fewer"),
     ("/v1/completions", {"prompt": 5}, "prompt: 'number' is not supported here: give one of 'text', 'list', 'token"),
     ("/v1/completions", {"prompt": [1, *["x"] * 2000]}, "2000 values in the body are wrong"),
     ("/v1/completions", {"prompt": "x", "<x>": 5}, "<x> is not supported: leave it out"),

@@ -21,7 +21,7 @@ from bitnet_inference.tools import Tools, read_tools
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048  # as many texts as OpenAI takes for vectors
-MAX_CHOICES_IN_ALL = 2048  # of all prompts of a request
+MAX_CHOICES_IN_ALL = 1024  # of all prompts of a request: as many as may wait in an engine
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -285,7 +285,7 @@ class TextRequest(SamplingFields):
         if self.echo and self.overflow not in (None, "error"):
             raise ValueError("echo shows all of the prompt, and overflow drops some of it: leave one out")
         if len(self.prompts) * (self.best_of or number) > MAX_CHOICES_IN_ALL:
-            raise ValueError(f"prompt: more than {MAX_CHOICES_IN_ALL} texts at a time: ask for fewer")
+            raise ValueError(f"prompt: more than {MAX_CHOICES_IN_ALL} texts to go on with: send fewer at a time")
         return self
 
     @property
