@@ -2,6 +2,7 @@
 #include "lanes_avx2.h"
 #include "tile_parts.h"
 #include "verbs.h"
+#include "wide_avx2.h"
 
 namespace {
 
@@ -260,6 +261,7 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
     static constexpr Kernels kernels = [] {
         Kernels own = make_kernels("avx2", ternary_tile, int8_peak);
         own.group_tile = group_tile_in_int16;
+        own.dense = wide_dense;
         own.many_product = unpacked_product;
         own.many_tokens = 18;
         own.many_tile = kMaxTileTokens;

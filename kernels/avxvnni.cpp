@@ -2,6 +2,7 @@
 #include "lanes_avx2.h"
 #include "tile_parts.h"
 #include "verbs.h"
+#include "wide_avx2.h"
 
 namespace {
 
@@ -70,6 +71,10 @@ int64_t int8_peak(int64_t iterations) {
 }  // namespace
 
 const bitnet::Kernels* bitnet::avxvnni_kernels() {
-    static constexpr Kernels kernels = make_kernels("avxvnni", tile_in_parts<TokenTile, 6>, int8_peak);
+    static constexpr Kernels kernels = [] {
+        Kernels own = make_kernels("avxvnni", tile_in_parts<TokenTile, 6>, int8_peak);
+        own.dense = wide_dense;
+        return own;
+    }();
     return &kernels;
 }

@@ -84,7 +84,7 @@ Result check_row(const Kernels& kernels, Random random) {
 }
 
 Result check_dense(const Kernels& kernels, Random random) {
-    const int rows = 1 + random.below(20), columns = 1 + random.below(150), tokens = 1 + random.below(9);
+    const int rows = 1 + random.below(20), columns = 1 + random.below(1200), tokens = 1 + random.below(40);
     const Dtype dtype = Dtype(random.below(3));
     const auto wide = floats(random, rows * columns);
     auto narrow = bytes(random, rows * columns * 2);
@@ -303,6 +303,7 @@ void time_dense(const Kernels& kernels) {
     };
     for (const int tokens : {1, 4}) time("head, 40000 x 2560,", 40000, 2560, tokens);
     for (const int tokens : {1, 4, 64}) time("in the first cache, 64 x 256,", 64, 256, tokens);
+    for (const int tokens : {4, 12, 128}) time("prompts, 2048 x 2048,", 2048, 2048, tokens);
 }
 
 const std::pair<const char*, void (*)(const Kernels&)> kTimings[] = {
