@@ -91,6 +91,34 @@ def test_special_tokens_are_plain_text_however_a_template_prints_them(tmp_path, 
     assert chat._tokenizer.decode(ids) == write(message)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ tools | tojson }}",
+        "{{ messages[0].tool_calls[0].function.arguments }}",
+        "{% for tool in tools %}{% for name, each in tool.function.parameters.properties.items() %}"
+        "{% if name in tool.function.parameters.required %}{{ name ~ each.type }}{% endif %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_special_tokens_are_plain_text_as_names_too(tmp_path, template):
+    names = {f"a{TURN}": {"type": "null"}, "b": {}}
+    call = {"type": "function", "function": {"name": "f", "arguments": names}}
+    schema = {"type": "object", "properties": names, "required": [f"a{TURN}"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    chat = chat_of(tmp_path, chat_template=template)
+    ids = chat.encode([{"role": "assistant", "tool_calls": [call]}], tools=tools)
+    assert [token_id for token_id in ids if token_id < 3] == [0]
+    assert f"a{TURN}" in chat._tokenizer.decode(ids)
+
+
+def test_names_that_templates_look_up_stay_where_a_special_token_is_a_letter(tmp_path):
+    template = "{% set call = messages[0].tool_calls[0].function %}{{ call.name ~ call.arguments.a }}"
+    call = {"type": "function", "function": {"name": "b", "arguments": {"a": 1}}}
+    chat = chat_of(tmp_path, chat_template=template, eos_token="a")
+    ids = chat.encode([{"role": "assistant", "content": "a", "tool_calls": [call]}])
+    assert chat._tokenizer.decode(ids) == "b1"
+
+
 @pytest.mark.parametrize("print_", ["string | tojson", "tojson(true) | tojson(true)"])
 def test_special_tokens_are_plain_text_where_they_are_escaped_twice(tmp_path, print_):
     chat = chat_of(tmp_path, chat_template=f"{{{{ messages[0] | {print_} }}}}")

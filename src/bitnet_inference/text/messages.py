@@ -145,11 +145,12 @@ class Marks:
         self._marks = re.compile(rf"(?:{start})({self._special.pattern})\\*(?:{end})|{start}|{end}")
 
     def mark(self, value: Any) -> Any:
-        """A copy of a plain value with marks in all of its strings."""
+        """A copy of a plain value with marks in all of its strings, and in names that no template looks up."""
         if isinstance(value, str):
             return self._special.sub(lambda found: f"{self._start}{found.group()}{self._end}", value)
         if isinstance(value, Mapping):
-            return {key: self.mark(item) for key, item in value.items()}
+            # Templates look up identifiers, as message.role, and a user's own may stay too: no control token is one.
+            return {key if key.isidentifier() else self.mark(key): self.mark(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.mark(item) for item in value]
         return value
