@@ -119,6 +119,14 @@ def test_names_that_templates_look_up_stay_where_a_special_token_is_a_letter(tmp
     assert chat._tokenizer.decode(ids) == "b1"
 
 
+def test_a_call_is_printed_in_the_order_of_openai(tmp_path):
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}
+    chat = chat_of(tmp_path, chat_template="{{ messages[0].tool_calls | tojson }}")
+    turned = dict(reversed(call.items())) | {"function": dict(reversed(call["function"].items()))}
+    for each in (call, turned):
+        assert chat.render([{"role": "assistant", "tool_calls": [each]}]) == json.dumps([call])
+
+
 @pytest.mark.parametrize("print_", ["string | tojson", "tojson(true) | tojson(true)"])
 def test_special_tokens_are_plain_text_where_they_are_escaped_twice(tmp_path, print_):
     chat = chat_of(tmp_path, chat_template=f"{{{{ messages[0] | {print_} }}}}")

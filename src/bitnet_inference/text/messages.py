@@ -84,8 +84,10 @@ def _call(place: str, call: Any) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, Mapping):
         raise InvalidParams(f"{place}.function.arguments must be a JSON object, or the text of one")
-    checked = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    plain: dict[str, Any] = check_plain(place, checked | {key: value for key, value in call.items() if key == "id"})
+    # In OpenAI's order, in which templates print whole calls, as Falcon3's does.
+    checked = {"id": call["id"]} if "id" in call else {}
+    checked |= {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    plain: dict[str, Any] = check_plain(place, checked)
     return plain
 
 
