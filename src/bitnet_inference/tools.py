@@ -19,9 +19,8 @@ from bitnet_inference.grammar.schema import changed_schema, closed_schema
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.
 Style = Literal["llama", "hermes"]
 PYTHON_TAG = "<|python_tag|>"
-_HERMES_OPEN = "<tool_call>"
-# Strings may hold tags.
-_HERMES_CALL = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/tool_call>))*+)</tool_call>', re.DOTALL)
+_HERMES_OPEN, _HERMES_CLOSE = "<tool_call>", "</tool_call>"
+_HERMES_MARK = re.compile(r'</?tool_call>|"|\\["\\]')
 _BETWEEN = re.compile(r"[\s;]*")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 # Forms of answers in Lark: one call; text, and calls where it turns into one; calls, or another form. No text begins
@@ -246,7 +245,31 @@ def _after_gap(text: str, place: int) -> int:
 
 
 def _hermes_calls(text: str) -> tuple[str, list[Any]]:
-    return _HERMES_CALL.sub("", text).strip(), [_strict_json().decode(found) for found in _HERMES_CALL.findall(text)]
+    kept, values, place = [], [], 0
+    for start, end in _hermes_places(text):
+        if start >= place:  # else it is a tag within a call
+            kept.append(text[place:start])
+            inner = text[start + len(_HERMES_OPEN) : end - len(_HERMES_CLOSE)]
+            values.append(_strict_json().decode(inner))
+            place = end
+    return "".join([*kept, text[place:]]).strip(), values
+
+
+def _hermes_places(text: str) -> list[tuple[int, int]]:
+    """Where a call may begin, and where it would end: strings may hold tags, so as many quotes as make pairs between.
+
+    Goes backwards, and once: looking for the end from each beginning took minutes for a text of nothing else.
+    """
+    ends: list[int | None] = [None, None]  # the next end with an even number of quotes before it, and with an odd one
+    places = []
+    for mark in reversed(list(_HERMES_MARK.finditer(text))):
+        if mark[0] == '"':
+            ends.reverse()
+        elif mark[0] == _HERMES_CLOSE:
+            ends[0] = mark.end()
+        elif mark[0] == _HERMES_OPEN and ends[0] is not None:
+            places.append((mark.start(), ends[0]))
+    return places[::-1]
 
 
 def _strict_json() -> json.JSONDecoder:

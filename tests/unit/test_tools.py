@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from test_grammar import accepts
@@ -50,6 +51,14 @@ def test_hermes_writes_tags_with_text_around():
     tagged = {"city": '<tool_call> is not "</tool_call>" \\'}
     text = f'"<tool_call>{json.dumps({"name": "weather", "arguments": tagged})}</tool_call>'
     assert calls_in(text, "hermes") == ('"', [("weather", tagged)])
+
+
+@pytest.mark.parametrize("part", ["<tool_call>", '<tool_call>"', '<tool_call>"</tool_call>"'])
+def test_a_text_of_many_tags_takes_no_time(part):
+    """From each of them the whole rest was looked through, with the interpreter's lock."""
+    start = time.thread_time()
+    assert calls_in(part * 8000, "hermes") == (part * 8000, [])
+    assert time.thread_time() - start < 3
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity", "9" * 5000])
