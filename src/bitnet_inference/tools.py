@@ -134,7 +134,8 @@ class HeldText:
     def _num_clear(self) -> int:
         if self._style == "llama":  # a call stands alone
             start = self._text.lstrip()
-            may_be_call = start.startswith(("{", PYTHON_TAG)) or PYTHON_TAG.startswith(start)
+            behind = start[_after_gap(start, 0) :]
+            may_be_call = not behind or behind[0] == "{" or start.startswith(PYTHON_TAG) or PYTHON_TAG.startswith(start)
             return 0 if may_be_call else len(self._text)
         found = self._text.find(_HERMES_OPEN)
         if found < 0:

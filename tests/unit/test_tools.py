@@ -9,6 +9,7 @@ import pytest
 from test_grammar import accepts
 
 from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams, chat_completion
+from bitnet_inference.server.replies import Reply
 from bitnet_inference.tools import read_tools
 
 WEATHER = {
@@ -41,6 +42,15 @@ def test_llama_writes_json_and_nothing_else(opening, key):
     assert calls_in(text, "llama") == ("", [("weather", BERLIN)])
     two = f'{text}; {{"name": "clock", "parameters": {{}}}}'
     assert calls_in(two, "llama") == ("", [("weather", BERLIN), ("clock", {})])
+
+
+@pytest.mark.parametrize("opening", ["", " \n", "; ", "<|python_tag|>", "\n<|python_tag|>;"])
+def test_nothing_of_a_call_is_shown_while_it_is_written(opening):
+    reply = Reply("llama", read_tools(TOOLS, None))
+    text = opening + '{"name": "clock", "parameters": {}}'
+    assert "".join(map(reply.push, text)) == ""
+    rest, calls = reply.end()
+    assert rest == "" and [call["function"]["name"] for call in calls] == ["clock"]
 
 
 def test_hermes_writes_tags_with_text_around():
