@@ -127,6 +127,21 @@ def test_a_call_is_printed_in_the_order_of_openai(tmp_path):
         assert chat.render([{"role": "assistant", "tool_calls": [each]}]) == json.dumps([call])
 
 
+@pytest.mark.parametrize("depth, is_refused", [(150, False), (250, True), (900, True), (100_000, True)])
+def test_values_that_are_nested_deeply_are_refused(tmp_path, depth, is_refused):
+    chat = chat_of(tmp_path, chat_template="{{ tools | tojson(indent=1) }}{{ messages[0].tool_calls }}")
+    value = TURN
+    for _ in range(depth):
+        value = {"a": value}
+    call = {"type": "function", "function": {"name": "f", "arguments": value}}
+    for inputs in ({"messages": HI, "tools": [value]}, {"messages": [{"role": "assistant", "tool_calls": [call]}]}):
+        if is_refused:
+            with pytest.raises(InvalidParams, match=r"^(tools|messages\[0\]\.tool_calls\[0\]) "):
+                chat.encode(**inputs)
+        else:
+            assert TURN in chat._tokenizer.decode(chat.encode(**inputs))
+
+
 @pytest.mark.parametrize("print_", ["string | tojson", "tojson(true) | tojson(true)"])
 def test_special_tokens_are_plain_text_where_they_are_escaped_twice(tmp_path, print_):
     chat = chat_of(tmp_path, chat_template=f"{{{{ messages[0] | {print_} }}}}")

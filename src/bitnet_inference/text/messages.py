@@ -15,6 +15,7 @@ MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _ANSWER_KEYS = ("annotations", "parsed", "provider_specific_fields", "reasoning", "reasoning_content")
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
+MAX_DEPTH = 200  # of objects and lists in each other: what prints them, or looks through them, calls itself
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd]" r"|\\U000f[0-9a-f]{4}|\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
@@ -119,9 +120,19 @@ def check_unicode(what: str, text: str) -> None:
 def check_plain(name: str, value: Any) -> Any:
     """A copy of a value that is nothing but JSON, so that a template reaches no methods. Raises InvalidParams."""
     try:
-        return json.loads(json.dumps(value))
+        plain = json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidParams(f"{name} must be plain JSON values: {error}") from None
+    inner = [plain]
+    for _ in range(MAX_DEPTH):
+        inner = [item for each in inner if isinstance(each, (dict, list)) for item in _items(each)]
+        if not inner:
+            return plain
+    raise InvalidParams(f"{name} is nested more than {MAX_DEPTH} deep: make it flatter")
+
+
+def _items(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 class Marks:
