@@ -46,7 +46,9 @@ def _ends(schema: Any, ending: set[str]) -> bool:
 def _kind_ends(kind: object, schema: Mapping[str, Any], ending: set[str]) -> bool:
     if kind == "object":
         properties, required = _sound(schema, "properties", dict), _sound(schema, "required", list)
-        return all(_ends(properties.get(name), ending) for name in required if isinstance(name, str))
+        # Whether a pattern is that of a name, the library knows alone.
+        other = None if schema.get("patternProperties") else schema.get("additionalProperties")
+        return all(_ends(properties.get(name, other), ending) for name in required if isinstance(name, str))
     if kind == "array":
         least, first = _sound(schema, "minItems", int), _sound(schema, "prefixItems", list)
         needed = [*first[:least], *([schema.get("items")] if least > len(first) else ())]
