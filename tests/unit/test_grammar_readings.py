@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from test_grammar import accepts
 
 from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams
 
@@ -67,6 +68,16 @@ def test_a_name_that_a_schema_knows_is_not_spelt_in_escapes(llm):
 
     grammar = Grammar(json_schema={"type": "object", "properties": {"age": {"type": "integer"}}})
     assert "\\u" not in write(llm, grammar, temperature=0, processors=[prefers]).text
+
+
+@pytest.mark.parametrize("format, day", [("time", ""), ("date-time", "2024-02-29T")])
+@pytest.mark.parametrize("more", [{}, {"pattern": "Z$"}, {"allOf": [{"pattern": "Z$"}]}])
+def test_a_minute_has_sixty_seconds(format, day, more):
+    """Of 60 most readers, Python's and validators, say that it is no time."""
+    grammar = Grammar(json_schema={"type": "string", "format": format, **more})
+    assert accepts(grammar, f'"{day}07:10:59Z"') and accepts(grammar, f'"{day}23:59:00.5Z"')
+    assert accepts(grammar, f'"{day}07:10:00+01:00"') is not bool(more)
+    assert not accepts(grammar, f'"{day}07:10:60Z"') and not accepts(grammar, f'"{day}07:60:10Z"')
 
 
 def test_control_characters_of_a_schema_are_written_in_escapes(llm):

@@ -18,6 +18,8 @@ MAX_VALUES = 1 << 16
 MAX_WHOLE = 1 << 53  # the library rounds what is larger, and overflows its stack at -2^63
 _TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
 
+_SECONDS_TO_59 = "^[^:]*:[^:]*:[0-5]"
+
 # Keywords whose value is a schema, a list of schemas, and a mapping from names to schemas.
 _ONE = ("additionalProperties", "items")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -118,6 +120,8 @@ def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     for keyword in (*_LOWEST, *_HIGHEST):
         if _is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
+    if readable.get("format") in ("time", "date-time"):  # a minute has a 60th second at the end of a few days only
+        readable["allOf"] = [*readable.get("allOf", ()), {"pattern": _SECONDS_TO_59}]
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
     for name, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
         if name in schema:
