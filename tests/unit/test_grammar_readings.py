@@ -9,6 +9,7 @@ import pytest
 from test_grammar import accepts
 
 from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams
+from bitnet_inference.tools import read_tools
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,28 @@ def test_a_minute_has_sixty_seconds(format, day, more):
     assert accepts(grammar, f'"{day}07:10:59Z"') and accepts(grammar, f'"{day}23:59:00.5Z"')
     assert accepts(grammar, f'"{day}07:10:00+01:00"') is not bool(more)
     assert not accepts(grammar, f'"{day}07:10:60Z"') and not accepts(grammar, f'"{day}07:60:10Z"')
+
+
+CALL = {"const": "<|pad|>"}
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": CALL}, "required": ["a"]}}
+
+
+@pytest.mark.parametrize(
+    "grammar, text",
+    [
+        (Grammar(choice=["x<|eot_id|>"]), "x<|eot_id|>"),
+        (Grammar(regex=r"<\|eot_id\|>"), "<|eot_id|>"),
+        (Grammar(json_schema={"type": "array", "prefixItems": [CALL], "items": False, "minItems": 1}), '["<|pad|>"]'),
+        (
+            read_tools([{"type": "function", "function": TOOL}], "required").grammar("hermes"),
+            '<tool_call>\n{"name":"f","arguments":{"a":"<|pad|>"}}\n</tool_call>',
+        ),
+    ],
+)
+def test_what_spells_a_special_token_is_written_as_plain_text(llm, grammar, text):
+    """The library wanted the token itself in its place, which is banned, and no other could follow."""
+    output = write(llm, grammar, max_tokens=150)
+    assert output.finish_reason == "stop" and output.text.replace(": ", ":").replace(", ", ",") == text
 
 
 def test_control_characters_of_a_schema_are_written_in_escapes(llm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import OrderedDict
@@ -90,7 +91,8 @@ class Matchers:
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         self._tokens = self._tokens or self._read_tokens()
-        compiled = llguidance.LLMatcher(self._tokens, grammar.source, log_level=0, limits=_limits())
+        source = _unforced(grammar.source) if self._spells_special(grammar.source) else grammar.source
+        compiled = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=_limits())
         trial = self._start(compiled, ())
         try:
             for _ in range(2):  # what is too much for the library shows here, and not in the engine's thread
@@ -98,6 +100,11 @@ class Matchers:
         except EngineError as error:
             raise InvalidParams(f"grammar: {grammar.kind}: {error}") from None
         return compiled
+
+    def _spells_special(self, source: str) -> bool:
+        """Whether it has the text of a special token: where that must come, the library allows that token alone."""
+        assert self._tokens is not None, "there is a grammar, so there are tokens"
+        return any(map(self._tokens.is_special_token, self._tokens.tokenize_str(source.replace("\\", ""))))
 
     def _start(self, compiled: llguidance.LLMatcher, end_ids: Iterable[int]) -> Matcher:
         assert self._tokens is not None, "there is a grammar, so there are tokens"
@@ -156,6 +163,15 @@ class Matcher:
     def _raise_error(self) -> None:
         if self._matcher.is_error():
             raise EngineError(f"{_line(self._matcher.get_error())}: make the grammar simpler")
+
+
+def _unforced(source: str) -> str:
+    """The same grammar, of which the library does not follow what must come next; Lark alone says so already."""
+    if not source.startswith('{"grammars"'):
+        return source
+    first, *others = json.loads(source)["grammars"]
+    start = {"name": "start", "lark_grammar": f"start: @whole{_ONE_STEP_AT_A_TIME}"}
+    return json.dumps({"grammars": [start, {**first, "name": "whole"}, *others]})
 
 
 def _with_bits(num_words: int, token_ids: Iterable[int]) -> NDArray[np.uint32]:
