@@ -365,7 +365,10 @@ class TestCommand:
         assert result.exit_code == 2 and result.stderr.startswith("bitnet: ") and message in result.stderr
         assert result.stderr.count("\n") == 1 and not files[1].exists()
 
-    @pytest.mark.parametrize("kill, code", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(
+        "kill, code",
+        [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)],
+    )
     def test_killed_and_started_again_it_writes_what_an_uninterrupted_run_writes(self, files, tmp_path, kill, code):
         write(files[0], [{"prompt": f"The fox {n}", "params": {"max_tokens": n % 50 + 2}} for n in range(60)])
         args = ["batch", *map(str, files), "--seed", "5", "-t", "0.8"]

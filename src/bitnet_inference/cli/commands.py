@@ -60,6 +60,8 @@ def main() -> None:
     _prepare_streams()
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else whoever started us has it ignored
         signal.signal(signal.SIGTERM, _terminate)
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else nohup wants it ignored
+            signal.signal(signal.SIGHUP, _hang_up)
     app(prog_name="bitnet")
 
 
@@ -67,6 +69,12 @@ def _terminate(number: int, frame: Any) -> NoReturn:
     """End by way of all `finally`, so that no half-written file stays; a second signal ends everything at once."""
     signal.signal(number, signal.SIG_DFL)
     sys.exit(128 + number)
+
+
+def _hang_up(number: int, frame: Any) -> None:
+    """The terminal has gone: end as with SIGTERM, whoever handles that now. Shell and system both tell it: once."""
+    signal.signal(number, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _prepare_streams() -> None:
