@@ -7,6 +7,7 @@ import re
 import threading
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,6 +217,17 @@ class TestScreen:
 
         with pytest.raises(EngineError, match=message):
             self.push([Wrong(None)], "abc", "d")
+
+    def test_numpys_small_numbers_do_not_wrap_around(self):
+        class Small(Judge):
+            def start(self):
+                return self
+
+            def push(self, text, is_last):
+                return Verdict(np.uint8(250 if len(text) == 250 else 0))
+
+        with pytest.raises(EngineError, match="Small clears 0 of 260 characters after 250"):
+            self.push([Small(None)], "a" * 250, "b" * 10, "c")
 
     @pytest.mark.parametrize("label", [False, True, 5])
     def test_what_is_no_label_is_neither_one_nor_leave_to_ask(self, label):

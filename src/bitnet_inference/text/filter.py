@@ -127,10 +127,11 @@ class _Link:
         if not isinstance(verdict.num_clear, Integral) or not isinstance(verdict.label, str | None):
             cure = "give a whole number, and a string or None"
             raise EngineError(f"the filter {name} returned {verdict!r:.80}: {cure}")
-        whole, count = self._held + text, verdict.num_clear - self._num_clear
+        num_clear = int(verdict.num_clear)  # NumPy's small ones overflow
+        whole, count = self._held + text, num_clear - self._num_clear
         fewest = len(whole) if is_last and verdict.label is None else 0
         if not fewest <= count <= len(whole):
-            why = f"clears {verdict.num_clear} of {self._num_clear + len(whole)} characters"
+            why = f"clears {num_clear} of {self._num_clear + len(whole)} characters"
             raise EngineError(f"the filter {name} {why} after {self._num_clear}: mend it, see OutputFilter")
-        self._held, self._num_clear = whole[count:], verdict.num_clear
+        self._held, self._num_clear = whole[count:], num_clear
         return whole[:count], verdict.label
