@@ -145,8 +145,10 @@ def is_one_prompt(prompts: object) -> bool:
     if isinstance(prompts, str):
         return True
     if isinstance(prompts, np.ndarray) and prompts.ndim:
+        if not len(prompts):
+            _refuse_prompts("there is no prompt: the array is empty")
         return prompts.ndim == 1
-    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         _refuse_prompts(f"a prompt must be a string or a list of token ids, not {type(prompts).__name__}")
     if not prompts:
         _refuse_prompts("there is no prompt: the list is empty")

@@ -297,11 +297,16 @@ class TestGenerate:
             list(in_flight)
 
     @pytest.mark.parametrize(
-        "prompts", [[], (), None, 3, b"x", [None], ["a", 1], [1, "a"], [True], {"a": 1}, [b"x"], np.array(1)]
+        "prompts",
+        [
+            *([], (), None, 3, b"x", [None], ["a", 1], [1, "a"], [True], {"a": 1}, [b"x"], np.array(1)),
+            *(bytearray(b"x"), memoryview(b"x"), np.zeros((0, 3), int)),
+        ],
     )
     def test_what_is_no_prompt_is_refused(self, llm, prompts):
-        with pytest.raises(InvalidParams, match=r"prompt"):
-            llm.generate(prompts, GREEDY)
+        for ask in (partial(llm.generate, params=GREEDY), llm.embed):
+            with pytest.raises(InvalidParams, match=r"prompt"):
+                ask(prompts)
 
     @pytest.mark.parametrize(
         "prompts", ["", ["a", ""], [[]], [[1], []], [-1], [1 << 40], [376], [[1, "a"]], [[1.5]], [np.array(1)]]
