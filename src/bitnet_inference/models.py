@@ -114,6 +114,8 @@ class Models:
         self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else checked_count("max_bytes", max_bytes)
         max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
         check_progress(progress)
+        if listener is not None and not callable(listener):
+            raise InvalidParams(f"listener is {listener!r:.60}: give a function of a path that returns its listener")
         self._config = EngineConfig.from_env(
             device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
             quantize=quantize, head=head, embedding=embedding, fallback=fallback,

@@ -165,8 +165,14 @@ class TestUse:
                 assert again is llm
 
     def test_mistakes(self, tmp_path):
-        for options in ({"max_bytes": 0}, {"max_bytes": True}, {"max_cache_tokens": 1.5}, {"device": "tpu"}):
-            with pytest.raises(InvalidParams):
+        for options in (
+            {"max_bytes": 0},
+            {"max_bytes": True},
+            {"max_cache_tokens": 1.5},
+            {"device": "tpu"},
+            {"listener": 5},
+        ):
+            with pytest.raises(InvalidParams, match=next(iter(options))):
                 Models(**options)
         with models_of(None) as models:
             with pytest.raises(NotFound):
