@@ -46,7 +46,7 @@ def write_whole(file: Path, text: str) -> None:
 @contextmanager
 def whole_file(file: Path) -> Iterator[BinaryIO]:
     """The same in pieces: the file is there when the block ends, and as it was before where the block raises."""
-    target = file.resolve()
+    target = file.resolve() if _is_replaced(file) else file  # a pipe without a name is nowhere, as behind /dev/stdout
     # Of a long name a piece: with the ending it would be too long.
     partial = target.with_name(f"{target.name[:50]}.{secrets.token_hex(4)}.part") if _is_replaced(file) else target
     try:

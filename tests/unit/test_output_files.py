@@ -51,6 +51,17 @@ def test_a_pipe_is_written_to(tmp_path):
     os.close(reader)
 
 
+def test_a_pipe_without_a_name_is_written_to():
+    reader, writer = os.pipe()
+    for folder in ("/dev/fd", "/proc/self/fd"):  # where a shell's >(...) and /dev/stdout lead
+        if Path(folder).is_dir():
+            refuse_unwritable(Path(folder) / str(writer))
+            write_whole(Path(folder) / str(writer), "x")
+            assert os.read(reader, 9) == b"x"
+    os.close(reader)
+    os.close(writer)
+
+
 def test_what_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for file, cure in (
