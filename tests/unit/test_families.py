@@ -23,6 +23,8 @@ from bitnet_inference.summary import summarize
 GOLDEN = Path(__file__).parent.parent / "golden"
 IDS = list(range(3, 60))
 ABSENT = object()
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ALIKE = {"attention_factor": 1.0}  # as layers without yarn
 
 
 def changed(tmp_path: Path, name: str, **changes) -> Path:
@@ -95,12 +97,30 @@ def test_what_a_gemma_config_says(tmp_path):
         {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"full_attention": YARN}},
+        {"rope_parameters": ABSENT, "rope_scaling": YARN},
     ],
 )
 def test_what_is_not_done_of_gemma(tmp_path, changes):
     with pytest.raises(Unsupported) as caught:
         open_checkpoint(changed(tmp_path, "gemma3-bf16", **changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("types", "more"), [(["full_attention"] * 3, {}), (["full_attention"] * 2 + ["sliding_attention"], ALIKE)]
+)
+def test_yarn_that_sharpens_all_layers_of_gemma_alike_is_done(tmp_path, types, more):
+    sections = {"full_attention": YARN | more}
+    config = open_checkpoint(changed(tmp_path, "gemma3-bf16", rope_parameters=sections, layer_types=types)).config
+    assert config.rope_scaling is not None and config.rope_scaling.kind == "factors"
+    assert (config.local is None) == (not more)
+
+
+def test_scaled_rotations_of_local_layers_are_refused_for_being_there(tmp_path):
+    sections = {"full_attention": {}, "sliding_attention": YARN}
+    with pytest.raises(Unsupported, match="only layers without a window can have scaled rotations"):
+        open_checkpoint(changed(tmp_path, "gemma3-bf16", rope_parameters=sections))
 
 
 @pytest.mark.parametrize("types", [["full_attention"] * 2, ["sliding_attention", "full_attention", "chunked"]])

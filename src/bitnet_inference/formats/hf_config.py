@@ -41,6 +41,10 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     eos_ids = fields.ids("eos_token_id", family.eos_id) + more_eos_ids
     theta, scaling, sharpness = _rope(fields, family, max_positions, head_dim)
     scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
+    local = _local_layers(fields, family, num_layers)
+    if local is not None and sharpness != 1.0:  # one number multiplies the scores of all layers
+        why = "sharpens the scores of the layers without a window alone, which is not supported: use another model"
+        raise Unsupported(f"{fields.path}: rope_type yarn {why}")
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
@@ -62,7 +66,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         post_norms=family.post_norms,
         head_norms=family.head_norms,
         attention_scale=sharpened(sharpness, head_dim, scalar),
-        local=_local_layers(fields, family, num_layers),
+        local=local,
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
     )
@@ -172,7 +176,7 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
     local = section.section(_LOCAL) if section else None
     if local is not None:
         theta = local.positive("rope_theta", theta)
-        if _scaling(local, local, 1) is not None:
+        if _rope_type(local) == "yarn" or _scaling(local, local, 1) is not None:
             raise Unsupported(f"{fields.path}: rope_parameters: only layers without a window can have scaled rotations")
     layers = tuple(at for at, kind in enumerate(types) if kind == _LOCAL)
     window = fields.size("sliding_window", MAX_POSITIONS, 4096)
