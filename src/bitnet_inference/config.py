@@ -53,7 +53,7 @@ class EngineConfig:
     head). An ONNX file has its own, "float32" or "float16", and a Core ML package "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 where
     the CPU decodes it in registers (AVX-512 with VBMI) and it saves a tenth, which is faster there. Results are the
-    same. Groups with scales are always u2.
+    same. Groups with scales are always u2. For device "cpu" alone.
     `quantize`: what the layers' dense matrices become: "none" leaves them as they are; "ternary" rounds each to one
     scale and -1, 0, 1, as models of BitNet were trained to be; "int8" to 255 steps with a scale a row. Both round what
     they are multiplied with to int8, token by token.
@@ -151,8 +151,9 @@ class EngineConfig:
         if self.cache_dtype == "float16" and placed.device not in GRAPH_DEVICES:
             raise InvalidParams('cache_dtype is "float16", which only ONNX and Core ML have: choose "bfloat16"')
         cache_dtype = "bfloat16" if self.cache_dtype == "auto" else self.cache_dtype
-        if self.on_gpu and self.ternary_format != "auto":
-            raise InvalidParams(f'ternary_format is "{self.ternary_format}", which the CPU has: leave it out')
+        if self.ternary_format != "auto" and placed.device != "cpu":
+            why = f'which "cpu" has, but device is "{self.device}"'
+            raise InvalidParams(f'ternary_format is "{self.ternary_format}", {why}: leave it out')
         if self.embedding != "exact" and placed.device not in ("cpu", "reference"):
             why = f'which "cpu" and "reference" have, but device is "{self.device}"'
             raise InvalidParams(f'embedding is "{self.embedding}", {why}: leave it out')

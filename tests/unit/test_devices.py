@@ -217,6 +217,12 @@ def test_options_of_the_cpu_alone_choose_it(machine: Machine, options: dict[str,
     assert choice.config.device == "cpu" and "which the CPU alone has" in choice.why
 
 
+@pytest.mark.parametrize("device", ["cuda", "mlx", "onnx", "coreml", "reference"])
+def test_how_the_cpu_packs_is_no_option_of_others(device: str) -> None:
+    with pytest.raises(InvalidParams, match=f'ternary_format is "t5", .* but device is "{device}": leave it out'):
+        EngineConfig(device=device, ternary_format="t5").resolve()
+
+
 def test_interpreted_kernels_are_for_those_who_ask(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(driver=False)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
