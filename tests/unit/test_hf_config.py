@@ -102,6 +102,11 @@ YARN = [
         1.138629436111989,
     ),
     (
+        {"factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 0.0},
+        [0.477990121, 0.221359432, 0.097805366, 0.039999999, 0.014058532, 0.007905695],
+        1.138629436111989,
+    ),
+    (
         {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7,
          "mscale_all_dim": 1.0},
         [0.316316992, 0.03952847, 0.022228492, 0.0125, 0.007029266, 0.003952847],

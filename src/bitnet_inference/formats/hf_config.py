@@ -203,9 +203,9 @@ def _yarn(section: Fields, owner: Fields, theta: float, max_positions: int, head
         beta_slow=section.positive("beta_slow", 1.0),
         truncate=section.flag("truncate", True),
     )
-    both = "mscale" in section and "mscale_all_dim" in section
-    scales = (section.positive("mscale"), section.positive("mscale_all_dim")) if both else ()
-    sharpness = section.positive("attention_factor", yarn_attention(factor, *scales))
+    keys = ("mscale", "mscale_all_dim")  # both, and neither of them 0, or they say nothing
+    scales = [section.positive(key) for key in keys if section.values.get(key) not in (None, 0)]
+    sharpness = section.positive("attention_factor", yarn_attention(factor, *scales if len(scales) == 2 else ()))
     return RopeScaling(kind="factors", factor=factor, factors=factors), sharpness
 
 
