@@ -27,7 +27,7 @@ from bitnet_inference.cli import app as command
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.models import Models
-from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, bind, read_keys
+from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, bind, listen, read_keys
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.hosts import MAX_THREADS
@@ -422,6 +422,15 @@ def test_origins_and_proxies_that_there_can_be() -> None:
 def test_a_port_in_use_is_told_before_a_model_is_loaded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Models, "preload")
     result = CliRunner().invoke(command, ["serve", "--port", str(running.address[1])])
+    assert result.exit_code == 2 and "(Address already in use): give another" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_of_two_that_begin_at_the_same_time_one_says_that_the_port_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = bind(Listening(port=0))
+    monkeypatch.setattr(Models, "preload", lambda *_: listen(other))  # while this one loads its model
+    with closing(other[0]):
+        result = CliRunner().invoke(command, ["serve", "--port", str(other[0].getsockname()[1])])
     assert result.exit_code == 2 and "(Address already in use): give another" in result.output
     assert len(result.output.splitlines()) == 1
 

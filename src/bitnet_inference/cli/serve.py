@@ -91,6 +91,7 @@ def serve(
         ServerOptions,
         Watch,
         bind,
+        listen,
         make_front,
         make_server,
         read_keys,
@@ -99,8 +100,7 @@ def serve(
     listening = Listening(**_given(ctx, LISTENING))
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
-    paths, journal = _named(models or ["default"]), _journal(log_file, no_log)
-    watch = Watch()
+    paths, journal, watch = _named(models or ["default"]), _journal(log_file, no_log), Watch()
     with ExitStack() as stack:
         sockets = bind(listening)
         for each in sockets:
@@ -114,6 +114,7 @@ def serve(
             held.preload(next(iter(paths.values())))
         front = make_front(ServedModels(held, paths), options, journal, watch, tracing)
         server = make_server(front, listening, options, held.close)
+        listen(sockets)  # what is told now is so
         _tell(held, list(paths), listening, is_open=not keys)
         server.run(sockets)
 

@@ -6,7 +6,7 @@ from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.journal import Journal
 from bitnet_inference.server.keys import read_keys
 from bitnet_inference.server.options import Listening, ServerOptions
-from bitnet_inference.server.run import bind, make_server
+from bitnet_inference.server.run import bind, listen, make_server
 from bitnet_inference.server.stats import Watch
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ServerOptions",
     "Watch",
     "bind",
+    "listen",
     "make_app",
     "make_front",
     "make_server",

@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from bitnet_inference.server.options import Listening, ServerOptions
 
 LOG = logging.getLogger("bitnet.server")
 MAX_HEADER_BYTES = 64 << 10
+BACKLOG = 4096  # connections that wait to be accepted
 MAX_UNSENT_BYTES = 128 << 10
 MAX_AHEAD = 4  # requests behind the one that is answered; a client that sends more is read again once it has ended
 LINGER_S = 2.0  # what is sent behind the end of an answer is thrown away so long
@@ -223,7 +224,7 @@ def _hush() -> None:
 
 
 def bind(listening: Listening) -> list[socket.socket]:
-    """Sockets at all addresses of a host, for `Server.run`: a port in use is known before a model is loaded.
+    """Sockets at all addresses of a host, for `listen`: a port in use is known before a model is loaded.
 
     Raises InvalidParams where there is none to be had.
     """
@@ -248,6 +249,20 @@ def bind(listening: Listening) -> list[socket.socket]:
             f"{listening.host}:{listening.port} cannot be listened at ({why}): give another host or port"
         )
     return bound
+
+
+def listen(sockets: Sequence[socket.socket]) -> None:
+    """Let clients connect; they wait until `Server.run` serves them.
+
+    Raises InvalidParams where another process, which has bound its socket at the same time, listens there already.
+    """
+    for each in sockets:
+        try:
+            each.listen(BACKLOG)
+        except OSError as error:
+            host, port, *_ = each.getsockname()
+            why = f"{host}:{port} cannot be listened at ({error.strerror})"
+            raise InvalidParams(f"{why}: give another host or port") from None
 
 
 def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
@@ -283,7 +298,7 @@ def make_server(
         log_level="error",
         access_log=False,
         server_header=False,
-        backlog=4096,
+        backlog=BACKLOG,
         timeout_keep_alive=75,
         # Beyond the time that requests have: after it they have been told that they are ended.
         timeout_graceful_shutdown=round(options.drain_timeout_s) + 5,
