@@ -359,12 +359,17 @@ def test_https(served: ServedModels) -> None:
         assert get(f"{server.url}/health", context=context)[0] == 200
 
 
+PEM, KEY = str(HERE / "localhost.pem"), str(HERE / "localhost.key")
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (["--port", "70000"], "port is 70000"),
         (["--api-key", "short"], "at least 8 characters"),
         (["--tls-key", "missing.pem"], "TLS takes a certificate and a private key"),
+        (["--tls-certificate", PEM, "--tls-key", PEM, "--port", "0"], "are no pair for TLS ("),
+        (["--tls-certificate", KEY, "--tls-key", KEY, "--port", "0"], "are no pair for TLS ("),
         (["a=default", "a=default"], "two models are called"),
         (["--drain-timeout", "-1"], "drain_timeout_s is -1"),
         (["--log-file", "lines", "--no-log"], "give one of them"),

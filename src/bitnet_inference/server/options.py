@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,8 @@ class Listening:
         for file in (self.certificate, self.private_key):
             if file is not None and not file.is_file():
                 raise InvalidParams(f"{file}: there is no such file: give the path of a PEM file")
+        if self.certificate is not None and self.private_key is not None:
+            _check_pair(self.certificate, self.private_key)
         for each in self.trusted_proxies:
             if each != "*" and not _is_network(each):
                 raise InvalidParams(f'trusted_proxies: {each!r:.80} is no address: give one, a network, or "*"')
@@ -102,6 +105,15 @@ class Listening:
     def is_private(self) -> bool:
         """Whether only this machine reaches it."""
         return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def _check_pair(certificate: Path, private_key: Path) -> None:
+    try:  # an empty password: else the terminal is asked for that of an encrypted key
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key, password="")
+    except OSError as error:
+        why = (error.reason or "no PEM") if isinstance(error, ssl.SSLError) else error.strerror
+        cure = "give a certificate in PEM and its own private key, without a password"
+        raise InvalidParams(f"{certificate} and {private_key} are no pair for TLS ({why}): {cure}") from None
 
 
 def _is_network(text: str) -> bool:
