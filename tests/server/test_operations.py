@@ -114,6 +114,13 @@ def test_a_line_that_is_no_key_is_refused_without_being_shown(tmp_path: Path, li
     assert line.split()[-1] not in str(caught.value).replace("keys", "")
 
 
+@pytest.mark.parametrize("text", ["", "\n# anna sesame-open\n"])
+def test_a_file_without_a_key_lets_nobody_in(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(InvalidParams, match="keys holds no key: write lines of NAME KEY"):
+        read_keys([], tmp_path / "keys")
+
+
 def test_who_asks_too_often_waits() -> None:
     now = [0.0]
     gate = Gate(empty, ServerOptions(requests_per_minute=2), clock=lambda: now[0])

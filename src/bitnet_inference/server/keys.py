@@ -28,13 +28,11 @@ def read_keys(given: Iterable[str], file: Path | None = None) -> list[Key]:
     """Keys as they are given, plain or as "sha256:HEX", and those of a file.
 
     A file has a line a key, NAME KEY, the key plain or hashed; empty lines and those that begin with # are skipped.
+    One without a key is refused: who names a file does not want everybody to come in.
     Raises InvalidParams, without showing a key.
     """
     keys = [Key(f"key{number}", _digest(text, f"key {number}")) for number, text in enumerate(given, 1)]
-    lines = [] if file is None else _lines(file)
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            keys.append(_key(line.split(), f"{file}: line {number}"))
+    keys += [] if file is None else _keys_of(file)
     for taken in ({each.name for each in keys}, {each.digest for each in keys}):
         if len(taken) < len(keys):
             raise InvalidParams("two API keys are the same, or have one name: leave one out")
@@ -47,6 +45,17 @@ def find_key(keys: Sequence[Key], sent: bytes) -> Key | None:
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
+    return found
+
+
+def _keys_of(file: Path) -> list[Key]:
+    found = [
+        _key(line.split(), f"{file}: line {number}")
+        for number, line in enumerate(_lines(file), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not found:
+        raise InvalidParams(f"{file} holds no key: write lines of NAME KEY, or leave the file out")
     return found
 
 
