@@ -40,3 +40,21 @@ def test_what_another_tab_does_leaves_an_edited_message_alone(page: Page) -> Non
     page.get_by_label("Edit the message").press("Enter")
     expect(page.locator("#status")).to_have_text("Done.", timeout=60_000)
     expect(page.locator("#talks .open")).to_have_count(2)
+
+
+def test_an_edited_message_stays_while_the_model_is_chosen_and_other_conversations_are_changed(page: Page) -> None:
+    page.get_by_label("Model").select_option("base")
+    ask(page, "Once upon ")
+    page.get_by_role("button", name="New conversation", exact=True).click()
+    ask(page, "Far away ")
+    page.get_by_role("button", name="Edit the message").click()
+    page.get_by_label("Edit the message").fill("Farther away ")
+    page.get_by_label("Model").select_option("story")
+    page.get_by_role("button", name="Rename: Once upon").press("Enter")
+    page.get_by_label("Title").fill("A tale")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Delete: A tale").press("Enter")
+    expect(page.get_by_label("Edit the message")).to_have_value("Farther away ")
+    page.get_by_label("Edit the message").press("Enter")
+    expect(page.locator(".editor")).to_have_count(0)
+    expect(page.locator(".message.user .text")).to_have_text("Farther away ")

@@ -17,12 +17,16 @@ export class Thread {
     new ResizeObserver(() => this.follows && this.goToEnd()).observe(scroller);
   }
 
-  /** Show a conversation anew; `writing` is the message that is being written, or null. */
+  /** Show a conversation anew; `writing` is the message that is being written, or null. Who edits one goes on with it. */
   render(talk, writing) {
     const path = shown(talk);
+    const editing = this.talk === talk && !writing ? this.log.querySelector("article:has(.editor)") : null;
+    this.talk = talk;
     this.log.replaceChildren(...(path.length ? path.map((node) => this.message(talk, node, node === writing)) : [this.welcome()]));
     if (writing) this.spoken.replaceChildren();
-    this.goToEnd();
+    const edited = editing && this.log.querySelector(`[data-node="${editing.dataset.node}"]`);
+    if (edited) edited.replaceWith(editing);
+    else this.goToEnd();
   }
 
   /** The message that is being written has got longer, or is complete. */
