@@ -40,6 +40,7 @@ from bitnet_inference.errors import InvalidParams
         ({"stop": ""}, "stop has an empty string"),
         ({"stop": ["a", 1]}, "stop is"),
         ({"stop": 1}, "stop is 1"),
+        ({"stop": [str(number) for number in range(257)]}, "stop has 257 strings: give at most 256"),
         ({"stop_token_ids": [True]}, "stop_token_ids is"),
         ({"stop_token_ids": "12"}, "stop_token_ids is '12'"),
         ({"max_tokens": -1}, "max_tokens is -1"),

@@ -21,6 +21,7 @@ Strategy = Callable[[NDArray[np.int32], NDArray[np.float32]], int]
 
 MAX_LOGPROBS = 20  # as in OpenAI's API: more would cost more than the sampling itself
 MAX_TEMPERATURE = 100.0
+MAX_STOPS = 256  # a text is compared with each, and other requests wait meanwhile
 _MAX_TOKENS = (1 << 31) - 1
 _IN_PLACE_OF_STRATEGY = ("temperature", "top_k", "top_p", "min_p", "seed")
 
@@ -68,7 +69,7 @@ class SamplingParams:
     `logit_bias`: added to the logits of these token ids; -100 to 100.
     `seed`: equal seeds give equal text, whatever else runs; taken modulo 2^64. None draws one, for all choices of a
     prompt together (see Request.seed).
-    `stop`: strings (or one) that end the text; they are not part of it.
+    `stop`: strings (or one), at most 256, that end the text; they are not part of it.
     `stop_token_ids`: further tokens that end the text like the model's own end tokens; they are not part of it.
     `max_tokens`: at most so many tokens. The default, 256, is a long answer that still ends where a model never stops
     by itself; None goes on to the end of the context. 0 computes the prompt alone.
@@ -221,6 +222,8 @@ def _stop(value: object) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
         raise InvalidParams(f"stop is {value!r:.60}: give a string or a list of strings")
+    if len(strings) > MAX_STOPS:
+        raise InvalidParams(f"stop has {len(strings)} strings: give at most {MAX_STOPS}")
     if "" in strings:
         raise InvalidParams("stop has an empty string, which would stop at once: leave it out")
     return tuple(strings)

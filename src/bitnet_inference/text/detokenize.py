@@ -71,9 +71,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
             raise InvalidParams("a stop string is empty: leave it out")
-        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._stops = list(dict.fromkeys(stops))
         self._borders = [_borders(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)
+        self._by_first: dict[str, list[int]] = {}  # so that a character costs what the stops cost that it may concern
+        for index, stop in enumerate(self._stops):
+            self._by_first.setdefault(stop[0], []).append(index)
+        self._matched: dict[int, int] = {}  # index of a stop: how much of it the text ends with, where that is any
         self._held = ""
         self.stopped: str | None = None
 
@@ -92,26 +95,28 @@ class StopStrings:
             if found is not None:
                 self.stopped, self._held = found, ""
                 return whole[: index - len(found)]
-        split = len(whole) - max(self._matched)
+        split = len(whole) - max(self._matched.values(), default=0)
         self._held = whole[split:]
         return whole[:split]
 
     def finish(self) -> str:
         """What was held back and did not become a stop string."""
         rest, self._held = self._held, ""
-        self._matched = [0] * len(self._stops)
+        self._matched = {}
         return rest
 
     def _advance(self, char: str) -> str | None:
-        found = None
-        for index, (stop, borders) in enumerate(zip(self._stops, self._borders, strict=True)):
-            length = self._matched[index]
+        found, matched = None, dict[int, int]()
+        for index in {*self._matched, *self._by_first.get(char, ())}:
+            stop, borders, length = self._stops[index], self._borders[index], self._matched.get(index, 0)
             while length and stop[length] != char:
                 length = borders[length]
             length += stop[length] == char
-            self._matched[index] = length
-            if length == len(stop) and found is None:
+            if length:
+                matched[index] = length
+            if length == len(stop) and (found is None or length > len(found)):
                 found = stop
+        self._matched = matched
         return found
 
 
