@@ -25,6 +25,13 @@ BITNET_INLINE Lanes load_weight_tail(const void* row, int64_t k, int n) {
     return load_weight<D>(tail, 0);
 }
 
+// Products of a token with neighbouring rows go where the task wants them.
+BITNET_INLINE void store_products(const DenseTask& t, int token, int64_t first_row, const float* y, int rows) {
+    float* out = t.out + token * t.out_stride + first_row;
+    const float* residual = t.residual ? t.residual + token * t.residual_stride + first_row : nullptr;
+    for (int r = 0; r < rows; r++) out[r] = residual ? residual[r] + y[r] : y[r];
+}
+
 // R rows times T tokens; one chain of fused multiply-adds for each of them, so tiling does not change a bit.
 template <Dtype D, int R, int T>
 void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
@@ -70,11 +77,7 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
 #pragma GCC unroll 8
             for (int i = 0; i < T; i++) y[i * R + r] = reduce_add(sums[r][i]);
 #pragma GCC unroll 8
-    for (int i = 0; i < T; i++) {
-        float* out = t.out + (first_token + i) * t.out_stride + first_row;
-        const float* residual = t.residual ? t.residual + (first_token + i) * t.residual_stride + first_row : nullptr;
-        for (int r = 0; r < R; r++) out[r] = residual ? residual[r] + y[i * R + r] : y[i * R + r];
-    }
+    for (int i = 0; i < T; i++) store_products(t, first_token + i, first_row, y + i * R, R);
 }
 
 template <Dtype D, int T>

@@ -76,12 +76,9 @@ void wide_block(const DenseTask& t, int64_t first_row, int rows, int first_token
             });
     }
     for (int i = 0; i < tokens; i++) {
-        float* out = t.out + (first_token + i) * t.out_stride + first_row;
-        const float* residual = t.residual ? t.residual + (first_token + i) * t.residual_stride + first_row : nullptr;
-        for (int r = 0; r < rows; r++) {
-            const float y = reduce_add(load(sums + 16 * (i * kWideRows + r)));
-            out[r] = residual ? residual[r] + y : y;
-        }
+        float y[kWideRows];
+        for (int r = 0; r < rows; r++) y[r] = reduce_add(load(sums + 16 * (i * kWideRows + r)));
+        store_products(t, first_token + i, first_row, y, rows);
     }
 }
 

@@ -17,7 +17,7 @@ from bitnet_inference.engine.masks import Masks, mask_next
 from bitnet_inference.engine.prompt_rows import prompt_rows, show_prompts
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores
-from bitnet_inference.engine.scheduler import Scheduler, Share
+from bitnet_inference.engine.scheduler import MAX_WAITING, Scheduler, Share
 from bitnet_inference.engine.speculative import Drafter, Speculation
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.window import check_window, slide
@@ -36,7 +36,7 @@ class Engine:
         model: Model,
         *,
         max_num_blocks: int | None = None,
-        max_waiting: int = 1024,
+        max_waiting: int = MAX_WAITING,
         drafter: Drafter | None = None,
         clock: Callable[[], float] = monotonic,
         listener: EngineListener | None = None,

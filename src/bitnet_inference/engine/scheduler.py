@@ -17,6 +17,8 @@ from bitnet_inference.engine.request import Request
 from bitnet_inference.errors import QueueFull
 from bitnet_inference.model.contract import Capabilities
 
+MAX_WAITING = 1024  # requests, unless an engine is told otherwise
+
 _RANK = attrgetter("rank")
 
 

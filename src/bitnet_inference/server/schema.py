@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import MAX_LOGPROBS, MAX_TEMPERATURE, Overflow, SamplingParams
+from bitnet_inference.engine.scheduler import MAX_WAITING
 from bitnet_inference.engine.terms import MAX_PRIORITY
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar, parsed_schema
@@ -21,7 +22,6 @@ from bitnet_inference.tools import Tools, read_tools
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048  # as many texts as OpenAI takes for vectors
-MAX_CHOICES_IN_ALL = 1024  # of all prompts of a request: as many as may wait in an engine
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -284,8 +284,8 @@ class TextRequest(SamplingFields):
             raise ValueError("best_of: all must have ended before the best are known: leave it out, or stream")
         if self.echo and self.overflow not in (None, "error"):
             raise ValueError("echo shows all of the prompt, and overflow drops some of it: leave one out")
-        if len(self.prompts) * (self.best_of or number) > MAX_CHOICES_IN_ALL:
-            raise ValueError(f"prompt: more than {MAX_CHOICES_IN_ALL} texts to go on with: send fewer at a time")
+        if len(self.prompts) * (self.best_of or number) > MAX_WAITING:
+            raise ValueError(f"prompt: more than {MAX_WAITING} texts to go on with: send fewer at a time")
         return self
 
     @property
