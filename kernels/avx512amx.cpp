@@ -39,9 +39,10 @@ BITNET_INLINE void zero_sums() {
     _tile_zero(3);
 }
 
-BITNET_INLINE void prefetch_step(const uint8_t* w) {
-    fetch_ahead(w);
-    fetch_ahead(w + 64);
+// `beside`: the bytes of what is read side by side with these, and was fetched before.
+BITNET_INLINE void fetch_step(const uint8_t* w, int64_t beside) {
+    fetch_ahead(w + beside);
+    fetch_ahead(w + beside + 64);
 }
 
 // A field of 16 rows as a byte each: one instruction, a product of bit matrices, picks both bits.
@@ -65,22 +66,23 @@ BITNET_INLINE void store_fields(uint8_t* bytes, __m512i x, __m512i y) {
 
 // A tile of U2 steps as bytes: 4 columns of 32 rows in 128 bytes, which is how AMX wants its second factor. Columns
 // that only fill up the last tile become 0, so what the activations hold there does not matter.
-BITNET_INLINE void expand_tile(const uint8_t* w, int steps, uint8_t* bytes) {
+BITNET_INLINE void expand_tile(const uint8_t* w, int64_t beside, int steps, uint8_t* bytes) {
     for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
         if (s >= steps) {
             std::memset(bytes, 0, size_t(kTileSteps - s) * 4 * kStepBytes);
             return;
         }
-        prefetch_step(w);
+        fetch_step(w, beside);
         store_fields(bytes, _mm512_loadu_si512(w), _mm512_loadu_si512(w + 64));
     }
 }
 
 // The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields, or without.
 template <bool WithFifths>
-BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, uint8_t* bytes, uint8_t* fifths) {
+BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, int64_t beside, uint8_t* bytes,
+                                uint8_t* fifths) {
     for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
-        prefetch_step(w);
+        fetch_step(w, beside);
         const T5Fields x = decoder(_mm512_loadu_si512(w)), y = decoder(_mm512_loadu_si512(w + 64));
         store_fields(bytes, x.first_four(), y.first_four());
         if constexpr (!WithFifths) continue;
@@ -93,19 +95,23 @@ BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, uint
 template <bool IsT5>
 class Expansion {
   public:
-    Expansion(const MatrixTask& t, const uint8_t* weights)
-        : weights_(weights), steps_(t.steps), tiles((t.steps + kTileSteps - 1) / kTileSteps) {}
+    // One of so many groups that are expanded side by side.
+    Expansion(const MatrixTask& t, const uint8_t* weights, int groups)
+        : weights_(weights),
+          beside_((groups - 1) * t.steps * kStepBytes),
+          steps_(t.steps),
+          tiles((t.steps + kTileSteps - 1) / kTileSteps) {}
     // One of the first `tiles`, in ascending order. For T5, `fifths` collects its fifth fields and its neighbours'.
     BITNET_INLINE void tile(int tile, uint8_t* bytes, uint8_t* fifths) const {
         if (!IsT5) return any_tile(tile, bytes);
         const int quarter = tile % kFifthTiles;
         if (quarter == 0 && tiles - tile < kFifthTiles) std::memset(fifths, 0, kTileBytes);
-        expand_block<true>(decoder_, at(tile), bytes, fifths + quarter * (kTileBytes / kFifthTiles));
+        expand_block<true>(decoder_, at(tile), beside_, bytes, fifths + quarter * (kTileBytes / kFifthTiles));
     }
     // Any tile, by itself.
     BITNET_INLINE void any_tile(int tile, uint8_t* bytes) const {
-        if (!IsT5) return expand_tile(at(tile), steps_ - tile * kTileSteps, bytes);
-        if (tile < tiles) return expand_block<false>(decoder_, at(tile), bytes, nullptr);
+        if (!IsT5) return expand_tile(at(tile), beside_, steps_ - tile * kTileSteps, bytes);
+        if (tile < tiles) return expand_block<false>(decoder_, at(tile), beside_, bytes, nullptr);
         constexpr int kSteps = kFifthTiles * kTileSteps;
         const int begin = (tile - tiles) * kSteps, count = steps_ - begin < kSteps ? steps_ - begin : kSteps;
         for (int i = 0; i < 2 * count; i++, bytes += 64)
@@ -120,6 +126,7 @@ class Expansion {
   private:
     const uint8_t* at(int tile) const { return weights_ + tile * kTileSteps * kStepBytes; }
     const uint8_t* weights_;
+    int64_t beside_;
     int steps_;
     T5Decoder decoder_;
 
@@ -154,7 +161,7 @@ BITNET_INLINE void multiply(const uint8_t* bytes, const int8_t* codes, int64_t s
 template <bool IsT5, int G, int A>
 void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
     alignas(64) uint8_t ring[G][2][kTileBytes], fifths[IsT5 ? G : 1][2][kTileBytes];
-    const Expansion<IsT5> groups[2] = {{t, weights}, {t, weights + (G - 1) * t.steps * kStepBytes}};
+    const Expansion<IsT5> groups[2] = {{t, weights, G}, {t, weights + (G - 1) * t.steps * kStepBytes, G}};
     const int tiles = groups[0].tiles;
     const auto expand = [&](int tile, int g) {
         groups[g].tile(tile, ring[g][tile % 2], fifths[IsT5 ? g : 0][tile / kFifthTiles % 2]);
@@ -189,7 +196,7 @@ template <bool IsT5>
 void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
     constexpr int kChunk = 8;
     alignas(64) uint8_t expanded[kChunk * kTileBytes];
-    const Expansion<IsT5> group(t, weights);
+    const Expansion<IsT5> group(t, weights, 1);
     const int tiles = group.tiles + (IsT5 ? (group.tiles + kFifthTiles - 1) / kFifthTiles : 0);
     for (int begin = 0; begin < tiles; begin += kChunk) {
         const int end = begin + kChunk < tiles ? begin + kChunk : tiles;
@@ -252,37 +259,44 @@ void matrix_product(const MatrixTask& t) {
 
 constexpr int kHeadTileBytes = kTileColumns * kHeadRows;
 
-// Up to a tile of the codes of a quantised head as bytes: 4 columns of 16 rows in 64 bytes.
+// Up to a tile of the codes of a quantised head as bytes, all 8 bits or the high 6: 4 columns of 16 rows in 64 bytes.
+template <int Bits>
 BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, uint8_t* bytes) {
-    const __m512i middle = _mm512_set1_epi8(0x3c), top = _mm512_set1_epi8(char(0xc0)), last = _mm512_set1_epi8(3);
-    const auto join = [&](__m512i four, __m512i two, __m512i low) {
-        const __m512i upper = _mm512_or_si512(_mm512_and_si512(four, middle), _mm512_and_si512(two, top));
-        return _mm512_or_si512(upper, _mm512_and_si512(low, last));
+    constexpr int up = Bits - 6;  // where the high bits begin
+    const __m512i middle = _mm512_set1_epi8(15 << up), top = _mm512_set1_epi8(char(48 << up));
+    const auto join = [&](__m512i four, __m512i two) {
+        return _mm512_or_si512(_mm512_and_si512(four, middle), _mm512_and_si512(two, top));
     };
-    for (int s = 0; s < kTileSteps && s < steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, bytes += 256) {
+    for (int s = 0; s < kTileSteps && s < steps; s++, w6 += kHeadBytes6, bytes += 256) {
         for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(w6 + line);
-        fetch_ahead(w2);
         const __m512i x = _mm512_loadu_si512(w6), y = _mm512_loadu_si512(w6 + 64), z = _mm512_loadu_si512(w6 + 128);
-        const __m512i low = _mm512_loadu_si512(w2);
-        _mm512_storeu_si512(bytes, join(_mm512_slli_epi16(x, 2), _mm512_slli_epi16(z, 6), low));
-        _mm512_storeu_si512(bytes + 64,
-                            join(_mm512_srli_epi16(x, 2), _mm512_slli_epi16(z, 4), _mm512_srli_epi16(low, 2)));
-        _mm512_storeu_si512(bytes + 128,
-                            join(_mm512_slli_epi16(y, 2), _mm512_slli_epi16(z, 2), _mm512_srli_epi16(low, 4)));
-        _mm512_storeu_si512(bytes + 192, join(_mm512_srli_epi16(y, 2), z, _mm512_srli_epi16(low, 6)));
+        __m512i fields[4] = {join(_mm512_slli_epi16(x, up), _mm512_slli_epi16(z, 4 + up)),
+                             join(_mm512_srli_epi16(x, 4 - up), _mm512_slli_epi16(z, 2 + up)),
+                             join(_mm512_slli_epi16(y, up), _mm512_slli_epi16(z, up)),
+                             join(_mm512_srli_epi16(y, 4 - up), _mm512_srli_epi16(z, 2 - up))};
+        if constexpr (Bits == 8) {
+            fetch_ahead(w2);
+            const __m512i low = _mm512_loadu_si512(w2), last = _mm512_set1_epi8(3);
+            for (int p = 0; p < 4; p++)
+                fields[p] =
+                    _mm512_or_si512(fields[p], _mm512_and_si512(_mm512_srli_epi16(low, unsigned(2 * p)), last));
+            w2 += kHeadBytes2;
+        }
+        for (int p = 0; p < 4; p++) _mm512_storeu_si512(bytes + 64 * p, fields[p]);
     }
 }
 
 // R tiles of rows times A tiles of 16 vectors, as `block`.
-template <int R, int A>
+template <int Bits, int R, int A>
 void head_block(const HeadTask& t) {
     alignas(64) uint8_t ring[2][R][kHeadTileBytes] = {};  // what lies beyond the last step meets activations that are 0
     const int tiles = (t.steps + kTileSteps - 1) / kTileSteps;
     const auto expand = [&](int tile) {
         const int step = tile * kTileSteps;
         for (int r = 0; r < R; r++)
-            expand_head(t.weights6 + (r * t.steps + step) * kHeadBytes6,
-                        t.weights2 + (r * t.steps + step) * kHeadBytes2, t.steps - step, ring[tile % 2][r]);
+            expand_head<Bits>(t.weights6 + (r * t.steps + step) * kHeadBytes6,
+                              Bits == 8 ? t.weights2 + (r * t.steps + step) * kHeadBytes2 : nullptr, t.steps - step,
+                              ring[tile % 2][r]);
     };
     const int8_t* a = t.codes;
     zero_sums();
@@ -311,13 +325,18 @@ void head_block(const HeadTask& t) {
     if constexpr (R == 2 && A == 2) _tile_stored(3, t.acc + 3 * tile_sums, 64);
 }
 
-void head_matrix(const HeadTask& t) {
+template <int Bits>
+void head_blocks(const HeadTask& t) {
     const bool two = t.vectors > kMatrixTile;
-    _tile_loadconfig(&shapes.of[kMatrixTile]);
     if (t.tiles == 2)
-        two ? head_block<2, 2>(t) : head_block<2, 1>(t);
+        two ? head_block<Bits, 2, 2>(t) : head_block<Bits, 2, 1>(t);
     else
-        two ? head_block<1, 2>(t) : head_block<1, 1>(t);
+        two ? head_block<Bits, 1, 2>(t) : head_block<Bits, 1, 1>(t);
+}
+
+void head_matrix(const HeadTask& t) {
+    _tile_loadconfig(&shapes.of[kMatrixTile]);
+    t.weights2 ? head_blocks<8>(t) : head_blocks<6>(t);
     _tile_release();
 }
 

@@ -164,7 +164,7 @@ struct HeadEnds {
 };
 // One or two tiles of 16 rows of a quantised head, and vectors of activations.
 struct HeadTask {
-    const uint8_t *weights6, *weights2;
+    const uint8_t *weights6, *weights2;  // to a matrix product null where the high 6 bits are all
     int tiles, steps;
     const int8_t* codes;
     int64_t code_stride;  // of a matrix: up to 32 vectors, one after the other, padded to steps of 64 columns
@@ -217,7 +217,7 @@ struct Kernels {
     void (*pair_row)(const int8_t* codes, int padded, int32_t* offset, uint16_t* list);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
-    void (*head_matrix)(const HeadTask& task);  // all 8 bits, of a matrix; null where there is no matrix_product
+    void (*head_matrix)(const HeadTask& task);  // 6 or 8 bits, of a matrix; null where there is no matrix_product
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
     // Reads whole kibibytes as fast as this path can, and returns something that depends on all of them.

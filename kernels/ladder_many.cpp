@@ -1,4 +1,6 @@
 // Checks and times products of many tokens.
+#include <cstring>
+
 #include "executor.h"
 #include "ladder.h"
 
@@ -64,8 +66,36 @@ Result check_many(const Kernels& kernels, Random random) {
     return result;
 }
 
+// The product of a matrix, two groups at a time as the executor does them, weights in the second cache and in memory.
+static void time_matrix(const Kernels& kernels) {
+    Random random{1};
+    constexpr int columns = 2560, steps = columns / kStepColumns, most_tokens = 128;
+    const auto a = codes(random, columns * most_tokens + 64);
+    const auto* lines = reinterpret_cast<const int8_t*>((uintptr_t(a.data()) + 63) / 64 * 64);
+    std::vector<int32_t> acc(2 * most_tokens * kGroupRows);
+    for (const bool is_t5 : {false, true})
+        for (const int groups : {32, 6912}) {
+            const int steps_each = is_t5 ? steps / kBlockSteps * 4 : steps;
+            const auto source = weights(random, int64_t(groups) * steps_each * kStepBytes);
+            const Memory w(int64_t(source.size()) + 65536);  // what is fetched ahead of the last ones is there too
+            std::memcpy(w.data(), source.data(), source.size());
+            for (const int tokens : {1, 4, 6, 8, 12, 16, 24, 32, most_tokens}) {
+                const double t = median_seconds([&] {
+                    for (int g = 0; g < groups; g += 2)
+                        kernels.matrix_product({w.data() + int64_t(g) * steps_each * kStepBytes, is_t5, 2, steps_each,
+                                                lines, columns, tokens, acc.data(), most_tokens});
+                });
+                const double macs = double(groups) * kGroupRows * columns * tokens;
+                std::printf("%-8s %s %6.1f MB, %d tokens as a matrix: %6.1f GMAC/s, %5.1f GB/s of weights\n",
+                            kernels.name, is_t5 ? "T5" : "U2", double(w.bytes()) / 1e6, tokens, macs / t / 1e9,
+                            double(w.bytes()) / t / 1e9);
+            }
+        }
+}
+
 // As time_ternary, weights in the second cache.
 void time_many(const Kernels& kernels) {
+    if (kernels.matrix_product) time_matrix(kernels);
     if (!kernels.many_product) return;
     const double most = peak(kernels);
     Random random{1};

@@ -13,7 +13,7 @@ namespace bitnet {
 
 namespace {
 
-constexpr int kMatrixInputs = 8;        // from so many inputs on a matrix product is faster
+constexpr int kMatrixInputs = 5;        // from so many inputs on a matrix product is faster
 constexpr int64_t kMatrixColumns = 64;  // of a step of a matrix product
 constexpr double kRoundoff = 1.0 / (1 << 24);
 constexpr double kMaxNorm = 1e18;
@@ -213,8 +213,7 @@ void QuantisedHead::quantise_row(const DenseWeight& head, int64_t row, std::vect
 }
 
 InputForm QuantisedHead::form(const Kernels& kernels, int count) const {
-    const bool in_matrix = kernels.head_matrix && weights2_.bytes() && count >= kMatrixInputs;
-    return in_matrix ? InputForm::matrix : InputForm::whole;
+    return kernels.head_matrix && count >= kMatrixInputs ? InputForm::matrix : InputForm::whole;
 }
 
 namespace {
@@ -247,6 +246,7 @@ void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int i
                          int bits, Sums* sums) const {
     HeadTask of_tiles = task(tile, count, inputs.codes(input_tile), inputs.vectors_of(input_tile), sums[0]);
     of_tiles.code_stride = inputs.padded_columns();
+    if (bits == 6) of_tiles.weights2 = nullptr;
     const bool in_matrix = inputs.form() == InputForm::matrix;
     (in_matrix ? kernels.head_matrix : bits == 8 ? kernels.head_sums8 : kernels.head_sums6)(of_tiles);
     for (int i = 0; i < count; i++)

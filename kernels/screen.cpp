@@ -21,7 +21,8 @@ InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, 
 
 // How many bits of the weights are read: 6 while that leaves few rows to compute.
 int bits_of(const Kernels& kernels, InputForm form, size_t k) {
-    return form == InputForm::whole || (form == InputForm::rough && !kernels.whole_bytes && k == 1) ? 6 : 8;
+    const bool is_few = k == 1 && (form == InputForm::matrix || !kernels.whole_bytes);
+    return form == InputForm::whole || is_few ? 6 : 8;
 }
 
 }  // namespace
