@@ -2,7 +2,7 @@
 #include "lanes_avx2.h"
 #include "tile_parts.h"
 #include "verbs.h"
-#include "wide_avx2.h"
+#include "wide_products.h"
 
 namespace {
 

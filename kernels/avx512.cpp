@@ -3,6 +3,7 @@
 #include "products_avx512.h"
 #include "tile_parts.h"
 #include "verbs.h"
+#include "wide_products.h"
 
 namespace {
 
@@ -79,6 +80,10 @@ int64_t int8_peak(int64_t iterations) {
 }  // namespace
 
 const bitnet::Kernels* bitnet::avx512_kernels() {
-    static constexpr Kernels kernels = make_kernels("avx512", ternary_tile, int8_peak);
+    static constexpr Kernels kernels = [] {
+        Kernels own = make_kernels("avx512", ternary_tile, int8_peak);
+        own.dense = wide_dense;
+        return own;
+    }();
     return &kernels;
 }
