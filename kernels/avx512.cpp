@@ -2,6 +2,7 @@
 #include "lanes_avx512.h"
 #include "products_avx512.h"
 #include "tile_parts.h"
+#include "unpacked_avx512.h"
 #include "verbs.h"
 #include "wide_products.h"
 
@@ -66,6 +67,8 @@ void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int3
     });
 }
 
+void many_product(const ManyTask& t) { unpacked_product(t, unpack_steps); }
+
 int64_t int8_peak(int64_t iterations) {
     __m512i sums[12];
     for (__m512i& sum : sums) sum = _mm512_setzero_si512();
@@ -83,6 +86,9 @@ const bitnet::Kernels* bitnet::avx512_kernels() {
     static constexpr Kernels kernels = [] {
         Kernels own = make_kernels("avx512", ternary_tile, int8_peak);
         own.dense = wide_dense;
+        own.many_product = many_product;
+        own.many_tokens = kMaxTileTokens + 1;  // a single tile unpacks its weights as fast in registers
+        own.many_tile = kMaxTileTokens;
         return own;
     }();
     return &kernels;

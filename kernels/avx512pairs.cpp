@@ -81,11 +81,8 @@ BITNET_INLINE FieldsOfU2 decode(const T5Decoder& decoder, const uint8_t* w, Halv
 constexpr int kPairTile = 8;  // tokens
 
 // Some steps of a group, a byte a weight, and what w0 (w1 + 128) adds up to in each row.
-constexpr int kFieldBytes = 128, kExpandedBytes = 4 * kFieldBytes;
-constexpr int kChunkSteps = 40;  // of columns: 20 KB, which stay in the first cache
-constexpr int kChunkBlocks = kChunkSteps / kBlockSteps;
 struct Chunk {
-    alignas(64) uint8_t bytes[kChunkSteps * kExpandedBytes];
+    alignas(64) uint8_t bytes[kChunkSteps * kUnpackedBytes];
     Halves rows;
 };
 
@@ -110,9 +107,9 @@ BITNET_INLINE void expand_step(uint8_t* to, const Fields& step, Halves& rows) {
 BITNET_APART void expand_u2(const uint8_t* w, int steps, Chunk& chunk) {
     Halves rows = kNoSums;
     uint8_t* to = chunk.bytes;
-    for (; steps > 0; steps -= 2, w += 2 * kStepBytes, to += 2 * kExpandedBytes) {
+    for (; steps > 0; steps -= 2, w += 2 * kStepBytes, to += 2 * kUnpackedBytes) {
         expand_step<true>(to, FieldsOfU2{load(w)}, rows);
-        if (steps > 1) expand_step<false>(to + kExpandedBytes, FieldsOfU2{load(w + kStepBytes)}, rows);
+        if (steps > 1) expand_step<false>(to + kUnpackedBytes, FieldsOfU2{load(w + kStepBytes)}, rows);
     }
     chunk.rows = rows;
 }
@@ -121,13 +118,13 @@ BITNET_APART void expand_u2(const uint8_t* w, int steps, Chunk& chunk) {
 BITNET_APART void expand_t5(const uint8_t* w, int blocks, Chunk& chunk) {
     const T5Decoder decoder;
     Halves rows = kNoSums;
-    uint8_t *to = chunk.bytes, *last = to + 4 * blocks * kExpandedBytes;
-    for (int b = 0; b < blocks; b++, last += kExpandedBytes) {
+    uint8_t *to = chunk.bytes, *last = to + 4 * blocks * kUnpackedBytes;
+    for (int b = 0; b < blocks; b++, last += kUnpackedBytes) {
         Halves upper[4];
 #pragma GCC unroll 2
-        for (int s = 0; s < 4; s += 2, w += 2 * kStepBytes, to += 2 * kExpandedBytes) {
+        for (int s = 0; s < 4; s += 2, w += 2 * kStepBytes, to += 2 * kUnpackedBytes) {
             expand_step<true>(to, decode(decoder, w, upper[s]), rows);
-            expand_step<false>(to + kExpandedBytes, decode(decoder, w + kStepBytes, upper[s + 1]), rows);
+            expand_step<false>(to + kUnpackedBytes, decode(decoder, w + kStepBytes, upper[s + 1]), rows);
         }
         if (b % 2)
             expand_step<false>(last, Fifths{upper}, rows);
@@ -169,7 +166,7 @@ struct Tile {
     }
     BITNET_INLINE void add_steps(const uint8_t* w, const int8_t* a, int steps) {
         constexpr int kCodes = 4 * T;  // of a field
-        for (; steps >= 2; steps -= 2, w += 2 * kExpandedBytes, a += 8 * kCodes) {
+        for (; steps >= 2; steps -= 2, w += 2 * kUnpackedBytes, a += 8 * kCodes) {
             add_three(w, a, w + 6 * kFieldBytes, a + 6 * kCodes);
             add_three(w + 2 * kFieldBytes, a + 2 * kCodes, w + 7 * kFieldBytes, a + 7 * kCodes);
             add_pair(w + 4 * kFieldBytes, a + 4 * kCodes);
@@ -178,11 +175,6 @@ struct Tile {
         add_pair(w, a);
         add_pair(w + 2 * kFieldBytes, a + 2 * kCodes);
     }
-};
-
-// Where the steps of a chunk stand in the columns: those of T5 in two places.
-struct Span {
-    int first, count;
 };
 
 template <int T>
@@ -196,7 +188,7 @@ BITNET_APART void chunk_tile(const Chunk& chunk, const Span (&spans)[2], const i
             tile.sums[h][t] =
                 offsets ? _mm512_set1_epi32(offsets[t]) : _mm512_loadu_si512(acc + t * kGroupRows + 16 * h);
     tile.add_steps(chunk.bytes, codes + spans[0].first * 16 * T, spans[0].count);
-    tile.add_steps(chunk.bytes + spans[0].count * kExpandedBytes, codes + spans[1].first * 16 * T, spans[1].count);
+    tile.add_steps(chunk.bytes + spans[0].count * kUnpackedBytes, codes + spans[1].first * 16 * T, spans[1].count);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
@@ -263,23 +255,15 @@ void correct(const ManyTask& t, const uint16_t* list, const int8_t* codes, int s
 // Chunk after chunk of the weights, which become bytes once for all tiles.
 void pair_product(const ManyTask& t) {
     Chunk chunk;
-    const int blocks = t.steps / kBlockSteps, units = t.is_t5 ? blocks : t.steps;
-    const int most = t.is_t5 ? kChunkBlocks : kChunkSteps;
-    for (int begin = 0; begin < units; begin += most) {
-        const int count = units - begin < most ? units - begin : most;
-        const Span spans[2] = {t.is_t5 ? Span{4 * begin, 4 * count} : Span{begin, count},
-                               t.is_t5 ? Span{4 * blocks + begin, count} : Span{}};
-        if (t.is_t5)
-            expand_t5(t.weights + begin * kBlockBytes, count, chunk);
-        else
-            expand_u2(t.weights + begin * kStepBytes, count, chunk);
+    each_chunk(t, [&](const uint8_t* weights, int count, const Span (&spans)[2], bool is_first) {
+        t.is_t5 ? expand_t5(weights, count, chunk) : expand_u2(weights, count, chunk);
         each_tile(t, [&](int first, int tokens) {
             with_count<kPairTile>(tokens, [&](auto n) {
-                chunk_tile<n.value>(chunk, spans, t.codes + first * t.padded, begin ? nullptr : t.offsets + first,
+                chunk_tile<n.value>(chunk, spans, t.codes + first * t.padded, is_first ? t.offsets + first : nullptr,
                                     t.acc + first * kGroupRows);
             });
         });
-    }
+    });
     each_tile(t, [&](int first, int tokens) {
         for (int i = 0; i < tokens; i++) {
             const uint16_t* list = t.lists + (first + i) * (kPairList + 1);

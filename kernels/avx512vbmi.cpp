@@ -3,6 +3,7 @@
 #include "products_avx512.h"
 #include "t5_decode.h"
 #include "tile_parts.h"
+#include "unpacked_avx512.h"
 
 namespace {
 
@@ -110,6 +111,27 @@ void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, i
     });
 }
 
+// The fifth fields of a block are a step behind all others.
+BITNET_APART void unpack_blocks(const uint8_t* w, int blocks, uint8_t* to) {
+    const T5Decoder decoder;
+    const __m512i mask = _mm512_set1_epi8(3);
+    uint8_t* last = to + 4 * blocks * kUnpackedBytes;
+    for (; blocks > 0; blocks--)
+        for (int s = 0; s < 4; s++, w += kStepBytes, to += kUnpackedBytes, last += kFieldBytes)
+            for (int half = 0; half < 128; half += 64) {
+                fetch_ahead(w + half);
+                const T5Fields fields = decoder(_mm512_loadu_si512(w + half));
+                unpack_fields(to + half, fields.first_four());
+                _mm512_store_si512(last + half, _mm512_and_si512(_mm512_srli_epi16(fields.upper, 6), mask));
+            }
+}
+
+void many_product(const ManyTask& t) { unpacked_product(t, t.is_t5 ? unpack_blocks : unpack_steps); }
+
 }  // namespace
 
-void bitnet::add_avx512vbmi(Kernels& kernels) { kernels.block_tile = block_tile; }
+void bitnet::add_avx512vbmi(Kernels& kernels) {
+    kernels.block_tile = block_tile;
+    kernels.many_product = many_product;
+    kernels.many_tokens = 9;  // decoding in registers is dearer
+}
