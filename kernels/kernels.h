@@ -74,14 +74,15 @@ constexpr int kMatrixTile = 16;   // tokens
 constexpr int kMatrixTokens = 6;  // from so many tokens on
 
 // One group of 32 rows and any number of tokens, in `tiles` tiles of up to many_tile as for ternary_tile, cut as evenly
-// as possible. offsets and lists are what pair_row says of each token.
+// as possible, of which those from first_tile to last_tile - 1 are multiplied. offsets and lists are what pair_row says
+// of each token.
 struct ManyTask {
     const uint8_t* weights;
     bool is_t5;
     int steps;  // U2 steps; of T5 what its blocks would be expanded
     const int8_t* codes;
     int64_t padded;  // bytes of a token's codes
-    int tokens, tiles;
+    int tokens, tiles, first_tile, last_tile;
     const int32_t* offsets;
     const uint16_t* lists;  // [tokens][kPairList + 1]
     int32_t* acc;           // [tokens][32]

@@ -21,7 +21,7 @@ inline void with_count(int n, const F& f) {
 // Calls f with the first token of each tile, and how many it has.
 template <class F>
 BITNET_INLINE void each_tile(const bitnet::ManyTask& t, const F& f) {
-    for (int i = 0; i < t.tiles; i++) {
+    for (int i = t.first_tile; i < t.last_tile; i++) {
         const int first = int(int64_t(t.tokens) * i / t.tiles);
         f(first, int(int64_t(t.tokens) * (i + 1) / t.tiles) - first);
     }
