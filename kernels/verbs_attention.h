@@ -53,11 +53,11 @@ BITNET_INLINE void each_group(int queries, F f) {
 // The next block, whose place the processor cannot guess, is fetched while this one is read: a tile for every tile, in
 // four places of it in turn.
 struct NextBlock {
-    const uint8_t* data;
-    int64_t quarter;  // tiles
+    const uint8_t* data;  // null where other queries have fetched it
+    int64_t quarter;      // tiles
     template <Dtype D, int G>
     BITNET_INLINE void fetch_tile(int64_t tile) const {
-        if (G > 4) return;  // many queries hide the wait
+        if (G > 4 && !data) return;
         const uint8_t* p = data + (tile % 4 * quarter + tile / 4) * Tile<D>::bytes;
         fetch(p);
         if (Tile<D>::bytes > 64) fetch(p + 64);
@@ -219,8 +219,9 @@ void attend_segment(const AttendTask& t, int begin, int end, const Query* querie
         };
         const uint8_t* block = place(here[0]);
         const bool is_last = p + kBlockTokens >= queries[count - 1].length;
-        const NextBlock next{is_last ? t.next : place(here[1]), (t.layout.head_dim + t.layout.padded_dim) / 4};
+        NextBlock next{is_last ? t.next : place(here[1]), (t.layout.head_dim + t.layout.padded_dim) / 4};
         each_group(count, [&](int i, auto group) {
+            if (group.size > 4 && i) next.data = nullptr;
             attend_block<D, group.size>(t, block, next, p, queries + i, q + i * t.layout.head_dim, to.states + i,
                                         to.sums + i * t.layout.padded_dim);
         });
