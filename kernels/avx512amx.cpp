@@ -278,8 +278,7 @@ BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, 
             fetch_ahead(w2);
             const __m512i low = _mm512_loadu_si512(w2), last = _mm512_set1_epi8(3);
             for (int p = 0; p < 4; p++)
-                fields[p] =
-                    _mm512_or_si512(fields[p], _mm512_and_si512(_mm512_srli_epi16(low, unsigned(2 * p)), last));
+                fields[p] = _mm512_or_si512(fields[p], _mm512_and_si512(_mm512_srli_epi16(low, unsigned(2 * p)), last));
             w2 += kHeadBytes2;
         }
         for (int p = 0; p < 4; p++) _mm512_storeu_si512(bytes + 64 * p, fields[p]);

@@ -255,7 +255,7 @@ void correct(const ManyTask& t, const uint16_t* list, const int8_t* codes, int s
 // Chunk after chunk of the weights, which become bytes once for all tiles.
 void pair_product(const ManyTask& t) {
     Chunk chunk;
-    each_chunk(t, [&](const uint8_t* weights, int count, const Span (&spans)[2], bool is_first) {
+    each_chunk(t, [&](const uint8_t* weights, int count, const Span(&spans)[2], bool is_first) {
         t.is_t5 ? expand_t5(weights, count, chunk) : expand_u2(weights, count, chunk);
         each_tile(t, [&](int first, int tokens) {
             with_count<kPairTile>(tokens, [&](auto n) {

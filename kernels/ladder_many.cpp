@@ -52,8 +52,8 @@ Result check_many(const Kernels& kernels, Random random) {
     const uint8_t* w = is_t5 && !stays_t5 ? expanded.data() : weight.group_data(0);
     for (int t = 0; kernels.pair_row && t < tokens; t++)
         kernels.pair_row(a.data() + t * padded, padded, &offsets[size_t(t)], &lists[size_t(t * kList)]);
-    const ManyTask task{w,      stays_t5, steps,          tiled.data(), padded,
-                        tokens, tiles,    0,              tiles,        offsets.data(), lists.data(), acc.data()};
+    const ManyTask task{w,     stays_t5, steps, tiled.data(),   padded,       tokens,
+                        tiles, 0,        tiles, offsets.data(), lists.data(), acc.data()};
     if (kernels.many_product) kernels.many_product(task);
     for (int i = 0; !kernels.many_product && i < tiles; i++) {
         const int first = tokens * i / tiles, count = tokens * (i + 1) / tiles - first;
@@ -112,8 +112,8 @@ void time_many(const Kernels& kernels) {
             const double t = median_seconds([&] {
                 for (int g = 0; g < groups; g++)
                     kernels.many_product({w.data() + g * group_bytes, is_t5, steps, a.data(), columns, tokens,
-                                          num_tiles(kernels, tokens), 0, num_tiles(kernels, tokens), offsets.data(), lists.data(),
-                                          acc.data()});
+                                          num_tiles(kernels, tokens), 0, num_tiles(kernels, tokens), offsets.data(),
+                                          lists.data(), acc.data()});
             });
             const double macs = double(groups) * kGroupRows * columns * tokens;
             std::printf("%-8s %s unpacked once, %d tokens: %6.1f GMAC/s (%.0f%% of the peak)\n", kernels.name,

@@ -7,6 +7,7 @@
 #include "executor.h"
 #include "group_steps.h"
 #include "int8_step.h"
+#include "ternary_step.h"
 
 namespace bitnet {
 
@@ -18,8 +19,6 @@ void require(bool ok, const char* why) {
 
 // About this many bytes of weights a chunk: long sequential reads, and little left to wait for at the end.
 constexpr int64_t kChunkBytes = 65536;
-// So many bytes of codes stay in the second cache of a core while matrices go by.
-constexpr int64_t kCodesAtOnce = 3 << 18;
 // Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
 constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 
@@ -92,111 +91,6 @@ struct RowStep final : Step {
             const auto* contiguous = task.lane_stride == 1 ? task.codes : reinterpret_cast<int8_t*>(task.scratch);
             c.kernels.pair_row(contiguous, task.padded_width, c.pair_offsets(codes) + t, c.pair_list(codes, t));
         }
-    }
-};
-
-struct TernaryStep final : Step {
-    const TernaryWeight* weight;
-    Codes x;
-    Rows out, residual{};
-    bool has_residual;
-    TernaryStep(const TernaryWeight* w, Codes c, Rows o, const Rows* r)
-        : weight(w), x(c), out(o), has_residual(r != nullptr) {
-        if (r) residual = *r;
-    }
-    static constexpr int64_t kGroupsAtOnce = 2;  // of a matrix product
-    bool is_t5() const { return weight->format() == Format::t5; }
-    // All groups with the first part of the tokens, then with the next.
-    int64_t num_groups() const { return int64_t(weight->groups().size()); }
-    int64_t parts(const Context& c) const { return (c.num_tokens * x.padded + kCodesAtOnce - 1) / kCodesAtOnce; }
-    int64_t units(const Context& c) const override { return num_groups() * parts(c); }
-    int64_t chunk(const Context& c) const override {
-        if (c.num_tokens > kMaxTileTokens) return kGroupsAtOnce;
-        return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
-    }
-    // The sums of all tokens, and behind them expanded T5.
-    int64_t scratch_floats(int64_t num_tokens) const override {
-        return sums_floats(num_tokens) + (is_t5() ? weight->steps() * kStepBytes / 4 : 0);
-    }
-    static int64_t sums_floats(int64_t num_tokens) { return kGroupsAtOnce * matrix_tokens(num_tokens) * kGroupRows; }
-    static int64_t matrix_tokens(int64_t num_tokens) {
-        return (num_tokens + kMatrixTile - 1) / kMatrixTile * kMatrixTile;
-    }
-    void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        for (int64_t unit = first, end; unit < last; unit = end) {
-            const int64_t part = unit / num_groups(), before = part * num_groups();
-            end = std::min(last, before + num_groups());
-            multiply(c, unit - before, end - before, Range(c, part, parts(c)), c.scratch[size_t(thread)].data());
-        }
-    }
-    // Whole tiles of tokens; of a matrix product, whole tiles of its own two at a time.
-    struct Range {
-        int64_t first_tile, last_tile, first, last;
-        Range(const Context& c, int64_t part, int64_t parts) {
-            const Tiles tiles(c);
-            const auto cut = [&](int64_t i) {
-                const int64_t tile = tiles.count * i / parts;
-                return c.tile_tokens > 1 || i == parts ? tile : tile / (2 * kMatrixTile) * (2 * kMatrixTile);
-            };
-            first_tile = cut(part), last_tile = cut(part + 1);
-            first = tiles.begin(first_tile), last = tiles.begin(last_tile);
-        }
-    };
-    void multiply(const Context& c, int64_t begin, int64_t end, const Range& tokens, uint8_t* scratch) const {
-        if (c.tile_tokens == 1 && c.num_tokens > 1) {
-            for (int64_t g = begin; g < end; g += kGroupsAtOnce)
-                matrix(c, g, std::min(kGroupsAtOnce, end - g), tokens, reinterpret_cast<int32_t*>(scratch));
-            return;
-        }
-        for (int64_t g = begin; g < end; g++) {
-            const TernaryWeight::Group& group = weight->groups()[size_t(g)];
-            const uint8_t* data = weight->group_data(g);
-            const bool stays_t5 = is_t5() && c.kernels.block_tile;
-            if (is_t5() && !stays_t5) {
-                uint8_t* expanded = scratch + 4 * sums_floats(c.num_tokens);
-                expand_blocks(data, int(weight->steps() / kBlockSteps), expanded);
-                data = expanded;
-            }
-            if (are_many(c.kernels, c.num_tokens))
-                many(c, group, data, stays_t5, tokens, reinterpret_cast<int32_t*>(scratch));
-            else
-                tiles(c, group, data, stays_t5, tokens);
-        }
-    }
-    void many(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool stays_t5,
-              const Range& tokens, int32_t* acc) const {
-        c.kernels.many_product({data, stays_t5, int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens),
-                                int(Tiles(c).count), int(tokens.first_tile), int(tokens.last_tile), c.pair_offsets(x),
-                                c.pair_list(x, 0), acc});
-        store(c, group, acc + tokens.first * kGroupRows, tokens.first, int(tokens.last - tokens.first));
-    }
-    void matrix(const Context& c, int64_t first, int64_t count, const Range& tokens, int32_t* acc) const {
-        const int steps = int(weight->group_bytes() / kStepBytes), num_tokens = int(tokens.last - tokens.first);
-        const int acc_tokens = int(matrix_tokens(num_tokens));
-        c.kernels.matrix_product({weight->group_data(first), is_t5(), int(count), steps,
-                                  c.codes(x) + tokens.first * x.padded, x.padded, num_tokens, acc, acc_tokens});
-        for (int64_t g = first; g < first + count; g++, acc += acc_tokens * kGroupRows)
-            store(c, weight->groups()[size_t(g)], acc, tokens.first, num_tokens);
-    }
-    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool stays_t5,
-               const Range& range) const {
-        alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
-        const Tiles tiles(c);
-        for (int64_t tile = range.first_tile; tile < range.last_tile; tile++) {
-            const int64_t t = tiles.begin(tile);
-            const int tokens = int(tiles.begin(tile + 1) - t);
-            const int8_t* codes = c.codes(x) + t * x.padded;
-            if (stays_t5)
-                c.kernels.block_tile(data, codes, int(weight->steps() / kBlockSteps), tokens, acc);
-            else
-                c.kernels.ternary_tile(data, codes, int(weight->steps()), tokens, acc);
-            store(c, group, acc, t, tokens);
-        }
-    }
-    void store(const Context& c, const TernaryWeight::Group& group, const int32_t* acc, int64_t t, int tokens) const {
-        c.kernels.ternary_store(acc, tokens, group.rows, group.scale, c.scales(x) + t, c.sums(x) + t,
-                                c.at(out, t) + group.first_row, out.stride,
-                                has_residual ? c.at(residual, t) + group.first_row : nullptr, residual.stride);
     }
 };
 
@@ -348,7 +242,7 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     require(weight->is_packed(), "a part of the ternary weight was never packed");
     check_source(x, weight->columns());
     cost_ += weight->rows() * weight->columns();
-    if (!weight->group_columns()) return push(std::make_unique<TernaryStep>(weight, x, out, residual));
+    if (!weight->group_columns()) return push(ternary_step(weight, x, out, residual));
     group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
     push(group_sums_step(weight, x, arena_floats_));
     push(group_product_step(weight, x, arena_floats_, out, residual));

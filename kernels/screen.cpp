@@ -11,18 +11,15 @@ namespace bitnet {
 namespace {
 
 constexpr int kRoughInputs = 4;  // from so many on products take longer than fetching the rows
+// With more rows an input left behind 6 bits, or behind 8, logits are so flat that 8 bits are read sooner than rows.
+constexpr size_t kFewOf6 = 200, kFewOf8 = 3;
+constexpr size_t kFewBest = 8;  // for so many of an input 6 bits do, where 8 take two products
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
     const InputForm form = head.form(kernels, count);
     const bool is_fast = kernels.head_matrix && k == 1;  // with AMX, VNNI too is as fast as the memory
     return form == InputForm::whole && count >= kRoughInputs && !is_fast ? InputForm::rough : form;
-}
-
-// How many bits of the weights are read: 6 while that leaves few rows to compute.
-int bits_of(const Kernels& kernels, InputForm form, size_t k) {
-    const bool is_few = k == 1 && (form == InputForm::matrix || !kernels.whole_bytes);
-    return form == InputForm::whole || is_few ? 6 : 8;
 }
 
 }  // namespace
@@ -61,6 +58,13 @@ Screen::Screen(const DenseWeight& head, Executor& executor) : head_(head), quant
 Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
     : head_(head), quantised_(head.rows, head.columns, parts, executor) {}
 
+// How many bits of the weights are read: 6 while that leaves few rows to compute.
+int Screen::bits_of(const Kernels& kernels, InputForm form, size_t k) const {
+    const bool is_rough = form == InputForm::rough, is_flat = form == InputForm::matrix && is_flat_;
+    if (kernels.whole_bytes) return k > 1 || is_rough || is_flat ? 8 : 6;
+    return k > (is_rough ? 1 : kFewBest) ? 8 : 6;
+}
+
 int64_t Screen::bytes_read(const Kernels& kernels, int num_inputs) const {
     return quantised_.bytes() / 8 * bits_of(kernels, form_of(kernels, quantised_, num_inputs, 1), 1);
 }
@@ -84,13 +88,13 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 // The logits of all rows that may be among the k best, k at least, of each input.
 std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k) const {
     const InputForm form = form_of(executor.kernels(), quantised_, count, k);
+    const int bits = bits_of(executor.kernels(), form, k);
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
     executor.each(
         quantised_.num_tiles(), kHeadRows * head_.columns * count, 8, [&](int64_t first, int64_t last, int thread) {
             const Kernels& kernels = executor.kernels();
-            const int bits = bits_of(kernels, form, k);
             quantised_.each_tile(
                 kernels, inputs, first, last, bits, [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
                     look_at_tile(kernels, inputs, input_tile, tile, bits, sums, k, &best[size_t(thread * count)]);
@@ -102,6 +106,11 @@ std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float*
     executor.each(count, quantised_.num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
     });
+    if (form == InputForm::matrix && k == 1) {
+        size_t left = 0;
+        for (const Rows& of_input : rows) left += of_input.size();
+        is_flat_ = left > rows.size() * (bits == 6 ? kFewOf6 : kFewOf8);
+    }
     return compute(executor, x, rows);
 }
 

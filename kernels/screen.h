@@ -1,7 +1,8 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
-// its bytes. All rows are scored with 6-bit weights and 16-bit inputs and a proven bound on the error; several inputs,
-// whose products take longer than fetching the rows, with 8 bits of their own, and of the weights where that leaves too
-// many rows. Then the exact logits of the k best are computed, and those of every row whose bound reaches the least.
+// its bytes. All rows are scored with 6-bit weights and 16-bit inputs and a proven bound on the error; with 8 bits of
+// the weights where 6 leave too many rows, as for k > 1; several inputs, whose products take longer than fetching the
+// rows, with 8 bits of their own. Then the exact logits of the k best are computed, and those of every row whose bound
+// reaches the least.
 //
 // Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
 // l (quantised_head.h). Then
@@ -19,6 +20,7 @@
 // one of them. The larger L, the fewer rows are left, so those with the largest S - bound are taken. Everything that is
 // not provably below L is computed, rows and inputs that are not finite too.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -61,6 +63,7 @@ class Screen {
         float *most_ = nullptr, *upper_ = nullptr;
     };
 
+    int bits_of(const Kernels& kernels, InputForm form, size_t k) const;
     std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k) const;
     void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
                       const QuantisedHead::Sums& sums, size_t k, Best* best) const;
@@ -71,6 +74,8 @@ class Screen {
     DenseWeight head_;
     QuantisedHead quantised_;
     mutable Seen seen_;
+    mutable std::atomic<bool> is_flat_ =
+        false;  // whether the last best logits hardly stood out: what to read, no result
 };
 
 }  // namespace bitnet

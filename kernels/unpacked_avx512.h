@@ -1,5 +1,5 @@
-// Products of many tokens on AVX-512: some steps of the weights after the others become bytes, once for all tokens. What
-// unpacks them would take the ports of `vpdpbusd` beside every tile again.
+// Products of many tokens on AVX-512: some steps of the weights after the others become bytes, once for all tokens.
+// What unpacks them would take the ports of `vpdpbusd` beside every tile again.
 #pragma once
 #include "fetch.h"
 #include "products_avx512.h"
@@ -56,7 +56,7 @@ BITNET_APART void unpacked_tile(const uint8_t* bytes, const Span (&spans)[2], co
 template <class Unpack>
 BITNET_INLINE void unpacked_product(const bitnet::ManyTask& t, const Unpack& unpack) {
     alignas(64) uint8_t bytes[kChunkSteps * kUnpackedBytes];
-    each_chunk(t, [&](const uint8_t* weights, int count, const Span (&spans)[2], bool is_first) {
+    each_chunk(t, [&](const uint8_t* weights, int count, const Span(&spans)[2], bool is_first) {
         unpack(weights, count, bytes);
         each_tile(t, [&](int first, int tokens) {
             with_count<bitnet::kMaxTileTokens>(tokens, [&](auto n) {

@@ -1,8 +1,8 @@
 // Dense products of many tokens on AVX2 and AVX-512: weights become float32 once for a block of tokens.
 //
-// The chains of fused multiply-adds are those of dense_tile. Here a tile takes as many of the sixteen lanes at a time as
-// a register has, eight with AVX2, so that all its sums stay in registers, with fewer loads for each multiply-add and
-// without conversions. Some columns of a few rows stay in the first cache, while sums under way wait in the second.
+// The chains of fused multiply-adds are those of dense_tile. Here a tile takes as many of the sixteen lanes at a time
+// as a register has, eight with AVX2, so that all its sums stay in registers, with fewer loads for each multiply-add
+// and without conversions. Some columns of a few rows stay in the first cache, while sums under way wait in the second.
 #pragma once
 #include "verbs_products.h"
 
