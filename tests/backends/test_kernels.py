@@ -67,6 +67,17 @@ def test_ternary_sums_are_exact(isa: str, layout: str, ternary_format: str, rows
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("ternary_format", ["u2", "t5"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_more_tokens_than_meet_the_weights_at_a_time(isa: str, ternary_format: str, threads: int) -> None:
+    rng = np.random.default_rng(3)
+    weight = packed(rng.integers(-1, 2, (97, 8000), np.int8), 0.5, "codes", ternary_format)
+    x = rng.standard_normal((250, 8000), np.float32)
+    parts = [product(weight, isa, x[begin : begin + 31]) for begin in range(0, len(x), 31)]
+    assert np.array_equal(product(weight, isa, x, threads), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("ternary_format", ["u2", "t5"])
 def test_the_largest_sums_do_not_overflow(isa: str, ternary_format: str) -> None:
     columns = 32768
     weight = packed(np.ones((32, columns), np.int8), 1.0, "codes", ternary_format)
