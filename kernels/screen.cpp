@@ -60,8 +60,8 @@ Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Execu
 
 // How many bits of the weights are read: 6 while that leaves few rows to compute.
 int Screen::bits_of(const Kernels& kernels, InputForm form, size_t k) const {
-    const bool is_rough = form == InputForm::rough, is_flat = form == InputForm::matrix && is_flat_;
-    if (kernels.whole_bytes) return k > 1 || is_rough || is_flat ? 8 : 6;
+    const bool is_rough = form == InputForm::rough, is_flat = form != InputForm::whole && is_flat_;
+    if (kernels.whole_bytes) return k > 1 || is_flat ? 8 : 6;
     return k > (is_rough ? 1 : kFewBest) ? 8 : 6;
 }
 
@@ -106,7 +106,7 @@ std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float*
     executor.each(count, quantised_.num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
     });
-    if (form == InputForm::matrix && k == 1) {
+    if (form != InputForm::whole && k == 1) {
         size_t left = 0;
         for (const Rows& of_input : rows) left += of_input.size();
         is_flat_ = left > rows.size() * (bits == 6 ? kFewOf6 : kFewOf8);
