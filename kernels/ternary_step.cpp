@@ -7,8 +7,9 @@ namespace bitnet {
 namespace {
 
 constexpr int64_t kChunkBytes = 65536;  // as for other products
-// So many bytes of codes stay in the second cache of a core while matrices go by.
-constexpr int64_t kCodesAtOnce = 3 << 18;
+// So many bytes of codes stay in the second cache of a core while matrices go by; so many tokens at least, which take
+// longer than the weights from memory.
+constexpr int64_t kCodesAtOnce = 3 << 18, kTokensAtOnce = 64;
 
 struct TernaryStep final : Step {
     const TernaryWeight* weight;
@@ -23,7 +24,10 @@ struct TernaryStep final : Step {
     bool is_t5() const { return weight->format() == Format::t5; }
     // All groups with the first part of the tokens, then with the next.
     int64_t num_groups() const { return int64_t(weight->groups().size()); }
-    int64_t parts(const Context& c) const { return (c.num_tokens * x.padded + kCodesAtOnce - 1) / kCodesAtOnce; }
+    int64_t parts(const Context& c) const {
+        const int64_t whole = (c.num_tokens * x.padded + kCodesAtOnce - 1) / kCodesAtOnce;
+        return std::max<int64_t>(1, std::min(whole, c.num_tokens / kTokensAtOnce));
+    }
     int64_t units(const Context& c) const override { return num_groups() * parts(c); }
     int64_t chunk(const Context& c) const override {
         if (c.num_tokens > kMaxTileTokens) return kGroupsAtOnce;

@@ -34,7 +34,7 @@ Memory::Memory(int64_t bytes) : bytes_(bytes) {
 Memory Arena::take(int64_t bytes) {
     if (bytes <= 0) return Memory(bytes);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t start = (used_ + 4095) / 4096 * 4096;
+    const int64_t start = (used_ + 63) / 64 * 64;
     if (bytes > chunk_.bytes() - start) {
         chunk_ = Memory(std::max(bytes, kArenaChunk));
         used_ = bytes;
