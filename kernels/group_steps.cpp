@@ -6,7 +6,6 @@ namespace bitnet {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 65536;  // as for other products
 // So many tokens at a time in a matrix product: their sums and totals, 128 bytes each, stay in the nearest cache.
 constexpr int64_t kBlock = 64;
 

@@ -6,8 +6,7 @@ namespace bitnet {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 65536;  // as for other products
-constexpr int kTilesAtOnce = 2;         // of rows
+constexpr int kTilesAtOnce = 2;  // of rows
 
 struct Int8Step final : Step {
     const QuantisedHead* weight;

@@ -17,8 +17,6 @@ void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
 }
 
-// About this many bytes of weights a chunk: long sequential reads, and little left to wait for at the end.
-constexpr int64_t kChunkBytes = 65536;
 // Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
 constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 

@@ -6,7 +6,6 @@ namespace bitnet {
 
 namespace {
 
-constexpr int64_t kChunkBytes = 65536;  // as for other products
 // So many bytes of codes stay in the second cache of a core while matrices go by; so many tokens at least, which take
 // longer than the weights from memory.
 constexpr int64_t kCodesAtOnce = 3 << 18, kTokensAtOnce = 64;
