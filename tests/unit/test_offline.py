@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -91,6 +92,16 @@ class TestAnswers:
     def test_they_stand_in_the_order_in_which_they_end(self, llm, files):
         counts = [30, 1, 10]
         write(files[0], [{"prompt": [5], "params": {"max_tokens": count, "ignore_eos": True}} for count in counts])
+        open_stream, opened = llm.stream, threading.Semaphore(0)
+
+        def stream(*args, **options):
+            begun = open_stream(*args, **options)
+            opened.release()
+            return begun
+
+        llm.stream = stream
+        # The first step waits until all have come: this model could answer the first before the second is read.
+        llm.model.before_forward = lambda batch: llm.model.num_forwards or [opened.acquire(timeout=10) for _ in counts]
         generate_file(llm, *files, PARAMS)
         assert list(read(files[1])) == [2, 3, 1]
 
