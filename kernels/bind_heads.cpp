@@ -2,16 +2,23 @@
 #include "bind_heads.h"
 
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
+#include <vector>
 
 #include "bind_arrays.h"
 #include "int8_table.h"
+#include "sampling.h"
 #include "screen.h"
 
 namespace bitnet {
 namespace {
+
+// Its rule, seed, choice, position.
+using ScreenDraw = std::tuple<const SamplingRule*, uint64_t, uint64_t, uint64_t>;
 
 struct BoundScreen {
     nb::object head;
@@ -59,6 +66,24 @@ struct BoundScreen {
         }
         return nb::make_tuple(ids, logits, computed);
     }
+    std::vector<int32_t> draw(Executor& executor, Floats x, const std::vector<ScreenDraw>& draws) {
+        const DenseWeight weight = as<Dense>(head).weight;
+        require(int64_t(x.shape(1)) == weight.columns, "x has another width than the head");
+        require(x.shape(0) == draws.size(), "there must be one draw for each row of x");
+        require_aligned(x);
+        executor.require_home();
+        std::vector<Draw> rules;
+        for (const auto& [rule, seed, choice, position] : draws) {
+            require(rule != nullptr && int64_t(rule->vocab_size) == weight.rows,
+                    "a rule was made for another vocabulary");
+            rules.push_back({rule, {seed, choice, position}});
+        }
+        std::vector<int32_t> tokens(draws.size());
+        const ReleasedGil release;
+        const FloatMode mode;
+        screen->draw(executor, x.data(), int64_t(x.shape(0)), rules.data(), tokens.data());
+        return tokens;
+    }
 };
 
 }  // namespace
@@ -72,6 +97,7 @@ void bind_heads(nanobind::module_& m) {
              nb::arg("numbers"), nb::arg("executor"))
         .def("parts", &BoundScreen::parts)
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
+        .def("draw", &BoundScreen::draw, nb::arg("executor"), nb::arg("x"), nb::arg("draws"))
         .def(
             "bytes_read",
             [](const BoundScreen& s, Executor& executor, int64_t num_inputs) {
@@ -95,4 +121,5 @@ void bind_heads(nanobind::module_& m) {
             nb::arg("table"), nb::arg("executor"))
         .def_prop_ro("num_bytes", &Int8Table::bytes);
     m.attr("MAX_HEAD_COLUMNS") = kMaxHeadColumns;
+    m.attr("UNDECIDED") = kUndecided;
 }

@@ -178,17 +178,18 @@ std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const Edit
     return chosen;
 }
 
-int32_t sample_few(RowSampler& self, const Ids& ids, const Row& logits, const SamplingRule& rule, uint64_t seed,
-                   uint64_t choice, uint64_t position) {
+int32_t sample_best(RowSampler& self, const Ids& ids, const Row& logits, const SamplingRule& rule, uint64_t seed,
+                    uint64_t choice, uint64_t position) {
     require(ids.shape(0) == logits.shape(0), "there must be one logit for each token id");
     require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
     require_aligned(ids);
     require_aligned(logits);
     require_ids(ids.data(), ids.shape(0), self.vocab_size());
     const WithoutGil without_gil(ids.shape(0));
-    const auto lock = self.lock();
     const FloatMode mode;
-    return self.sample_few(ids.data(), logits.data(), ids.shape(0), rule, {seed, choice, position});
+    std::vector<Candidate> tokens;
+    for (size_t i = 0; i < ids.shape(0); ++i) tokens.push_back({logits.data()[i], ids.data()[i]});
+    return sample_few(tokens, {&rule, {seed, choice, position}});
 }
 
 std::tuple<double, std::vector<Scored>> score(RowSampler& self, const Row& logits, int32_t token_id, size_t num_best) {
@@ -239,7 +240,7 @@ void bind_sampling(nb::module_& m) {
         .def("sample", &bitnet::sample, "logits"_a.noconvert(), "rule"_a, "tokens"_a.noconvert(), "num_prompt"_a,
              "ban_ends"_a, "seed"_a, "choice"_a, "position"_a, "mask"_a.noconvert() = nb::none())
         .def("sample_rows", &bitnet::sample_rows, "threads"_a, "logits"_a.noconvert(), "draws"_a)
-        .def("sample_few", &bitnet::sample_few, "ids"_a.noconvert(), "logits"_a.noconvert(), "rule"_a, "seed"_a,
+        .def("sample_few", &bitnet::sample_best, "ids"_a.noconvert(), "logits"_a.noconvert(), "rule"_a, "seed"_a,
              "choice"_a, "position"_a)
         .def("score", &bitnet::score, "logits"_a.noconvert(), "token_id"_a, "num_best"_a)
         .def("log_probabilities", &bitnet::log_probabilities, "logits"_a.noconvert(), "token_ids"_a.noconvert());

@@ -13,7 +13,6 @@
 namespace bitnet {
 namespace {
 
-constexpr double kGreedyBelow = 1e-5;
 constexpr double kLightest = 0.5 / kWeightOfBest;  // relative to the best: what is below weighs nothing
 constexpr uint32_t kSeen = uint32_t{1} << 31;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -42,7 +41,6 @@ RowSampler::RowSampler(size_t vocab_size)
       block_max_((vocab_size + kBlock - 1) / kBlock),
       block_mass_(block_max_.size()),
       kept_(kBlock),
-      weights_(kBlock),
       counts_(vocab_size) {}
 
 std::unique_lock<std::mutex> RowSampler::lock() {
@@ -54,7 +52,7 @@ std::unique_lock<std::mutex> RowSampler::lock() {
 int32_t RowSampler::sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends,
                            const NoiseKey& key) {
     edit(logits, rule, history, ban_ends);
-    const int32_t token = choose(logits, rule, key);
+    const int32_t token = choose(logits, {&rule, key});
     restore(logits);
     return token;
 }
@@ -66,23 +64,33 @@ int32_t RowSampler::sample_masked(const float* logits, const uint32_t* mask, con
     return sample(masked_.data(), rule, history, ban_ends, key);
 }
 
-int32_t RowSampler::sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
-                               const NoiseKey& key) {
-    candidates_.clear();
-    for (size_t i = 0; i < count; ++i) candidates_.push_back({logits[i], ids[i]});
-    return choose_candidate(rule, key);
+Cut Measure::min_p_cut(const SamplingRule& rule) const {
+    if (rule.min_p <= kLightest) return Cut{};
+    const double bar = best + log_of(rule.min_p) * rule.temperature;
+    return {static_cast<float>(bar), std::numeric_limits<int32_t>::max()};
 }
 
-// As if the others were -infinity.
-int32_t RowSampler::choose_candidate(const SamplingRule& rule, const NoiseKey& key) {
-    const size_t count = candidates_.size();
-    if (count == 0) return kNothingLeft;
-    if (!few_ || few_->vocab_size_ != count) few_ = std::make_unique<RowSampler>(count);
-    std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-    row_.resize(count);
-    for (size_t i = 0; i < count; ++i) row_[i] = candidates_[i].logit;
-    const int32_t chosen = few_->choose(row_.data(), rule, key);
-    return chosen < 0 ? chosen : candidates_[size_t(chosen)].id;
+int32_t sample_few(std::vector<Candidate>& tokens, const Draw& draw) {
+    const SamplingRule& rule = *draw.rule;
+    for (const Candidate& token : tokens)
+        if (std::isnan(token.logit) || token.logit == kInfinity) return kNotANumber;
+    std::sort(tokens.begin(), tokens.end(), is_better);
+    if (tokens.empty() || tokens[0].logit == -kInfinity) return kNothingLeft;
+    if (rule.is_greedy()) return tokens[0].id;
+    const Measure measure{tokens[0].logit, rule.scale()};
+    const Cut cut = measure.min_p_cut(rule);
+    uint64_t total = 0, before = 0;
+    for (const Candidate& token : tokens) total += measure.weight(token.logit);
+    const uint64_t allowed = allowed_by(rule, total), noise = noise_of(draw.key);
+    Candidate winner{};
+    double best = -std::numeric_limits<double>::infinity();
+    for (const Candidate& token : tokens) {
+        if (!cut.keeps(token) || before > allowed) break;
+        before += measure.weight(token.logit);
+        const double score = score_of(noise, size_t(token.id), measure.distance(token.logit));
+        if (score > best) winner = token, best = score;
+    }
+    return winner.id;
 }
 
 RowSampler& RowSampler::of_thread(size_t thread) {
@@ -92,10 +100,9 @@ RowSampler& RowSampler::of_thread(size_t thread) {
 }
 
 double RowSampler::log_normalizer(const float* logits) {
-    if (!scan(logits) || max_ == -kInfinity) return std::numeric_limits<double>::quiet_NaN();
-    scale_ = 1.0f;
-    const double mass = static_cast<double>(weigh_all(logits, Cut{}));
-    return max_ + log_of(mass / static_cast<double>(kWeightOfBest));
+    if (!scan(logits) || measure_.best == -kInfinity) return std::numeric_limits<double>::quiet_NaN();
+    measure_.scale = 1.0f;
+    return measure_.best + log_of(static_cast<double>(weigh_row(logits)) / static_cast<double>(kWeightOfBest));
 }
 
 std::vector<Candidate> RowSampler::best(const float* logits, size_t n) {
@@ -106,26 +113,51 @@ std::vector<Candidate> RowSampler::best(const float* logits, size_t n) {
     return candidates_;
 }
 
-int32_t RowSampler::choose(const float* logits, const SamplingRule& rule, const NoiseKey& key) {
+int32_t RowSampler::choose(const float* logits, const Draw& draw) {
+    const SamplingRule& rule = *draw.rule;
     if (!scan(logits)) return kNotANumber;
-    if (max_ == -kInfinity) return kNothingLeft;
-    if (rule.temperature < kGreedyBelow) return first_best(logits);
-    scale_ = static_cast<float>(1.0 / rule.temperature);
+    if (measure_.best == -kInfinity) return kNothingLeft;
+    const int32_t first = first_best(logits);
+    if (rule.is_greedy()) return first;
+    measure_.scale = rule.scale();
     if (rule.top_k > 0 && rule.top_k < vocab_size_) {
         select(logits, rule.top_k);
-        return choose_candidate(rule, key);
+        return sample_few(candidates_, draw);
     }
-    const Cut far = rule.min_p > kLightest ? min_p_cut(rule.min_p, rule.temperature) : Cut{};
-    Cut cut = rule.top_p < 1.0 ? top_p_cut(logits, rule.top_p) : far;
-    if (rule.top_p == 1.0 || is_better({far.logit, far.id}, {cut.logit, cut.id})) weigh_all(logits, cut = far);
-    return draw(logits, cut, key);
+    const uint64_t noise = noise_of(draw.key);
+    Candidate winner = race(logits, noise, first, measure_.min_p_cut(rule));
+    if (rule.top_p == 1.0 || winner.id == first) return winner.id;
+    const uint64_t allowed = allowed_by(rule, weigh_row(logits));
+    while (winner.id != first && weigh_better(logits, winner) > allowed)
+        winner = race(logits, noise, first, {winner.logit, winner.id - 1});
+    return winner.id;
+}
+
+// The winner among the tokens that the cut keeps, of which the best is `first_id`.
+Candidate RowSampler::race(const float* logits, uint64_t noise, int32_t first_id, const Cut& cut) const {
+    Candidate winner{measure_.best, first_id};
+    double best = score_of(noise, size_t(winner.id), 0.0f);
+    for_parts(logits, [&](const float* x, size_t first, size_t num_blocks) {
+        for (size_t block = first; block < first + num_blocks; ++block, x += kBlock) {
+            if (block_max_[block] < cut.logit || measure_.distance(block_max_[block]) > kMostNoise - best) continue;
+            uint64_t bits = contenders(x, block, noise, measure_.best, measure_.scale, best);
+            for (; bits != 0; bits &= bits - 1) {
+                const size_t j = size_t(std::countr_zero(bits));
+                const Candidate token{x[j], static_cast<int32_t>(block * kBlock + j)};
+                if (!cut.keeps(token)) continue;
+                const double score = score_of(noise, size_t(token.id), measure_.distance(token.logit));
+                if (score > best || (score == best && is_better(token, winner))) winner = token, best = score;
+            }
+        }
+    });
+    return winner;
 }
 
 int32_t RowSampler::first_best(const float* logits) const {
-    const auto best = std::find(block_max_.begin(), block_max_.end(), max_);
+    const auto best = std::find(block_max_.begin(), block_max_.end(), measure_.best);
     const size_t block = static_cast<size_t>(best - block_max_.begin()), last = block_length(block) - 1;
     const float* x = logits + block * kBlock;
-    return static_cast<int32_t>(std::find(x, x + last, max_) - logits);  // the row may be written meanwhile
+    return static_cast<int32_t>(std::find(x, x + last, measure_.best) - logits);  // the row may be written meanwhile
 }
 
 // Finds the maxima of the blocks and of the row; false if the row holds NaN or +infinity.
@@ -134,41 +166,34 @@ bool RowSampler::scan(const float* logits) {
     for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
         is_ordered &= find_maxima(x, num_blocks, &block_max_[block]);
     });
-    max_ = *std::max_element(block_max_.begin(), block_max_.end());
-    return is_ordered && max_ != kInfinity;
+    measure_.best = *std::max_element(block_max_.begin(), block_max_.end());
+    return is_ordered && measure_.best != kInfinity;
 }
 
 size_t RowSampler::block_length(size_t block) const { return std::min(kBlock, vocab_size_ - block * kBlock); }
 
-// The mass of the row under the cut; leaves those of the blocks in block_mass_.
-uint64_t RowSampler::weigh_all(const float* logits, const Cut& cut) {
-    if (cut.logit == -kInfinity) return weigh_row(logits, nullptr);
-    for (size_t block = 0; block < block_max_.size(); ++block) weigh_block(logits, block, cut);
-    return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
-}
-
-// The same for the whole row; see weigh_blocks.
-uint64_t RowSampler::weigh_row(const float* logits, float* relative) {
+// The mass of the row.
+uint64_t RowSampler::weigh_row(const float* logits) {
     for_parts(logits, [&](const float* x, size_t block, size_t num_blocks) {
-        float* weights = relative == nullptr ? nullptr : relative + block * kBlock;
-        weigh_blocks(x, num_blocks, &block_max_[block], max_, scale_, &block_mass_[block], weights);
+        const float* maxima = &block_max_[block];
+        weigh_blocks(x, num_blocks, maxima, measure_.best, measure_.scale, &block_mass_[block]);
     });
     return std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
 }
 
-// Into kept_ the logits of a block, -infinity where the cut drops them and past its end.
-void RowSampler::keep(const float* logits, size_t block, const Cut& cut) {
-    const size_t first = block * kBlock, length = block_length(block);
-    const int32_t last_tied = cut.id - static_cast<int32_t>(first);
-    keep_better(logits + first, length, cut.logit, last_tied, kept_.data());
-    std::fill(kept_.begin() + length, kept_.end(), -kInfinity);
-}
-
-void RowSampler::weigh_block(const float* logits, size_t block, const Cut& cut) {
-    block_mass_[block] = 0;
-    if (block_max_[block] < cut.logit) return;
-    keep(logits, block, cut);
-    weigh_blocks(kept_.data(), 1, &block_max_[block], max_, scale_, &block_mass_[block], nullptr);
+// The mass of the tokens that are better than this one.
+uint64_t RowSampler::weigh_better(const float* logits, const Candidate& than) {
+    uint64_t mass = 0;
+    for (size_t block = 0; block < block_max_.size(); ++block) {
+        if (block_max_[block] < than.logit) continue;
+        const int32_t first = static_cast<int32_t>(block * kBlock);
+        keep_better(logits + first, block_length(block), than.logit, than.id - 1 - first, kept_.data());
+        std::fill(kept_.begin() + long(block_length(block)), kept_.end(), -kInfinity);
+        uint64_t of_block;
+        weigh_blocks(kept_.data(), 1, &block_max_[block], measure_.best, measure_.scale, &of_block);
+        mass += of_block;
+    }
+    return mass;
 }
 
 // What the n best tokens exceed, as the best ones of n blocks do.
@@ -197,25 +222,6 @@ void RowSampler::select(const float* logits, size_t n) {
         if (candidates_.size() >= 2 * n + kBlock) shrink();
     }
     if (candidates_.size() > n) shrink();
-}
-
-// Tokens below min_p times the probability of the best: max + temperature * ln(min_p), rounded to float32.
-Cut RowSampler::min_p_cut(double min_p, double temperature) const {
-    const double bar = max_ + log_of(min_p) * temperature;
-    return {static_cast<float>(bar), std::numeric_limits<int32_t>::max()};
-}
-
-// A token under the cut, of which block_mass_ has the masses.
-int32_t RowSampler::draw(const float* logits, const Cut& cut, const NoiseKey& key) {
-    const uint64_t total = std::accumulate(block_mass_.begin(), block_mass_.end(), uint64_t{0});
-    uint64_t target = multiply_high(noise_of(key), total);
-    size_t block = 0;
-    while (block + 1 < block_mass_.size() && target >= block_mass_[block]) target -= block_mass_[block++];
-    keep(logits, block, cut);
-    weigh_tokens(kept_.data(), 1, max_, scale_, weights_.data());
-    size_t j = 0;
-    while (j + 1 < kBlock && target >= weights_[j]) target -= weights_[j++];  // the row may be written meanwhile
-    return static_cast<int32_t>(block * kBlock + j);
 }
 
 void RowSampler::edit(float* logits, const SamplingRule& rule, const History& history, bool ban_ends) {

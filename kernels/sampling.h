@@ -2,9 +2,14 @@
 //
 // Order of work, as in Transformers and vLLM: the mask; logit bias and bans; repetition penalty (over prompt and
 // output, as in Transformers); frequency and presence penalties (over the output, as in OpenAI's API); temperature;
-// top-k; top-p; min-p; then one draw by the inverse of the cumulative distribution, in order of token id. Edits are
-// float32, weights are fixed-point (sampling_math.h). "Best" always means: highest logit first, lowest id first among
-// equals, so each filter keeps a prefix of one order, and what is kept is told by a `Cut`.
+// top-k; top-p; min-p; then one draw. Edits are float32, weights are fixed-point (sampling_math.h). "Best" always
+// means: highest logit first, lowest id first among equals, so each filter keeps a prefix of one order, and what is
+// kept is told by a `Cut`.
+//
+// A draw is a race: each token runs with its logit over the temperature and Gumbel noise of its own, and the first of
+// those that are kept wins, with the probability that the softmax of those gives it (Gumbel 1954, Yellott 1977). Its
+// winner does not depend on what the others weigh. So top-p is only asked whether it keeps the winner; if not, it keeps
+// better tokens only, of which another race is run.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +18,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "sampling_math.h"
@@ -35,6 +39,9 @@ struct SamplingRule {
     std::vector<int32_t> bias_ids;
     std::vector<float> bias_values;
     std::vector<int32_t> end_ids;  // banned where the caller says so (min_tokens)
+
+    bool is_greedy() const { return temperature < 1e-5; }
+    float scale() const { return static_cast<float>(1.0 / temperature); }
 };
 
 // The tokens of a sequence so far; the first `num_prompt` are the prompt.
@@ -57,10 +64,37 @@ inline bool is_better(const Candidate& a, const Candidate& b) {
 struct Cut {
     float logit = -std::numeric_limits<float>::infinity();
     int32_t id = -1;
+
+    bool keeps(const Candidate& token) const { return !is_better({logit, id}, token); }
+};
+
+// How the tokens of a row are measured: by the logit of the best, and 1 / temperature.
+struct Measure {
+    float best = 0.0f;
+    float scale = 1.0f;
+
+    float distance(float logit) const { return (best - logit) * scale; }
+    uint64_t weight(float logit) const { return weight_of(exp_of_minus(distance(logit))); }
+    // What min-p keeps: no token below min_p times the probability of the best.
+    Cut min_p_cut(const SamplingRule& rule) const;
+};
+
+// The most that the better ones than a token may weigh if top-p keeps it, where all weigh so much.
+inline uint64_t allowed_by(const SamplingRule& rule, uint64_t total) {
+    return rule.top_p < 1.0 ? static_cast<uint64_t>(rule.top_p * static_cast<double>(total)) : total;
+}
+
+// What a row [vocab_size] is drawn by that nothing edits.
+struct Draw {
+    const SamplingRule* rule;
+    NoiseKey key;
 };
 
 constexpr int32_t kNotANumber = -1;   // instead of a token: the row holds NaN or +infinity
 constexpr int32_t kNothingLeft = -2;  // instead of a token: every token is banned
+
+// The token for a row of which only these, all different, have a logit above -infinity. Puts them in order.
+int32_t sample_few(std::vector<Candidate>& tokens, const Draw& draw);
 
 // Samples and scores rows of one vocabulary; keeps its scratch memory between calls: one call at a time.
 class RowSampler {
@@ -81,10 +115,6 @@ class RowSampler {
     int32_t sample_masked(const float* logits, const uint32_t* mask, const SamplingRule& rule, const History& history,
                           bool ban_ends, const NoiseKey& key);
 
-    // The same for a row whose other tokens are -infinity: only these `count` tokens, all different, have a logit.
-    int32_t sample_few(const int32_t* ids, const float* logits, size_t count, const SamplingRule& rule,
-                       const NoiseKey& key);
-
     // Samplers of the same vocabulary for so many threads at a time; this one is that of thread 0.
     void make_room(size_t num_threads) { others_.resize(std::max(others_.size(), num_threads)); }
     RowSampler& of_thread(size_t thread);
@@ -100,24 +130,13 @@ class RowSampler {
     int32_t first_best(const float* logits) const;
     size_t block_length(size_t block) const;
     template <class Pass>
-    void for_parts(const float* logits, const Pass& pass);
-    uint64_t weigh_all(const float* logits, const Cut& cut);
-    uint64_t weigh_row(const float* logits, float* relative);
-    void keep(const float* logits, size_t block, const Cut& cut);
-    void weigh_block(const float* logits, size_t block, const Cut& cut);
+    void for_parts(const float* logits, const Pass& pass) const;
+    uint64_t weigh_row(const float* logits);
+    uint64_t weigh_better(const float* logits, const Candidate& than);
     float likely_bar(size_t n);
     void select(const float* logits, size_t n);
-    int32_t choose_candidate(const SamplingRule& rule, const NoiseKey& key);
-    Cut top_p_cut(const float* logits, double top_p);
-    Span halved_span(const float* logits, uint64_t allowed);
-    Span likely_span(const float* logits, double behind);
-    uint64_t split(const Span& span, const float* logits);
-    std::optional<Cut> cut_in(const Span& span, const float* logits, uint64_t allowed);
-    void gather(const float* logits);
-    std::optional<Cut> first_beyond(uint64_t mass, const Span& span);
-    Cut min_p_cut(double min_p, double temperature) const;
-    int32_t draw(const float* logits, const Cut& cut, const NoiseKey& key);
-    int32_t choose(const float* logits, const SamplingRule& rule, const NoiseKey& key);
+    Candidate race(const float* logits, uint64_t noise, int32_t first_id, const Cut& cut) const;
+    int32_t choose(const float* logits, const Draw& draw);
     void edit(float* logits, const SamplingRule& rule, const History& history, bool ban_ends);
     void penalize(float* logits, const SamplingRule& rule, const History& history);
     void set(float* logits, int32_t id, float value);
@@ -126,33 +145,22 @@ class RowSampler {
     std::mutex mutex_;
     const int64_t process_;
     size_t vocab_size_;
-    float max_ = 0.0f;    // of the row last scanned
-    float scale_ = 1.0f;  // 1 / temperature
+    Measure measure_;  // of the row last scanned
     std::vector<float> block_max_;
     std::vector<uint64_t> block_mass_;
-    std::vector<float> kept_;        // one block: its logits, -infinity where dropped
-    std::vector<uint64_t> weights_;  // one block
-    // Of top-p: the weights of a row as parts of that of the best, in whole blocks; tokens around the cut, as bits of
-    // the blocks and in order of id; masses by distance from the best.
-    std::vector<float> relative_;
-    std::vector<uint64_t> inside_;
-    std::vector<Candidate> near_;
-    std::vector<uint64_t> near_weights_;
-    std::vector<uint64_t> buckets_;
+    std::vector<float> kept_;  // one block: its logits, -infinity where dropped
     std::vector<Candidate> candidates_;
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls
     std::vector<int32_t> seen_;
-    std::vector<float> masked_;  // empty until it is needed
-    // Of a few tokens in order of id, which is all that a choice depends on; null until it is needed.
-    std::unique_ptr<RowSampler> few_;
+    std::vector<float> masked_;                        // empty until it is needed
     std::vector<std::unique_ptr<RowSampler>> others_;  // of each thread, null until it is needed
-    std::vector<float> row_;                           // of few tokens, or the maxima of blocks
+    std::vector<float> row_;                           // the maxima of blocks
 };
 
 // pass(x, block, num_blocks) over whole blocks from this one on: those in the row, then its end, padded with -infinity.
 template <class Pass>
-void RowSampler::for_parts(const float* logits, const Pass& pass) {
+void RowSampler::for_parts(const float* logits, const Pass& pass) const {
     const size_t num_whole = vocab_size_ / kBlock, rest = vocab_size_ % kBlock;
     pass(logits, 0, num_whole);
     if (rest == 0) return;

@@ -2,8 +2,11 @@
 // Must be compiled with -ffp-contract=off and without -ffast-math. Baseline vector units may compute several at once.
 #pragma once
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace bitnet {
 
@@ -90,6 +93,80 @@ inline uint64_t noise_of(const NoiseKey& key) {
         k1 += 0xBB67AE85u;
     }
     return uint64_t{c1} << 32 | c0;
+}
+
+// Into the version of the pass that calls it.
+#define BITNET_INLINE inline __attribute__((always_inline))
+
+// Four words of Threefry4x32-13 (Salmon et al. 2011) with key = (noise, 0, 0), low word first, and
+// counter = (counter, 0, 0, 0): its additions and rotations fit into vectors of any processor. The rounds are
+// unrolled here, for compilers make vectors of loops that hold no other.
+struct Words {
+    uint32_t w0, w1, w2, w3;
+};
+
+template <uint32_t round>
+BITNET_INLINE void threefry_round(Words& x, const uint32_t (&key)[5]) {
+    constexpr int kRotations[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5}, {6, 20}, {17, 11}, {25, 10}, {18, 20}};
+    constexpr int kLeft = kRotations[round % 8][0], kRight = kRotations[round % 8][1];
+    uint32_t &left = round % 2 == 0 ? x.w1 : x.w3, &right = round % 2 == 0 ? x.w3 : x.w1;
+    x.w0 += left;
+    left = std::rotl(left, kLeft) ^ x.w0;
+    x.w2 += right;
+    right = std::rotl(right, kRight) ^ x.w2;
+    if constexpr (round % 4 == 3) {
+        constexpr uint32_t kTime = round / 4 + 1;
+        x.w0 += key[kTime % 5];
+        x.w1 += key[(kTime + 1) % 5];
+        x.w2 += key[(kTime + 2) % 5];
+        x.w3 += key[(kTime + 3) % 5] + kTime;
+    }
+}
+
+template <uint32_t... rounds>
+BITNET_INLINE Words threefry(uint64_t noise, uint32_t counter, std::integer_sequence<uint32_t, rounds...>) {
+    const uint32_t low = static_cast<uint32_t>(noise), high = static_cast<uint32_t>(noise >> 32);
+    const uint32_t key[5] = {low, high, 0, 0, 0x1BD11BDAu ^ low ^ high};
+    Words x{counter + low, high, 0, 0};
+    (threefry_round<rounds>(x, key), ...);
+    return x;
+}
+
+BITNET_INLINE Words threefry(uint64_t noise, uint32_t counter) {
+    return threefry(noise, counter, std::make_integer_sequence<uint32_t, 13>());
+}
+
+// The noise of tokens, 32 bits each, under the 64 bits of a draw: 16 counters make the words of a block of 64 tokens,
+// first the first word of each, then the second, and so on.
+constexpr size_t kBlock = 64, kCounters = kBlock / 4;
+
+BITNET_INLINE void words_of(uint64_t noise, size_t block, uint32_t* words) {
+    for (size_t j = 0; j < kCounters; ++j) {
+        const Words four = threefry(noise, static_cast<uint32_t>(block * kCounters + j));
+        words[j] = four.w0;
+        words[kCounters + j] = four.w1;
+        words[2 * kCounters + j] = four.w2;
+        words[3 * kCounters + j] = four.w3;
+    }
+}
+
+inline uint32_t word_of(uint64_t noise, size_t token) {
+    const Words four = threefry(noise, static_cast<uint32_t>(token / kBlock * kCounters + token % kCounters));
+    const uint32_t words[4] = {four.w0, four.w1, four.w2, four.w3};
+    return words[token % kBlock / kCounters];
+}
+
+// -log(-log(1 - u)) for u = (word + 1/2) / 2^32: a standard Gumbel variable, from -3.14 to 22.9. Both logarithms are
+// of exact numbers that keep all their digits, so that small words, which win, are as good as others.
+inline double gumbel_of(uint32_t word) {
+    const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
+    return -log_of(-log_of(1.0 - u));
+}
+constexpr float kMostNoise = 22.9f;
+
+// How a token does in the race for a draw, whose noise this is: it is so far behind the best.
+inline double score_of(uint64_t noise, size_t token, float distance) {
+    return gumbel_of(word_of(noise, token)) - static_cast<double>(distance);
 }
 
 }  // namespace bitnet

@@ -18,9 +18,6 @@ constexpr size_t kAhead = 2048;  // so many logits ahead are fetched: a row that
 #define BITNET_WIDER
 #endif
 
-// Into every version of the pass that calls it.
-#define BITNET_INLINE __attribute__((always_inline)) inline
-
 BITNET_INLINE float greater(float a, float b) { return a > b ? a : b; }
 
 // The maximum of a block, in lanes that compilers turn into vectors; unordered[lane] becomes 1 where there is a NaN.
@@ -45,17 +42,6 @@ BITNET_INLINE uint64_t mass_of(const float* relative) {
     return mass - kBlock * bit_cast<uint64_t>(4096.0);
 }
 
-// Bit j is byte j, which is 0 or 1.
-BITNET_INLINE uint64_t bits_of(const uint8_t* bytes) {
-    uint64_t bits = 0;
-    for (size_t i = 0; i < kBlock; i += 8) {
-        uint64_t eight = 0;
-        for (size_t j = 0; j < 8; ++j) eight |= uint64_t{bytes[i + j]} << (8 * j);
-        bits |= (eight * 0x0102040810204080u >> 56) << i;
-    }
-    return bits;
-}
-
 }  // namespace
 
 BITNET_WIDER bool find_maxima(const float* x, size_t num_blocks, float* maxima) {
@@ -74,40 +60,34 @@ BITNET_WIDER void keep_better(const float* x, size_t length, float bar, int32_t 
     }
 }
 
-BITNET_WIDER void weigh_tokens(const float* x, size_t num_blocks, float max, float scale, uint64_t* weights) {
-    for (size_t block = 0; block < num_blocks; ++block, x += kBlock, weights += kBlock) {
-        float relative[kBlock];
-        for (size_t j = 0; j < kBlock; ++j) relative[j] = exp_of_minus((max - x[j]) * scale);
-        for (size_t j = 0; j < kBlock; ++j) weights[j] = weight_of(relative[j]);
-    }
-}
-
 BITNET_WIDER void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale,
-                               uint64_t* masses, float* relative) {
-    float unwanted[kBlock];
+                               uint64_t* masses) {
     for (size_t block = 0; block < num_blocks; ++block, x += kBlock) {
         masses[block] = 0;
         if (!((max - maxima[block]) * scale < kWeightless)) continue;
-        float* out = relative == nullptr ? unwanted : relative + block * kBlock;
-        for (size_t j = 0; j < kBlock; ++j) out[j] = exp_of_minus((max - x[j]) * scale);
-        masses[block] = mass_of(out);
+        float relative[kBlock];
+        for (size_t j = 0; j < kBlock; ++j) relative[j] = exp_of_minus((max - x[j]) * scale);
+        masses[block] = mass_of(relative);
     }
 }
 
-BITNET_WIDER void split_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale,
-                               const Span& span, const float* relative, uint64_t* before, uint64_t* inside) {
-    const float first = span.first, last = span.last;
-    for (size_t block = 0; block < num_blocks; ++block, x += kBlock, relative += kBlock) {
-        before[block] = inside[block] = 0;
-        if (!((max - maxima[block]) * scale < last)) continue;
-        float distance[kBlock], better[kBlock];
-        uint8_t is_inside[kBlock];
-        for (size_t j = 0; j < kBlock; ++j) distance[j] = (max - x[j]) * scale;
-        for (size_t j = 0; j < kBlock; ++j) better[j] = distance[j] < first ? relative[j] : 0.0f;
-        before[block] = mass_of(better);
-        for (size_t j = 0; j < kBlock; ++j) is_inside[j] = (distance[j] >= first) & (distance[j] < last);
-        inside[block] = bits_of(is_inside);
+// -log(-log(1 - u)) <= -log(u), and on each octave log2(u) >= the line between its ends, which is what the bits of a
+// float tell. u is rounded down to 24 bits: from 0 they make a bound that is far too high, as once in 2^24 words.
+BITNET_WIDER uint64_t contenders(const float* x, size_t block, uint64_t noise, float max, float scale, double least) {
+    constexpr float kLn2 = 0.69314718f, kRounding = 1e-3f;  // of distances up to 26: no score exceeds kMostNoise
+    const float bar = static_cast<float>(least) - kRounding;
+    uint32_t words[kBlock];
+    words_of(noise, block, words);
+    int32_t may_win[kBlock], any = 0;
+    for (size_t j = 0; j < kBlock; ++j) {
+        const float u = static_cast<float>(static_cast<int32_t>(words[j] >> 8));
+        const float log2 = static_cast<float>(bit_cast<int32_t>(u)) * 0x1p-23f;  // plus 127, and u is times 2^24
+        may_win[j] = !((151.0f - log2) * kLn2 - (max - x[j]) * scale < bar);
+        any |= may_win[j];
     }
+    uint64_t bits = 0;
+    for (size_t j = 0; any != 0 && j < kBlock; ++j) bits |= static_cast<uint64_t>(may_win[j]) << j;
+    return bits;
 }
 
 }  // namespace bitnet

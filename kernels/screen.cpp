@@ -13,7 +13,8 @@ namespace {
 constexpr int kRoughInputs = 4;  // from so many on products take longer than fetching the rows
 // With more rows an input left behind 6 bits, or behind 8, logits are so flat that 8 bits are read sooner than rows.
 constexpr size_t kFewOf6 = 200, kFewOf8 = 3;
-constexpr size_t kFewBest = 8;  // for so many of an input 6 bits do, where 8 take two products
+constexpr size_t kFewBest = 8;       // for so many of an input 6 bits do, where 8 take two products
+constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
@@ -23,18 +24,6 @@ InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, 
 }
 
 }  // namespace
-
-struct Screen::Logit {
-    int32_t row;
-    float value;
-
-    // Before another: not-a-number first, so that whoever reads the result sees it; then by value, then by row.
-    bool operator<(const Logit& other) const {
-        if (std::isnan(value) || std::isnan(other.value))
-            return std::isnan(value) && (!std::isnan(other.value) || row < other.row);
-        return value != other.value ? value > other.value : row < other.row;
-    }
-};
 
 // What a thread has seen of an input: its k largest lower ends with their rows, in a heap, the smallest on top.
 struct Screen::Best {
@@ -76,19 +65,26 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
     int64_t computed = 0;
     for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
         const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
-        for (Logits& all : top_of_some(executor, x + begin * head_.columns, count, size_t(k))) {
-            computed += int64_t(all.size());
+        const float* some = x + begin * head_.columns;
+        const InputForm form = form_of(executor.kernels(), quantised_, count, size_t(k));
+        const int bits = bits_of(executor.kernels(), form, size_t(k));
+        size_t left = 0;
+        for (Logits& all : top_of_some(executor, some, std::vector<size_t>(size_t(count), size_t(k)), bits)) {
+            left += all.size();
             std::partial_sort(all.begin(), all.begin() + k, all.end());
             for (int64_t j = 0; j < k; j++) *ids++ = all[size_t(j)].row, *logits++ = all[size_t(j)].value;
         }
+        computed += int64_t(left);
+        if (form != InputForm::whole && k == 1) is_flat_ = left > size_t(count) * (bits == 6 ? kFewOf6 : kFewOf8);
     }
     return computed;
 }
 
-// The logits of all rows that may be among the k best, k at least, of each input.
-std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k) const {
-    const InputForm form = form_of(executor.kernels(), quantised_, count, k);
-    const int bits = bits_of(executor.kernels(), form, k);
+// The logits of all rows that may be among the k best, k at least, of each input, and what has been seen of them all.
+std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, const std::vector<size_t>& k,
+                                                int bits) const {
+    const int count = int(k.size());
+    const InputForm form = form_of(executor.kernels(), quantised_, count, *std::max_element(k.begin(), k.end()));
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
@@ -101,30 +97,32 @@ std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float*
                 });
         });
     std::vector<Rows> rows(static_cast<size_t>(count));
-    for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k);
+    for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k[i]);
     const std::vector<Logits> first = compute(executor, x, rows);
     executor.each(count, quantised_.num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
+        for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k[size_t(i)]);
     });
-    if (form != InputForm::whole && k == 1) {
-        size_t left = 0;
-        for (const Rows& of_input : rows) left += of_input.size();
-        is_flat_ = left > rows.size() * (bits == 6 ? kFewOf6 : kFewOf8);
-    }
     return compute(executor, x, rows);
 }
 
+// Before another: not-a-number first, so that whoever reads the result sees it; then by value, then by row.
+bool Screen::Logit::operator<(const Logit& other) const {
+    if (std::isnan(value) || std::isnan(other.value))
+        return std::isnan(value) && (!std::isnan(other.value) || row < other.row);
+    return value != other.value ? value > other.value : row < other.row;
+}
+
 void Screen::Seen::reserve(int64_t num_tiles, int count) {
-    num_tiles_ = num_tiles;
-    const int64_t bytes = num_tiles * count * (1 + kHeadRows) * 4;
+    stride_ = (num_tiles + kStrideTiles - 1) / kStrideTiles * kStrideTiles;
+    const int64_t bytes = stride_ * count * (1 + kHeadRows) * 4;
     if (memory_.bytes() < bytes) memory_ = Memory(bytes);
     most_ = reinterpret_cast<float*>(memory_.data());
-    upper_ = most_ + num_tiles * count;
+    upper_ = most_ + stride_ * count;
 }
 
 // The upper ends of a tile, for each input of a tile of inputs, and the largest lower ends.
 void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
-                          const QuantisedHead::Sums& sums, size_t k, Best* best) const {
+                          const QuantisedHead::Sums& sums, const std::vector<size_t>& k, Best* best) const {
     const int64_t row = tile * kHeadRows, rows = std::min<int64_t>(kHeadRows, head_.rows - row);
     const QuantisedHead::Errors& errors = bits == 6 ? quantised_.errors6 : quantised_.errors8;
     for (int place = 0; place < inputs.count_of(input_tile); place++) {
@@ -136,7 +134,7 @@ void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int 
                                                   seen_.upper(index, tile), lower);
         seen_.most(index, tile) = most.upper;
         if (most.lower > best[index].least)
-            for (int64_t r = 0; r < rows; r++) best[index].see(lower[r], row + r, k);
+            for (int64_t r = 0; r < rows; r++) best[index].see(lower[r], row + r, k[size_t(index)]);
     }
 }
 

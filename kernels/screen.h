@@ -19,6 +19,10 @@
 // Let L be the least of the exact logits of any k rows: a row with S + bound < L is not among the best k, nor equal to
 // one of them. The larger L, the fewer rows are left, so those with the largest S - bound are taken. Everything that is
 // not provably below L is computed, rows and inputs that are not finite too.
+//
+// A draw (sampling.h) is screened likewise. A token whose upper end would not win the race does not win
+// it, so what may is computed. Whether top-p keeps the winner is a question of two masses, of the better tokens and of
+// all; upper ends tell what those that were not computed add at most, and if that does not decide, more are computed.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,6 +32,9 @@
 #include "quantised_head.h"
 
 namespace bitnet {
+
+struct Draw;
+constexpr int32_t kUndecided = -3;  // instead of a token: it takes all logits to tell it
 
 class Screen {
   public:
@@ -39,6 +46,8 @@ class Screen {
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
     // logits [R, k]. Returns how many rows might have been among them, and were computed exactly.
     int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
+    // What each draw chooses from the logits of its input, x [num_inputs, columns]; below 0 where that is no token.
+    void draw(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const;
     int64_t bytes() const { return quantised_.bytes(); }
     // Bytes of the screen that the best row of each of so many inputs takes, 16 at most.
     int64_t bytes_read(const Kernels& kernels, int num_inputs) const;
@@ -46,7 +55,11 @@ class Screen {
 
   private:
     struct Best;
-    struct Logit;
+    struct Logit {
+        int32_t row;
+        float value;
+        bool operator<(const Logit& other) const;
+    };
     using Logits = std::vector<Logit>;
     using Rows = std::vector<int32_t>;
     // The upper ends of each tile of rows for each input, and the largest of them.
@@ -54,20 +67,30 @@ class Screen {
       public:
         std::mutex mutex;
         void reserve(int64_t num_tiles, int count);
-        float& most(int index, int64_t tile) const { return most_[index * num_tiles_ + tile]; }
-        float* upper(int index, int64_t tile) const { return upper_ + (index * num_tiles_ + tile) * kHeadRows; }
+        float& most(int index, int64_t tile) const { return most_[index * stride_ + tile]; }
+        float* upper(int index, int64_t tile) const { return upper_ + (index * stride_ + tile) * kHeadRows; }
+        int64_t rows() const { return stride_ * kHeadRows; }  // of an input, with some behind those of the head
 
       private:
         Memory memory_;
-        int64_t num_tiles_ = 0;
+        int64_t stride_ = 0;  // in tiles
         float *most_ = nullptr, *upper_ = nullptr;
     };
 
+    // What draws cost of late, in parts of reading the head, by 6 and by 8 bits.
+    struct DrawCosts {
+        float by6 = 6.0f / 16, by8 = 8.0f / 16;
+        int turn = 0;
+    };
+
     int bits_of(const Kernels& kernels, InputForm form, size_t k) const;
-    std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k) const;
+    std::vector<Logits> top_of_some(Executor& executor, const float* x, const std::vector<size_t>& k, int bits) const;
     void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
-                      const QuantisedHead::Sums& sums, size_t k, Best* best) const;
+                      const QuantisedHead::Sums& sums, const std::vector<size_t>& k, Best* best) const;
     static Rows best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
+    int bits_of_draws(int count) const;
+    int64_t draw_some(Executor& executor, const float* x, int count, const Draw* draws, int bits,
+                      int32_t* tokens) const;
     Rows rows_above(int index, const Logits& known, size_t k) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<Rows>& rows) const;
 
@@ -75,7 +98,8 @@ class Screen {
     QuantisedHead quantised_;
     mutable Seen seen_;
     mutable std::atomic<bool> is_flat_ =
-        false;  // whether the last best logits hardly stood out: what to read, no result
+        false;                      // whether the last best logits hardly stood out: what to read, no result
+    mutable DrawCosts draw_costs_;  // under the mutex
 };
 
 }  // namespace bitnet

@@ -19,7 +19,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.errors import OutOfMemory
 from bitnet_inference.formats.checkpoint import ModelConfig
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
 
 _MASK = (1 << 64) - 1
 # What a listener has heard of a request before each event.
@@ -146,7 +146,7 @@ class ScriptedModel:
         return entries[:, 0].tolist()
 
 
-class ScriptedOutput:
+class ScriptedOutput(WholeHead):
     """The Output of a ScriptedModel; notices when it is used after the next forward."""
 
     def __init__(self, model: ScriptedModel, forward: int, histories: list[list[int]]) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.model.contract import Batch, Model, Output
+from bitnet_inference.model.contract import Batch, Draw, Model, Output
 
 Result = TypeVar("Result")
 
@@ -64,6 +64,9 @@ class _TimedOutput:
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         return self._model.timed(lambda: self._output.top(rows, k))
+
+    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        return self._model.timed(lambda: self._output.draw(rows, draws))
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         return self._model.timed(lambda: self._output.hidden(rows))

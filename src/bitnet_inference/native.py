@@ -8,6 +8,7 @@ try:
     from bitnet_inference._native import (
         BLOCK_TOKENS,
         MAX_HEAD_COLUMNS,
+        UNDECIDED,
         Arena,
         Cache,
         DenseWeight,
@@ -34,6 +35,7 @@ except ImportError as error:
 __all__ = [
     "BLOCK_TOKENS",
     "MAX_HEAD_COLUMNS",
+    "UNDECIDED",
     "Arena",
     "Cache",
     "DenseWeight",

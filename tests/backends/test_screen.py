@@ -31,6 +31,25 @@ def assert_same(weights: NDArray[np.uint16], x: Floats, k: int, isa: str = nativ
     return int(computed)
 
 
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+OFF |= {"frequency_penalty": 0.0, "bias_ids": [], "bias_values": [], "end_ids": []}
+
+
+def draw(weights: NDArray[np.uint16], x: Floats, isa: str = native.isas()[0], **options: float) -> float:
+    """Draws four times from each input, as the sampler does from all logits; the share that the screen cannot tell."""
+    head, executor = native.DenseWeight(weights, "bfloat16"), native.Executor(isa, 2)
+    screen, sampler = native.Screen(head, executor), native.RowSampler(head.rows)
+    rule, exact = native.SamplingRule(head.rows, **(OFF | options)), exact_logits(head, executor, x)
+    told = []
+    for seed in range(4):
+        tokens = screen.draw(executor, x, [(rule, seed, 1, position) for position in range(len(x))])
+        for position, (token, row) in enumerate(zip(tokens, exact, strict=True)):
+            told.append(token != native.UNDECIDED)
+            nothing_said = np.zeros(0, np.int32)
+            assert not told[-1] or token == sampler.sample(row, rule, nothing_said, 0, False, seed, 1, position)
+    return 1 - sum(told) / len(told)
+
+
 def bfloat16(x: Floats) -> NDArray[np.uint16]:
     return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
@@ -49,6 +68,61 @@ def test_a_clear_winner_costs_little() -> None:
     weights = rng.standard_normal((20000, 256), np.float32)
     x = weights[7:8] + rng.standard_normal((1, 256)).astype(np.float32) * 0.5
     assert assert_same(bfloat16(weights), x, 1) < 20
+
+
+OPTIONS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 3.0, "top_p": 0.3},
+    {"top_k": 20, "top_p": 0.8},
+    {"min_p": 0.05},
+    {"top_p": 0.99, "min_p": 0.01},
+    {"top_p": 0.0},
+]
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_draws_from_random_rows(isa: str, options: dict[str, float]) -> None:
+    rng = np.random.default_rng(5)
+    weights = rng.standard_normal((3001, 100), np.float32) * np.float32(0.3)
+    for num_inputs in (1, 5, 19):
+        draw(bfloat16(weights), rng.standard_normal((num_inputs, 100)).astype(np.float32), isa, **options)
+
+
+def test_draws_from_rows_of_which_few_stand_out_are_told() -> None:
+    rng = np.random.default_rng(6)
+    weights = rng.standard_normal((20000, 256), np.float32) * np.float32(0.15)
+    x = (weights[7:8] * 6 + rng.standard_normal((3, 256))).astype(np.float32)
+    for options in OPTIONS:
+        assert draw(bfloat16(weights), x, **options) == 0
+
+
+def test_draws_from_flat_rows_are_told_without_top_p() -> None:
+    """Without it no mass is asked for; with it, and a mass that many tokens share, it takes all of them."""
+    rng = np.random.default_rng(7)
+    weights = bfloat16(rng.standard_normal((20000, 512), np.float32) * np.float32(0.1))
+    x = rng.standard_normal((2, 512)).astype(np.float32)
+    assert draw(weights, x) == draw(weights, x, temperature=20.0) == 0
+    assert draw(weights, x, temperature=20.0, top_p=0.7) > 0
+
+
+def test_a_screen_that_seldom_tells_is_left_out_but_for_trials() -> None:
+    rng = np.random.default_rng(8)
+    weights = bfloat16(rng.standard_normal((20000, 512), np.float32) * np.float32(0.05))
+    x = rng.standard_normal((8, 512)).astype(np.float32)
+    head, executor = native.DenseWeight(weights, "bfloat16"), native.Executor(native.isas()[0], 2)
+    screen = native.Screen(head, executor)
+    flat, clear = (native.SamplingRule(20000, **(OFF | {"temperature": 20.0, "top_p": p})) for p in (0.7, 1.0))
+
+    def told(rule: native.SamplingRule, num_turns: int) -> list[bool]:
+        keys = [[(rule, turn, 0, row) for row in range(8)] for turn in range(num_turns)]
+        return [screen.draw(executor, x, each)[0] != native.UNDECIDED for each in keys]
+
+    told(flat, 100)
+    after = told(clear, 200)
+    assert not all(after[:8]) and all(after[-50:])
 
 
 @settings(deadline=None, max_examples=60)
@@ -78,7 +152,9 @@ def test_rows_that_are_made_to_break_it(
     if kind == "orthogonal":
         weights -= np.outer(weights @ x[0], x[0]) / (x[0] @ x[0])
     weights_16 = bfloat16((weights * row_scale).astype(np.float32))
-    assert_same(weights_16, (x * x_scale).astype(np.float32), int(rng.integers(1, rows + 1)))
+    x_32 = (x * x_scale).astype(np.float32)
+    assert_same(weights_16, x_32, int(rng.integers(1, rows + 1)))
+    draw(weights_16, x_32, **OPTIONS[rng.integers(len(OPTIONS))] | {"top_k": int(rng.choice([0, 1, min(rows, 9)]))})
 
 
 @pytest.mark.parametrize("inputs", [1, 6])
@@ -99,6 +175,7 @@ def test_a_huge_weight_or_input(value: float, inputs: int) -> None:
     weights[3, 4] = value
     x = np.full((inputs, 20), 0.5, np.float32)
     assert_same(bfloat16(weights), x, 2)
+    draw(bfloat16(weights), x, top_p=0.9)
 
 
 @pytest.mark.parametrize("inputs", [1, 6])
@@ -109,7 +186,9 @@ def test_what_is_not_a_number_is_seen(inputs: int) -> None:
     head, executor = native.DenseWeight(bfloat16(weights), "bfloat16"), native.Executor(native.isas()[0], 1)
     ids, logits, _ = native.Screen(head, executor).top(executor, x, 2)
     assert ids[0, 0] == 9 and np.isnan(logits[0, 0])
+    draw(bfloat16(weights), x, top_p=0.9)
     x[0, 5] = np.nan
+    draw(bfloat16(weights), x)
     assert np.isnan(native.Screen(head, executor).top(executor, x, 1)[1][0]).all()
 
 
@@ -126,6 +205,10 @@ def test_false_bounds_of_a_file_still_give_rows(inputs: int, isa: str) -> None:
     exact = exact_logits(head, executor, x)
     assert logits.tobytes() == np.take_along_axis(exact, ids, axis=1).tobytes()
     assert all(len(set(row)) == 3 for row in ids.tolist())
+    rules = [native.SamplingRule(300, **(OFF | options)) for options in OPTIONS]
+    for rule in rules:
+        screen = native.Screen(head, high, low, numbers, executor)
+        assert all(-3 <= token < 300 for token in screen.draw(executor, x, [(rule, 0, 0, 0)] * inputs))
 
 
 def test_impossible_questions_are_refused() -> None:
@@ -136,3 +219,7 @@ def test_impossible_questions_are_refused() -> None:
             screen.top(executor, np.zeros((1, 20), np.float32), k)
     with pytest.raises(ValueError, match="width"):
         screen.top(executor, np.zeros((1, 21), np.float32), 1)
+    rule, other = native.SamplingRule(5, **OFF), native.SamplingRule(6, **OFF)
+    for columns, draws in ((21, [(rule, 0, 0, 0)]), (20, []), (20, [(other, 0, 0, 0)]), (20, [(None, 0, 0, 0)])):
+        with pytest.raises(ValueError, match=r"\w"):
+            screen.draw(executor, np.zeros((1, columns), np.float32), draws)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 WEIGHT_OF_BEST = 1 << 40
 _POLYNOMIAL = (1.5403530393381608e-04, 1.3333558146428443e-03, 9.6181291076284769e-03, 5.5504108664821576e-02)
 _POLYNOMIAL += (2.4022650695910072e-01, 6.9314718055994529e-01, 1.0)
+_ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
 
 
 def exp_of_minus(d: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -38,6 +40,28 @@ def noise(seed: int, choice: int, position: int) -> int:
         c = [right >> 32 ^ c[1] ^ k[0], right & 0xFFFFFFFF, left >> 32 ^ c[3] ^ k[1], left & 0xFFFFFFFF]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c[1] << 32 | c[0]
+
+
+def threefry(counter: Sequence[int], key: Sequence[int]) -> list[int]:
+    """Four words of Threefry4x32-13."""
+    mask = 0xFFFFFFFF
+    keys = [*key, 0x1BD11BDA ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
+    x = [(word + keys[i]) & mask for i, word in enumerate(counter)]
+    for turn in range(13):
+        pairs = [(0, 1), (2, 3)] if turn % 2 == 0 else [(0, 3), (2, 1)]
+        for (a, b), rotation in zip(pairs, _ROTATIONS[turn % 8], strict=True):
+            x[a] = (x[a] + x[b]) & mask
+            x[b] = ((x[b] << rotation | x[b] >> 32 - rotation) & mask) ^ x[a]
+        if turn % 4 == 3:
+            time = turn // 4 + 1
+            x = [(word + keys[(time + i) % 5] + time * (i == 3)) & mask for i, word in enumerate(x)]
+    return x
+
+
+def gumbel(bits: int, token: int) -> float:
+    """The noise of a token in the draw with these bits."""
+    words = threefry([token // 64 * 16 + token % 16, 0, 0, 0], [bits & 0xFFFFFFFF, bits >> 32, 0, 0])
+    return -math.log(-math.log1p(-(words[token // 16 % 4] + 0.5) / 2**32))
 
 
 def edited(
@@ -84,14 +108,9 @@ def kept(logits: NDArray[np.float32], *, temperature: float, top_k: int, top_p: 
 def sample(
     logits: NDArray[np.float32], *, temperature: float, bits: int, top_k: int, top_p: float, min_p: float
 ) -> int:
-    """The token that these 64 random bits choose."""
+    """The token that wins with the noise of these 64 bits."""
     if temperature < 1e-5:
         return int(np.argmax(logits))
-    ids = sorted(kept(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
-    mass = weights(logits, temperature)
-    target = bits * sum(mass[i] for i in ids) >> 64
-    for i in ids:
-        if target < mass[i]:
-            return i
-        target -= mass[i]
-    raise AssertionError("the weights do not add up")
+    scale = np.float32(1.0 / temperature)
+    ids = kept(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return max(ids, key=lambda i: gumbel(bits, i) - float((logits.max() - logits[i]) * scale))

@@ -23,7 +23,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, Draw
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 from bitnet_inference.model.plan import StepTime
@@ -85,6 +85,7 @@ class CpuModel:
             max_tokens=config.batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
+            draws=self._screen is not None,
             same_bits=True,
             tile_tokens=16 if config.isa == "avx512amx" else 4,
             threads=_threads_of(self),
@@ -196,6 +197,13 @@ class CpuModel:
         best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
         return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
+    def draw(self, hidden: NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
+        """What the draws choose from rows of hidden states, through the screen; UNDECIDED where it cannot tell."""
+        normed = self.rows(hidden, logits=False)
+        with self._timing_screen():
+            tokens: list[int] = self._screen.draw(self._executor, normed, draws)
+        return tokens
+
     def rows(self, hidden: NDArray[np.float32], logits: bool) -> NDArray[np.float32]:
         """Logits, or normed hidden states, of rows of hidden states."""
         if logits and self._rounded is not None:
@@ -256,6 +264,10 @@ class CpuOutput:
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of each row, best first, lowest id first among equals."""
         return self._model.top(self._hidden[np.asarray(rows, np.intp)], k)
+
+    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        """What each draw chooses, from the logits that it takes; UNDECIDED where it may take all."""
+        return self._model.draw(self._hidden[np.asarray(rows, np.intp)], draws)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""

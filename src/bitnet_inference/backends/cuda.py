@@ -28,7 +28,7 @@ from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.model.shard_plans import shard
@@ -190,7 +190,7 @@ class CudaModel:
         return part
 
 
-class CudaOutput:
+class CudaOutput(WholeHead):
     """The final hidden rows of a forward, before the last norm, on the GPU."""
 
     def __init__(self, model: CudaModel) -> None:

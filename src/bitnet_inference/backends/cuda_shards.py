@@ -19,7 +19,7 @@ from bitnet_inference.errors import Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.ternarized import TernarizedCheckpoint
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.model.shards import require_shards
 
@@ -133,7 +133,7 @@ def _together(ranks: list[Capabilities]) -> Capabilities:
     return replace(ranks[0], block_bytes=block_bytes, available_bytes=num_blocks * block_bytes)
 
 
-class ShardedOutput:
+class ShardedOutput(WholeHead):
     """The final hidden rows of a forward, before the last norm: [T, hidden], on every GPU."""
 
     def __init__(self, model: ShardedModel) -> None:

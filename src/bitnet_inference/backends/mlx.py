@@ -20,7 +20,7 @@ from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import InvalidParams, KernelError, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
 from bitnet_inference.model.decoder import decoder, final_norm, head
 from bitnet_inference.model.loader import Progress, num_weights, record
 from bitnet_inference.model.rope import inverse_frequencies
@@ -156,7 +156,7 @@ class MlxModel:
         return mx.compile(decode) if self._compiled else decode
 
 
-class MlxOutput:
+class MlxOutput(WholeHead):
     """The final hidden rows of a forward, before the last norm: [T, hidden]."""
 
     def __init__(self, model: MlxModel, hidden: mx.array) -> None:

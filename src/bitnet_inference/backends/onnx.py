@@ -22,7 +22,7 @@ from bitnet_inference.errors import (
     Unsupported,
 )
 from bitnet_inference.formats.onnx import OnnxCheckpoint
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
 from bitnet_inference.model.loader import Progress
 
 MAX_LOGITS_BYTES = 1 << 28  # of a step: a graph gives those of all tokens
@@ -125,7 +125,7 @@ class OnnxModel:
             raise _failed(self._path, error) from error
 
 
-class OnnxOutput:
+class OnnxOutput(WholeHead):
     """Logits, and hidden states where the graph gives them, of the tokens of a forward."""
 
     def __init__(self, path: Path, logits: NDArray[Any], hidden: NDArray[Any] | None) -> None:

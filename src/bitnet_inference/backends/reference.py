@@ -14,7 +14,7 @@ from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
 from bitnet_inference.model.decoder import decoder, final_norm, head
 from bitnet_inference.model.loader import Progress, sound_matrix
 from bitnet_inference.model.rope import inverse_frequencies
@@ -289,7 +289,7 @@ class ReferenceOps:
         return x + y
 
 
-class ReferenceOutput:
+class ReferenceOutput(WholeHead):
     """The final hidden rows of a forward, before the last norm: [T, hidden]."""
 
     def __init__(self, model: ReferenceModel, hidden: Floats) -> None:

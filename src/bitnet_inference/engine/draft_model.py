@@ -37,7 +37,7 @@ class ModelDrafter:
         self._model, self._limits = model, model.capabilities
         model.reserve(num_blocks)
         self._pool = BlockPool(num_blocks)
-        self._sampler = Sampler(vocab_size, self._limits.quick_top)
+        self._sampler = Sampler(vocab_size, self._limits)
         self._followers: dict[Request, Request] = {}
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[Draft]:

@@ -127,7 +127,7 @@ class Engine:
         self._model, self._limits = model, model.capabilities
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
         self._batches = Batches(self._limits.block_size)
-        self._sampler = Sampler(model.config.vocab_size, self._limits.quick_top, self._limits.threads)
+        self._sampler = Sampler(model.config.vocab_size, self._limits)
         return BlockPool(num_blocks)
 
     def _fall_back(self, error: Exception) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import isfinite
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.steering import chosen, no_token_left, processed
 from bitnet_inference.errors import EngineError
-from bitnet_inference.model.contract import Output
-from bitnet_inference.native import Executor, RowSampler, SamplingRule
+from bitnet_inference.model.contract import Capabilities, Output
+from bitnet_inference.native import UNDECIDED, RowSampler, SamplingRule
 
 MAX_LOGITS_BYTES = 32 << 20  # whole-vocabulary logits that are asked for at once
+_NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
 class Pick(NamedTuple):
@@ -40,8 +41,8 @@ class Rows(NamedTuple):
 class Scores(NamedTuple):
     """What a request's next tokens are chosen from: rows from `row` on, with those of others before and behind them.
 
-    A row is the whole vocabulary, or the best few tokens and their `ids`. The `first` token is chosen already, but not
-    for a beam, whose search does that.
+    A row is the whole vocabulary, or the best few tokens and their `ids`, or the one of `tokens` that the model told.
+    The `first` token is chosen already, but not for a beam, whose search does that.
     """
 
     request: Request
@@ -50,20 +51,19 @@ class Scores(NamedTuple):
     row: int
     logits: NDArray[np.float32]
     ids: NDArray[np.int32] | None = None
+    tokens: Sequence[int] = ()
 
 
 class Sampler:
-    """Requests that need the best few tokens alone ask the model for those; all others for all logits.
+    """Requests that need the best few tokens alone ask the model for those, or for a draw; all others for all logits.
 
     A token depends on the logits, the request's own tokens and noise keyed by (seed, choice, position of the token),
     and on nothing else: not on neighbours, chunks or preemption.
     """
 
-    def __init__(
-        self, vocab_size: int, quick_top: int = 1, threads: Callable[[], Executor | None] | None = None
-    ) -> None:
-        """`quick_top` and `threads`: see Capabilities."""
-        self.vocab_size, self._quick_top, self._threads = vocab_size, quick_top, threads
+    def __init__(self, vocab_size: int, limits: Capabilities) -> None:
+        """Obeys the `quick_top`, `draws` and `threads` of a model."""
+        self.vocab_size, self._limits = vocab_size, limits
         self.rows = RowSampler(vocab_size)
 
     def prepare(self, request: Request) -> None:
@@ -85,39 +85,40 @@ class Sampler:
             bias_values=list(bias.values()),
             end_ids=sorted(request.end_ids),
         )
-        request.num_best = self._num_best(request)
+        is_plain = params.logprobs is None and not params.edits_logits and not params.is_steered
+        if is_plain and request.constraint is None and request.beams is None:
+            is_quick = params.top_k <= min(self._limits.quick_top, self.vocab_size)
+            request.num_best = 1 if params.is_greedy else params.top_k if is_quick else 0
+            request.can_draw = self._limits.draws and (params.is_greedy or is_quick)
 
     def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[list[Scores]]:
         """What the next tokens of each request are chosen from: all that the output is asked for in a step.
 
         Comes in several parts where the whole vocabulary is asked for, for many.
         """
-        few = [rows for rows in wanted if rows.request.num_best and not rows.request.bans_ends]
-        if few:
-            yield self._few_scores(output, few)
-        if len(few) < len(wanted):
-            step = max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
-            others = [rows for rows in wanted if not rows.request.num_best or rows.request.bans_ends]
-            for group in _groups(others, step):
-                yield self._whole_scores(output, group)
+        quick = [rows for rows in wanted if _is_quick(rows.request)]
+        told: list[Scores] = []
+        if quick:
+            only_few = all(rows.request.num_best for rows in quick)
+            told = self._few_scores(output, quick) if only_few else self._drawn_scores(output, quick)
+        if told:
+            yield told
+        if len(told) == len(wanted):
+            return
+        have = {scores.request for scores in told}
+        others = [rows for rows in wanted if rows.request not in have]
+        step = max(1, MAX_LOGITS_BYTES // (4 * self.vocab_size))
+        for group in _groups(others, step):
+            yield self._whole_scores(output, group)
 
     def pick(self, scores: Scores, index: int) -> Pick:
         """The next token of the request, whose last known token has that of its rows."""
         row = scores.row + index
+        if scores.tokens:
+            return _picked(scores.request, scores.tokens[row])
         if scores.ids is None:
             return self._pick_and_score(scores.request, scores.logits[row])
         return self._pick_of_few(scores.request, scores.ids[row], scores.logits[row])
-
-    def _num_best(self, request: Request) -> int:
-        """See Request; while it bans end tokens, its choice depends on all."""
-        params = request.params
-        if params.logprobs is not None or params.edits_logits or request.constraint is not None:
-            return 0
-        if request.beams is not None or params.is_steered:
-            return 0
-        if params.is_greedy:
-            return 1
-        return params.top_k if params.top_k <= min(self._quick_top, self.vocab_size) else 0
 
     def _few_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
         count = max([rows.request.num_best for rows in wanted])
@@ -129,6 +130,21 @@ class Sampler:
             else:
                 pick = self._pick_of_few(request, ids[row], logits[row])
             scores.append(Scores(request, draft, pick, row, logits, ids))
+            row += 1 + len(draft)
+        return scores
+
+    def _drawn_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
+        """Of the requests whose tokens the model can tell in one pass over its head, which are most of these."""
+        draws = []
+        for request, _, draft in wanted:
+            assert request.rule is not None, "a request that nobody has prepared"
+            key = request.rule, request.seed, request.choice
+            draws += [(*key, request.position + index) for index in range(1 + len(draft))]
+        tokens = output.draw(_all_rows(wanted), draws)
+        scores, row = [], 0
+        for request, _, draft in wanted:
+            if UNDECIDED not in tokens[row : row + 1 + len(draft)]:
+                scores.append(Scores(request, draft, _picked(request, tokens[row]), row, _NO_LOGITS, tokens=tokens))
             row += 1 + len(draft)
         return scores
 
@@ -152,7 +168,7 @@ class Sampler:
         self, wanted: Sequence[Rows], rows: Sequence[int], logits: NDArray[np.float32]
     ) -> dict[int, int]:
         """The tokens of rows that nothing but their rule edits, chosen on all threads: what one alone would choose."""
-        executor = None if self._threads is None else self._threads()
+        executor = None if self._limits.threads is None else self._limits.threads()
         draws = [
             (row, request.rule, *_given(request))
             for (request, _, _), row in zip(wanted, rows, strict=False)
@@ -197,6 +213,11 @@ class Sampler:
             return None
         logprob, best = self.rows.score(logits, token_id, request.params.logprobs)
         return TokenLogprobs(logprob, tuple(best))
+
+
+def _is_quick(request: Request) -> bool:
+    """Whether its next token is told by a few logits; while it bans end tokens, its choice depends on all."""
+    return (request.num_best > 0 or request.can_draw) and not request.bans_ends
 
 
 def _given(request: Request) -> tuple[NDArray[np.int32], int, bool, int, int, int]:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.formats.checkpoint import ModelConfig
-from bitnet_inference.native import Executor
+from bitnet_inference.native import UNDECIDED, Executor, SamplingRule
 
 Tensor = TypeVar("Tensor")
+Draw = tuple[SamplingRule, int, int, int]  # a rule, and the seed, choice and position of its noise
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class Capabilities:
 
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
-    than `Output.full` for up to `quick_top` tokens. `same_bits`: what a token yields does not depend on the rest of the
-    batch. `has_hidden`: Output.hidden gives hidden states. `looks_ahead`: it may compute a step before it is asked for,
-    where the batch before it `has_next`. Beyond a multiple of `tile_tokens`, one token costs as much as so many.
-    `threads` gives the threads that the model computes with, for other work between its calls; None when it is closed.
+    than `Output.full` for up to `quick_top` tokens, and so does `Output.draw` if it `draws`. `same_bits`: what a token
+    yields does not depend on the rest of the batch. `has_hidden`: Output.hidden gives hidden states. `looks_ahead`: it
+    may compute a step before it is asked for, where the batch before it `has_next`. Beyond a multiple of `tile_tokens`,
+    one token costs as much as so many. `threads` gives the threads that the model computes with, for other work between
+    its calls; None when it is closed.
     """
 
     block_size: int
@@ -33,6 +35,7 @@ class Capabilities:
     max_tokens: int
     available_bytes: int
     quick_top: int = 1
+    draws: bool = False
     paged: bool = True
     same_bits: bool = False
     has_hidden: bool = True
@@ -70,9 +73,24 @@ class Output(Protocol):
         """The k best tokens of each row, best first, lowest id first among equals: ids and logits, [len(rows), k]."""
         ...
 
+    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        """What `RowSampler.sample` chooses from `full` of each row, by its rule and its noise, without computing all.
+
+        UNDECIDED where that cannot be told. top_k of a rule is 0 or at most `quick_top`.
+        """
+        ...
+
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
         ...
+
+
+class WholeHead:
+    """The `draw` of an `Output` that tells tokens from all logits only."""
+
+    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        """See Output."""
+        return [UNDECIDED] * len(rows)
 
 
 class Model(Protocol):
