@@ -10,15 +10,16 @@
 #include <vector>
 
 #include "bind_arrays.h"
+#include "bind_sampling.h"
 #include "int8_table.h"
-#include "sampling.h"
 #include "screen.h"
 
 namespace bitnet {
 namespace {
 
-// Its rule, seed, choice, position.
-using ScreenDraw = std::tuple<const SamplingRule*, uint64_t, uint64_t, uint64_t>;
+// Its rule, tokens, num_prompt, ban_ends, seed, choice, position, mask: see RowSampler.sample.
+using ScreenDraw =
+    std::tuple<const SamplingRule*, Array1i, size_t, bool, uint64_t, uint64_t, uint64_t, std::optional<Mask>>;
 
 struct BoundScreen {
     nb::object head;
@@ -72,16 +73,15 @@ struct BoundScreen {
         require(x.shape(0) == draws.size(), "there must be one draw for each row of x");
         require_aligned(x);
         executor.require_home();
-        std::vector<Draw> rules;
-        for (const auto& [rule, seed, choice, position] : draws) {
-            require(rule != nullptr && int64_t(rule->vocab_size) == weight.rows,
-                    "a rule was made for another vocabulary");
-            rules.push_back({rule, {seed, choice, position}});
+        std::vector<Draw> checked;
+        for (const auto& [rule, tokens, num_prompt, ban_ends, seed, choice, position, mask] : draws) {
+            const NoiseKey key{seed, choice, position};
+            checked.push_back(checked_draw(size_t(weight.rows), rule, tokens, num_prompt, ban_ends, key, mask));
         }
         std::vector<int32_t> tokens(draws.size());
         const ReleasedGil release;
         const FloatMode mode;
-        screen->draw(executor, x.data(), int64_t(x.shape(0)), rules.data(), tokens.data());
+        screen->draw(executor, x.data(), int64_t(x.shape(0)), checked.data(), tokens.data());
         return tokens;
     }
 };

@@ -48,6 +48,25 @@
 namespace nb = nanobind;
 
 namespace bitnet {
+
+void require_ids(const int32_t* ids, size_t count, size_t vocab_size) {
+    const bool fit = std::all_of(ids, ids + count, [=](int32_t id) { return id >= 0 && size_t(id) < vocab_size; });
+    require(fit, "a token id is outside the vocabulary");
+}
+
+Draw checked_draw(size_t vocab_size, const SamplingRule* rule, const Array1i& tokens, size_t num_prompt, bool ban_ends,
+                  const NoiseKey& key, const std::optional<Mask>& mask) {
+    require(rule != nullptr && tokens.is_valid(), "None stands where a rule or tokens should");
+    require(rule->vocab_size == vocab_size, "the rule was made for another vocabulary");
+    require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
+    require(!mask || mask->shape(0) == (vocab_size + 31) / 32,
+            "mask must have one bit for each token of the vocabulary");
+    require_aligned(tokens);
+    if (mask) require_aligned(*mask);
+    require_ids(tokens.data(), tokens.shape(0), vocab_size);
+    return {rule, key, {tokens.data(), tokens.shape(0), num_prompt}, ban_ends, mask ? mask->data() : nullptr};
+}
+
 namespace {
 
 // In multiply-adds, see Executor::each.
@@ -65,20 +84,14 @@ class WithoutGil {
     std::optional<ReleasedGil> release_;
 };
 
-using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = Array1i;
 using EditableRow = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using EditableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // The row, its rule, tokens, num_prompt, ban_ends, seed, choice, position.
-using Draw = std::tuple<size_t, const SamplingRule*, Ids, size_t, bool, uint64_t, uint64_t, uint64_t>;
+using RowDraw = std::tuple<size_t, const SamplingRule*, Ids, size_t, bool, uint64_t, uint64_t, uint64_t>;
 using Scored = std::pair<int32_t, double>;
-
-void require_ids(const int32_t* ids, size_t count, size_t vocab_size) {
-    const bool fit = std::all_of(ids, ids + count, [=](int32_t id) { return id >= 0 && size_t(id) < vocab_size; });
-    require(fit, "a token id is outside the vocabulary");
-}
 
 void require_vocab(size_t vocab_size) {
     require(vocab_size >= 1 && vocab_size < (size_t{1} << 24),
@@ -124,42 +137,28 @@ void init_sampler(RowSampler* self, size_t vocab_size) {
 int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& rule, const Ids& tokens,
                size_t num_prompt, bool ban_ends, uint64_t seed, uint64_t choice, uint64_t position,
                const std::optional<Mask>& mask) {
-    require(!mask || mask->shape(0) == (self.vocab_size() + 31) / 32,
-            "mask must have one bit for each token of the vocabulary");
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
-    require(rule.vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
-    require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
     require_aligned(logits);
-    require_aligned(tokens);
-    if (mask) require_aligned(*mask);
-    require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
-    const History history{tokens.data(), tokens.shape(0), num_prompt};
+    const NoiseKey key{seed, choice, position};
+    const Draw draw = checked_draw(self.vocab_size(), &rule, tokens, num_prompt, ban_ends, key, mask);
     const WithoutGil without_gil(logits.shape(0));
     const auto lock = self.lock();
     const FloatMode mode;
-    const NoiseKey key{seed, choice, position};
-    if (mask) return self.sample_masked(logits.data(), mask->data(), rule, history, ban_ends, key);
-    return self.sample(logits.data(), rule, history, ban_ends, key);
-}
-
-void check_draws(const RowSampler& self, const EditableRows& logits, const std::vector<Draw>& draws) {
-    require(logits.shape(1) == self.vocab_size(), "logits must have one column for each token of the vocabulary");
-    require_aligned(logits);
-    size_t next = 0;
-    for (const auto& [row, rule, tokens, num_prompt, ban_ends, seed, choice, position] : draws) {
-        require(row >= next && row < logits.shape(0), "the rows of the draws must ascend, and be rows of the logits");
-        require(rule != nullptr && tokens.is_valid(), "None stands where a rule or tokens should");
-        require(rule->vocab_size == self.vocab_size(), "the rule was made for another vocabulary");
-        require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
-        require_aligned(tokens);
-        require_ids(tokens.data(), tokens.shape(0), self.vocab_size());
-        next = row + 1;
-    }
+    return self.sample(logits.data(), draw);
 }
 
 std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const EditableRows& logits,
-                                 const std::vector<Draw>& draws) {
-    check_draws(self, logits, draws);
+                                 const std::vector<RowDraw>& row_draws) {
+    require(logits.shape(1) == self.vocab_size(), "logits must have one column for each token of the vocabulary");
+    require_aligned(logits);
+    std::vector<Draw> draws;
+    size_t next = 0;
+    for (const auto& [row, rule, tokens, num_prompt, ban_ends, seed, choice, position] : row_draws) {
+        require(row >= next && row < logits.shape(0), "the rows of the draws must ascend, and be rows of the logits");
+        next = row + 1;
+        const NoiseKey key{seed, choice, position};
+        draws.push_back(checked_draw(self.vocab_size(), rule, tokens, num_prompt, ban_ends, key));
+    }
     const ReleasedGil without_gil;
     const auto lock = self.lock();
     const FloatMode mode;
@@ -169,10 +168,8 @@ std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const Edit
     threads.each(int64_t(draws.size()), cost, 1, [&](int64_t first, int64_t last, int thread) {
         RowSampler& sampler = self.of_thread(size_t(thread));
         for (int64_t i = first; i < last; ++i) {
-            const auto& [row, rule, tokens, num_prompt, ban_ends, seed, choice, position] = draws[size_t(i)];
-            const History history{tokens.data(), tokens.shape(0), num_prompt};
-            float* x = logits.data() + row * self.vocab_size();
-            chosen[size_t(i)] = sampler.sample(x, *rule, history, ban_ends, {seed, choice, position});
+            float* x = logits.data() + std::get<0>(row_draws[size_t(i)]) * self.vocab_size();
+            chosen[size_t(i)] = sampler.sample(x, draws[size_t(i)]);
         }
     });
     return chosen;

@@ -17,22 +17,6 @@ constexpr double kLightest = 0.5 / kWeightOfBest;  // relative to the best: what
 constexpr uint32_t kSeen = uint32_t{1} << 31;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The logits of the tokens whose bits are set, -infinity for the others.
-void apply_mask(const float* logits, const uint32_t* mask, size_t vocab_size, float* masked) {
-    const size_t num_words = vocab_size / 32;
-    for (size_t i = 0; i < num_words; ++i, logits += 32, masked += 32) {
-        const uint32_t word = mask[i];
-        std::fill(masked, masked + 32, -kInfinity);
-        if (word == 0) continue;             // as most words of most masks
-        for (uint32_t j = 0; j < 32; ++j) {  // without branches, which masks of mixed words would mispredict
-            const uint32_t keep = (word & (uint32_t{1} << j)) != 0 ? ~uint32_t{0} : 0;
-            const uint32_t kept = std::bit_cast<uint32_t>(logits[j]) & keep;
-            masked[j] = std::bit_cast<float>(kept | (std::bit_cast<uint32_t>(-kInfinity) & ~keep));
-        }
-    }
-    for (size_t j = 0; j < vocab_size % 32; ++j) masked[j] = (mask[num_words] >> j) & 1 ? logits[j] : -kInfinity;
-}
-
 }  // namespace
 
 RowSampler::RowSampler(size_t vocab_size)
@@ -49,19 +33,35 @@ std::unique_lock<std::mutex> RowSampler::lock() {
     return std::unique_lock<std::mutex>(mutex_);
 }
 
-int32_t RowSampler::sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends,
-                           const NoiseKey& key) {
-    edit(logits, rule, history, ban_ends);
-    const int32_t token = choose(logits, {&rule, key});
+int32_t RowSampler::sample(float* logits, const Draw& draw) {
+    if (draw.mask != nullptr) {
+        masked_.resize(vocab_size_);
+        apply_mask(logits, draw.mask, vocab_size_, masked_.data());
+        logits = masked_.data();
+    }
+    edit(logits, draw);
+    const int32_t token = choose(logits, draw);
     restore(logits);
     return token;
 }
 
-int32_t RowSampler::sample_masked(const float* logits, const uint32_t* mask, const SamplingRule& rule,
-                                  const History& history, bool ban_ends, const NoiseKey& key) {
+std::vector<int32_t> RowSampler::edited_ids(const Draw& draw) {
     masked_.resize(vocab_size_);
-    apply_mask(logits, mask, vocab_size_, masked_.data());
-    return sample(masked_.data(), rule, history, ban_ends, key);
+    edit(masked_.data(), draw);
+    std::vector<int32_t> ids;
+    for (const Candidate& edit : edits_) ids.push_back(edit.id);
+    edits_.clear();
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    return ids;
+}
+
+void RowSampler::edit(std::vector<Candidate>& tokens, const Draw& draw) {
+    masked_.resize(vocab_size_);
+    for (const Candidate& token : tokens) masked_[size_t(token.id)] = token.logit;
+    edit(masked_.data(), draw);
+    for (Candidate& token : tokens) token.logit = masked_[size_t(token.id)];
+    edits_.clear();
 }
 
 Cut Measure::min_p_cut(const SamplingRule& rule) const {
@@ -224,16 +224,16 @@ void RowSampler::select(const float* logits, size_t n) {
     if (candidates_.size() > n) shrink();
 }
 
-void RowSampler::edit(float* logits, const SamplingRule& rule, const History& history, bool ban_ends) {
+void RowSampler::edit(float* logits, const Draw& draw) {
+    const SamplingRule& rule = *draw.rule;
     for (size_t i = 0; i < rule.bias_ids.size(); ++i) {
         const int32_t id = rule.bias_ids[i];
         set(logits, id, logits[id] + rule.bias_values[i]);
     }
-    if (ban_ends) {
+    if (draw.ban_ends) {
         for (const int32_t id : rule.end_ids) set(logits, id, -kInfinity);
     }
-    if (rule.repetition_penalty != 1.0f || rule.presence_penalty != 0.0f || rule.frequency_penalty != 0.0f)
-        penalize(logits, rule, history);
+    if (rule.penalizes()) penalize(logits, rule, draw.history);
 }
 
 void RowSampler::penalize(float* logits, const SamplingRule& rule, const History& history) {

@@ -41,14 +41,17 @@ struct SamplingRule {
     std::vector<int32_t> end_ids;  // banned where the caller says so (min_tokens)
 
     bool is_greedy() const { return temperature < 1e-5; }
+    bool penalizes() const {
+        return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+    }
     float scale() const { return static_cast<float>(1.0 / temperature); }
 };
 
 // The tokens of a sequence so far; the first `num_prompt` are the prompt.
 struct History {
-    const int32_t* tokens;
-    size_t num_tokens;
-    size_t num_prompt;
+    const int32_t* tokens = nullptr;
+    size_t num_tokens = 0;
+    size_t num_prompt = 0;
 };
 
 struct Candidate {
@@ -84,16 +87,24 @@ inline uint64_t allowed_by(const SamplingRule& rule, uint64_t total) {
     return rule.top_p < 1.0 ? static_cast<uint64_t>(rule.top_p * static_cast<double>(total)) : total;
 }
 
-// What a row [vocab_size] is drawn by that nothing edits.
+// What a token is chosen by from a row [vocab_size]. All ids must lie in the vocabulary. `mask`, unless it is null, has
+// (vocab_size + 31) / 32 words, token 32 * i + j is bit j of word i: every token whose bit is not set is -infinity, and
+// what the row holds for it is not looked at.
 struct Draw {
     const SamplingRule* rule;
     NoiseKey key;
+    History history = {};
+    bool ban_ends = false;
+    const uint32_t* mask = nullptr;
+
+    bool allows(size_t token) const { return mask == nullptr || ((mask[token / 32] >> token % 32) & 1) != 0; }
+    bool edits() const { return !rule->bias_ids.empty() || (ban_ends && !rule->end_ids.empty()) || rule->penalizes(); }
 };
 
 constexpr int32_t kNotANumber = -1;   // instead of a token: the row holds NaN or +infinity
 constexpr int32_t kNothingLeft = -2;  // instead of a token: every token is banned
 
-// The token for a row of which only these, all different, have a logit above -infinity. Puts them in order.
+// The token for a row of which only these, all different, have a logit above -infinity, edited. Puts them in order.
 int32_t sample_few(std::vector<Candidate>& tokens, const Draw& draw);
 
 // Samples and scores rows of one vocabulary; keeps its scratch memory between calls: one call at a time.
@@ -107,13 +118,11 @@ class RowSampler {
     std::unique_lock<std::mutex> lock();
 
     // The token for a row [vocab_size]; below 0 for a row that has none. The row is edited and restored.
-    // All ids must lie in the vocabulary.
-    int32_t sample(float* logits, const SamplingRule& rule, const History& history, bool ban_ends, const NoiseKey& key);
+    int32_t sample(float* logits, const Draw& draw);
 
-    // The same for a row in which every token whose bit is not set is -infinity. `mask` has (vocab_size + 31) / 32
-    // words, token 32 * i + j is bit j of word i. What the row holds for the other tokens is not looked at.
-    int32_t sample_masked(const float* logits, const uint32_t* mask, const SamplingRule& rule, const History& history,
-                          bool ban_ends, const NoiseKey& key);
+    // The tokens whose logits the draw edits, in ascending order; and what it makes of them, when they are all here.
+    std::vector<int32_t> edited_ids(const Draw& draw);
+    void edit(std::vector<Candidate>& tokens, const Draw& draw);
 
     // Samplers of the same vocabulary for so many threads at a time; this one is that of thread 0.
     void make_room(size_t num_threads) { others_.resize(std::max(others_.size(), num_threads)); }
@@ -137,7 +146,7 @@ class RowSampler {
     void select(const float* logits, size_t n);
     Candidate race(const float* logits, uint64_t noise, int32_t first_id, const Cut& cut) const;
     int32_t choose(const float* logits, const Draw& draw);
-    void edit(float* logits, const SamplingRule& rule, const History& history, bool ban_ends);
+    void edit(float* logits, const Draw& draw);
     void penalize(float* logits, const SamplingRule& rule, const History& history);
     void set(float* logits, int32_t id, float value);
     void restore(float* logits);
@@ -153,7 +162,7 @@ class RowSampler {
     std::vector<Candidate> edits_;  // what stood there before, in order
     std::vector<uint32_t> counts_;  // all 0 between calls
     std::vector<int32_t> seen_;
-    std::vector<float> masked_;                        // empty until it is needed
+    std::vector<float> masked_;                        // a row, empty until it is needed
     std::vector<std::unique_ptr<RowSampler>> others_;  // of each thread, null until it is needed
     std::vector<float> row_;                           // the maxima of blocks
 };

@@ -60,6 +60,15 @@ BITNET_WIDER void keep_better(const float* x, size_t length, float bar, int32_t 
     }
 }
 
+BITNET_WIDER void apply_mask(const float* x, const uint32_t* mask, size_t length, float* masked) {
+    constexpr float kOut = -std::numeric_limits<float>::infinity();
+    for (size_t i = 0; i < length / 32; ++i, x += 32, masked += 32) {
+        const uint32_t word = mask[i];
+        for (uint32_t j = 0; j < 32; ++j) masked[j] = (word & (uint32_t{1} << j)) != 0 ? x[j] : kOut;
+    }
+    for (size_t j = 0; j < length % 32; ++j) masked[j] = ((mask[length / 32] >> j) & 1) != 0 ? x[j] : kOut;
+}
+
 BITNET_WIDER void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale,
                                uint64_t* masses) {
     for (size_t block = 0; block < num_blocks; ++block, x += kBlock) {

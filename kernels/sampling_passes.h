@@ -18,6 +18,9 @@ bool find_maxima(const float* x, size_t num_blocks, float* maxima);
 // The logits above the bar, and those that equal it up to the index `last_tied`; -infinity for the others.
 void keep_better(const float* x, size_t length, float bar, int32_t last_tied, float* kept);
 
+// The logits of the tokens whose bits are set, -infinity for the others; may be `x` itself. See Draw for the mask.
+void apply_mask(const float* x, const uint32_t* mask, size_t length, float* masked);
+
 // The mass of each block; `maxima` as found, or anything below infinity that is not less.
 void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale, uint64_t* masses);
 

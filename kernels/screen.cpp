@@ -6,6 +6,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "sampling.h"
+
 namespace bitnet {
 
 namespace {
@@ -47,6 +49,8 @@ Screen::Screen(const DenseWeight& head, Executor& executor) : head_(head), quant
 Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
     : head_(head), quantised_(head.rows, head.columns, parts, executor) {}
 
+Screen::~Screen() = default;
+
 // How many bits of the weights are read: 6 while that leaves few rows to compute.
 int Screen::bits_of(const Kernels& kernels, InputForm form, size_t k) const {
     const bool is_rough = form == InputForm::rough, is_flat = form != InputForm::whole && is_flat_;
@@ -69,7 +73,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
         const InputForm form = form_of(executor.kernels(), quantised_, count, size_t(k));
         const int bits = bits_of(executor.kernels(), form, size_t(k));
         size_t left = 0;
-        for (Logits& all : top_of_some(executor, some, std::vector<size_t>(size_t(count), size_t(k)), bits)) {
+        for (Logits& all : top_of_some(executor, some, count, size_t(k), bits)) {
             left += all.size();
             std::partial_sort(all.begin(), all.begin() + k, all.end());
             for (int64_t j = 0; j < k; j++) *ids++ = all[size_t(j)].row, *logits++ = all[size_t(j)].value;
@@ -81,10 +85,9 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 }
 
 // The logits of all rows that may be among the k best, k at least, of each input, and what has been seen of them all.
-std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, const std::vector<size_t>& k,
+std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k,
                                                 int bits) const {
-    const int count = int(k.size());
-    const InputForm form = form_of(executor.kernels(), quantised_, count, *std::max_element(k.begin(), k.end()));
+    const InputForm form = form_of(executor.kernels(), quantised_, count, k);
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
@@ -97,10 +100,10 @@ std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float*
                 });
         });
     std::vector<Rows> rows(static_cast<size_t>(count));
-    for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k[i]);
+    for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k);
     const std::vector<Logits> first = compute(executor, x, rows);
     executor.each(count, quantised_.num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k[size_t(i)]);
+        for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
     });
     return compute(executor, x, rows);
 }
@@ -122,7 +125,7 @@ void Screen::Seen::reserve(int64_t num_tiles, int count) {
 
 // The upper ends of a tile, for each input of a tile of inputs, and the largest lower ends.
 void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
-                          const QuantisedHead::Sums& sums, const std::vector<size_t>& k, Best* best) const {
+                          const QuantisedHead::Sums& sums, size_t k, Best* best) const {
     const int64_t row = tile * kHeadRows, rows = std::min<int64_t>(kHeadRows, head_.rows - row);
     const QuantisedHead::Errors& errors = bits == 6 ? quantised_.errors6 : quantised_.errors8;
     for (int place = 0; place < inputs.count_of(input_tile); place++) {
@@ -134,7 +137,7 @@ void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int 
                                                   seen_.upper(index, tile), lower);
         seen_.most(index, tile) = most.upper;
         if (most.lower > best[index].least)
-            for (int64_t r = 0; r < rows; r++) best[index].see(lower[r], row + r, k[size_t(index)]);
+            for (int64_t r = 0; r < rows; r++) best[index].see(lower[r], row + r, k);
     }
 }
 

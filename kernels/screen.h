@@ -26,6 +26,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -34,6 +35,7 @@
 namespace bitnet {
 
 struct Draw;
+class RowSampler;
 constexpr int32_t kUndecided = -3;  // instead of a token: it takes all logits to tell it
 
 class Screen {
@@ -42,6 +44,7 @@ class Screen {
     Screen(const DenseWeight& head, Executor& executor);
     // The same from the parts that were made of this head before.
     Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor);
+    ~Screen();
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
     // logits [R, k]. Returns how many rows might have been among them, and were computed exactly.
@@ -84,13 +87,14 @@ class Screen {
     };
 
     int bits_of(const Kernels& kernels, InputForm form, size_t k) const;
-    std::vector<Logits> top_of_some(Executor& executor, const float* x, const std::vector<size_t>& k, int bits) const;
+    std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k, int bits) const;
     void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
-                      const QuantisedHead::Sums& sums, const std::vector<size_t>& k, Best* best) const;
+                      const QuantisedHead::Sums& sums, size_t k, Best* best) const;
     static Rows best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
     int bits_of_draws(int count) const;
-    int64_t draw_some(Executor& executor, const float* x, int count, const Draw* draws, int bits,
+    int64_t draw_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
                       int32_t* tokens) const;
+    std::vector<Logits> logits_of_allowed(Executor& executor, const float* x, int count, const Draw* draws) const;
     Rows rows_above(int index, const Logits& known, size_t k) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<Rows>& rows) const;
 
@@ -99,7 +103,8 @@ class Screen {
     mutable Seen seen_;
     mutable std::atomic<bool> is_flat_ =
         false;                      // whether the last best logits hardly stood out: what to read, no result
-    mutable DrawCosts draw_costs_;  // under the mutex
+    mutable DrawCosts draw_costs_;  // under the mutex, as
+    mutable std::unique_ptr<RowSampler> sampler_;  // which edits logits; null until it is needed
 };
 
 }  // namespace bitnet

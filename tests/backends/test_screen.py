@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,18 +37,38 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_p
 OFF |= {"frequency_penalty": 0.0, "bias_ids": [], "bias_values": [], "end_ids": []}
 
 
-def draw(weights: NDArray[np.uint16], x: Floats, isa: str = native.isas()[0], **options: float) -> float:
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+def by(
+    rule: native.SamplingRule,
+    seed: int,
+    position: int,
+    tokens: NDArray[np.int32] = NO_TOKENS,
+    mask: NDArray[np.uint32] | None = None,
+) -> tuple[Any, ...]:
+    """What a draw is given: a third of the tokens are the prompt, and where there are any the end tokens are banned."""
+    return rule, tokens, len(tokens) // 3, len(tokens) > 0, seed, 1, position, mask
+
+
+def draw(
+    weights: NDArray[np.uint16],
+    x: Floats,
+    isa: str = native.isas()[0],
+    tokens: NDArray[np.int32] = NO_TOKENS,
+    mask: NDArray[np.uint32] | None = None,
+    **options: Any,
+) -> float:
     """Draws four times from each input, as the sampler does from all logits; the share that the screen cannot tell."""
     head, executor = native.DenseWeight(weights, "bfloat16"), native.Executor(isa, 2)
     screen, sampler = native.Screen(head, executor), native.RowSampler(head.rows)
     rule, exact = native.SamplingRule(head.rows, **(OFF | options)), exact_logits(head, executor, x)
     told = []
     for seed in range(4):
-        tokens = screen.draw(executor, x, [(rule, seed, 1, position) for position in range(len(x))])
-        for position, (token, row) in enumerate(zip(tokens, exact, strict=True)):
-            told.append(token != native.UNDECIDED)
-            nothing_said = np.zeros(0, np.int32)
-            assert not told[-1] or token == sampler.sample(row, rule, nothing_said, 0, False, seed, 1, position)
+        draws = [by(rule, seed, position, tokens, mask) for position in range(len(x))]
+        for drawn, (_, *rest), row in zip(screen.draw(executor, x, draws), draws, exact, strict=True):
+            told.append(drawn != native.UNDECIDED)
+            assert not told[-1] or drawn == sampler.sample(row, rule, *rest)
     return 1 - sum(told) / len(told)
 
 
@@ -70,7 +92,7 @@ def test_a_clear_winner_costs_little() -> None:
     assert assert_same(bfloat16(weights), x, 1) < 20
 
 
-OPTIONS = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0},
     {"temperature": 0.7, "top_p": 0.9},
@@ -84,7 +106,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_draws_from_random_rows(isa: str, options: dict[str, float]) -> None:
+def test_draws_from_random_rows(isa: str, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(5)
     weights = rng.standard_normal((3001, 100), np.float32) * np.float32(0.3)
     for num_inputs in (1, 5, 19):
@@ -97,6 +119,24 @@ def test_draws_from_rows_of_which_few_stand_out_are_told() -> None:
     x = (weights[7:8] * 6 + rng.standard_normal((3, 256))).astype(np.float32)
     for options in OPTIONS:
         assert draw(bfloat16(weights), x, **options) == 0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.01, 0.0])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_draws_by_edited_logits(options: dict[str, Any], share: float) -> None:
+    """The likeliest tokens are banned, penalized, masked or far below what a bias makes of others."""
+    rng = np.random.default_rng(9)
+    weights = rng.standard_normal((9000, 100), np.float32) * np.float32(0.3)
+    x = rng.standard_normal((2, 100)).astype(np.float32)
+    order = np.argsort(-(weights @ x[0]))
+    bits = np.packbits(rng.random(9000) < share, bitorder="little")
+    mask = np.full(-(-9000 // 32), 0xFFFFFFFF, np.uint32)  # bits behind the vocabulary mean nothing
+    mask.view(np.uint8)[: len(bits)] = bits
+    edits: dict[str, Any] = {"bias_ids": [int(order[-1]), 5], "bias_values": [9.0, -2.0], "end_ids": [int(order[0])]}
+    edits |= {"repetition_penalty": 1.7, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+    tokens = np.concatenate([order[:30], order[:9], order[50:60]]).astype(np.int32)
+    for mask_or_none in (mask, None):
+        assert draw(bfloat16(weights), x, tokens=tokens, mask=mask_or_none, **(options | edits)) < 0.5
 
 
 def test_draws_from_flat_rows_are_told_without_top_p() -> None:
@@ -117,7 +157,7 @@ def test_a_screen_that_seldom_tells_is_left_out_but_for_trials() -> None:
     flat, clear = (native.SamplingRule(20000, **(OFF | {"temperature": 20.0, "top_p": p})) for p in (0.7, 1.0))
 
     def told(rule: native.SamplingRule, num_turns: int) -> list[bool]:
-        keys = [[(rule, turn, 0, row) for row in range(8)] for turn in range(num_turns)]
+        keys = [[by(rule, turn, row) for row in range(8)] for turn in range(num_turns)]
         return [screen.draw(executor, x, each)[0] != native.UNDECIDED for each in keys]
 
     told(flat, 100)
@@ -154,7 +194,19 @@ def test_rows_that_are_made_to_break_it(
     weights_16 = bfloat16((weights * row_scale).astype(np.float32))
     x_32 = (x * x_scale).astype(np.float32)
     assert_same(weights_16, x_32, int(rng.integers(1, rows + 1)))
-    draw(weights_16, x_32, **OPTIONS[rng.integers(len(OPTIONS))] | {"top_k": int(rng.choice([0, 1, min(rows, 9)]))})
+    options = OPTIONS[rng.integers(len(OPTIONS))] | {"top_k": int(rng.choice([0, 1, min(rows, 9), rows + 1]))}
+    draw(weights_16, x_32, **options)
+    bias = {
+        int(token): float(value) for token, value in zip(rng.integers(0, rows, 3), rng.normal(0, 3, 3), strict=True)
+    }
+    edits: dict[str, Any] = {
+        "bias_ids": list(bias),
+        "bias_values": list(bias.values()),
+        "end_ids": [int(rng.integers(rows))],
+    }
+    edits |= {"repetition_penalty": rng.choice([1.0, 1.5]), "frequency_penalty": rng.choice([0.0, 1.0])}
+    mask = rng.integers(0, 2**32, -(-rows // 32), np.uint32) & rng.integers(0, 2**32, -(-rows // 32), np.uint32)
+    draw(weights_16, x_32, tokens=rng.integers(0, rows, 20).astype(np.int32), mask=mask, **(options | edits))
 
 
 @pytest.mark.parametrize("inputs", [1, 6])
@@ -208,7 +260,7 @@ def test_false_bounds_of_a_file_still_give_rows(inputs: int, isa: str) -> None:
     rules = [native.SamplingRule(300, **(OFF | options)) for options in OPTIONS]
     for rule in rules:
         screen = native.Screen(head, high, low, numbers, executor)
-        assert all(-3 <= token < 300 for token in screen.draw(executor, x, [(rule, 0, 0, 0)] * inputs))
+        assert all(-3 <= token < 300 for token in screen.draw(executor, x, [by(rule, 0, 0)] * inputs))
 
 
 def test_impossible_questions_are_refused() -> None:
@@ -220,6 +272,13 @@ def test_impossible_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="width"):
         screen.top(executor, np.zeros((1, 21), np.float32), 1)
     rule, other = native.SamplingRule(5, **OFF), native.SamplingRule(6, **OFF)
-    for columns, draws in ((21, [(rule, 0, 0, 0)]), (20, []), (20, [(other, 0, 0, 0)]), (20, [(None, 0, 0, 0)])):
+    for columns, draws in (
+        (21, [by(rule, 0, 0)]),
+        (20, []),
+        (20, [by(other, 0, 0)]),
+        (20, [(None, *by(rule, 0, 0)[1:])]),
+        (20, [by(rule, 0, 0, np.array([5], np.int32))]),
+        (20, [by(rule, 0, 0, mask=np.zeros(2, np.uint32))]),
+    ):
         with pytest.raises(ValueError, match=r"\w"):
             screen.draw(executor, np.zeros((1, columns), np.float32), draws)

@@ -113,7 +113,7 @@ class Request:
     deadline: float | None = None
     rule: SamplingRule | None = None
     num_best = 0  # the choice of a token depends on so many best ones; 0: on all, or too many
-    can_draw = False  # it depends on the logits, the rule and the noise alone, and the model can tell it
+    can_draw = False  # nobody wants to see or change all logits, and the model tells tokens without computing all
 
     def __init__(
         self,

@@ -85,21 +85,22 @@ class Sampler:
             bias_values=list(bias.values()),
             end_ids=sorted(request.end_ids),
         )
-        is_plain = params.logprobs is None and not params.edits_logits and not params.is_steered
-        if is_plain and request.constraint is None and request.beams is None:
-            is_quick = params.top_k <= min(self._limits.quick_top, self.vocab_size)
+        if params.logprobs is not None or params.is_steered or request.beams is not None:
+            return
+        request.can_draw = self._limits.draws
+        if not params.edits_logits and request.constraint is None:
+            is_quick = params.top_k <= min(self._limits.quick_top, self.vocab_size) and not request.can_draw
             request.num_best = 1 if params.is_greedy else params.top_k if is_quick else 0
-            request.can_draw = self._limits.draws and (params.is_greedy or is_quick)
 
     def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[list[Scores]]:
         """What the next tokens of each request are chosen from: all that the output is asked for in a step.
 
         Comes in several parts where the whole vocabulary is asked for, for many.
         """
-        quick = [rows for rows in wanted if _is_quick(rows.request)]
+        quick = [rows for rows in wanted if _is_quick(*rows)]
         told: list[Scores] = []
         if quick:
-            only_few = all(rows.request.num_best for rows in quick)
+            only_few = all(rows.request.num_best and not rows.request.bans_ends for rows in quick)
             told = self._few_scores(output, quick) if only_few else self._drawn_scores(output, quick)
         if told:
             yield told
@@ -138,8 +139,9 @@ class Sampler:
         draws = []
         for request, _, draft in wanted:
             assert request.rule is not None, "a request that nobody has prepared"
-            key = request.rule, request.seed, request.choice
-            draws += [(*key, request.position + index) for index in range(1 + len(draft))]
+            *told, position = _given(request)
+            for index in range(1 + len(draft)):
+                draws.append((request.rule, *told, position + index, request.mask))
         tokens = output.draw(_all_rows(wanted), draws)
         scores, row = [], 0
         for request, _, draft in wanted:
@@ -215,9 +217,13 @@ class Sampler:
         return TokenLogprobs(logprob, tuple(best))
 
 
-def _is_quick(request: Request) -> bool:
-    """Whether its next token is told by a few logits; while it bans end tokens, its choice depends on all."""
-    return (request.num_best > 0 or request.can_draw) and not request.bans_ends
+def _is_quick(request: Request, _: int, draft: Sequence[int]) -> bool:
+    """Whether its next tokens are told by a few logits: what edits them is known for the first alone."""
+    if request.num_best and not request.bans_ends:
+        return True
+    return request.can_draw and (
+        not draft or not (request.params.edits_logits or request.constraint or request.bans_ends)
+    )
 
 
 def _given(request: Request) -> tuple[NDArray[np.int32], int, bool, int, int, int]:

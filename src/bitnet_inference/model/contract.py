@@ -13,7 +13,8 @@ from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.native import UNDECIDED, Executor, SamplingRule
 
 Tensor = TypeVar("Tensor")
-Draw = tuple[SamplingRule, int, int, int]  # a rule, and the seed, choice and position of its noise
+# A rule, and what `RowSampler.sample` takes behind it: tokens, num_prompt, ban_ends, seed, choice, position, mask.
+Draw = tuple[SamplingRule, NDArray[np.int32], int, bool, int, int, int, NDArray[np.uint32] | None]
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,7 @@ class Output(Protocol):
         ...
 
     def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
-        """What `RowSampler.sample` chooses from `full` of each row, by its rule and its noise, without computing all.
-
-        UNDECIDED where that cannot be told. top_k of a rule is 0 or at most `quick_top`.
-        """
+        """What `RowSampler.sample` chooses from `full` of each row, without computing all; UNDECIDED if unsure."""
         ...
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
