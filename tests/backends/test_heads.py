@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +14,15 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.backends import cpu, load_model
 from bitnet_inference.config import EngineConfig
+from bitnet_inference.engine import speculative
+from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.model.contract import Batch
+from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.llm import LLM
+from bitnet_inference.model.contract import Batch, Draw
 from bitnet_inference.model_folder import find_model
+from bitnet_inference.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = NDArray[np.float32]
@@ -86,6 +94,47 @@ def test_the_screen_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(find_model("default"))
     screened, whole = (load_model(checkpoint, EngineConfig(head=head)) for head in ("exact", "unscreened"))
     assert screened.capabilities.quick_top > 1 == whole.capabilities.quick_top
+
+
+KINDS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, logit_bias={5: 2.0, 9: -9.0}),
+    SamplingParams(temperature=0.0, min_tokens=9),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=0.8, top_p=0.9, min_tokens=9),
+    SamplingParams(temperature=0.9, top_p=0.95, presence_penalty=0.7, frequency_penalty=0.3),
+    SamplingParams(temperature=1.2, top_k=100, min_p=0.01),
+    SamplingParams(temperature=0.7, logprobs=2),
+    SamplingParams(temperature=0.8, top_p=0.9, grammar=Grammar(regex="[a-e ]{30}")),
+    SamplingParams(temperature=0.0, grammar=Grammar(choice=["the red fox", "the red hen"])),
+]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_requests_of_every_kind_get_the_tokens_of_the_whole_head(monkeypatch: pytest.MonkeyPatch, drafts: bool) -> None:
+    """Together; and with two tokens drafted for each by a model that knows better than to be wrong."""
+    monkeypatch.setattr(cpu, "MIN_SCREENED_WEIGHTS", 1)
+    monkeypatch.setattr(speculative, "MIN_STEP_S", 0.0)
+    monkeypatch.setattr(speculative.Speculation, "_best_length", lambda *_: 2)
+    prompts = [f"The fox ran to the hen and {number}" for number in range(len(KINDS))]
+    params = [replace(each, seed=seed, max_tokens=16, ignore_eos=True) for seed, each in enumerate(KINDS)]
+    checkpoint, tokenizer = open_checkpoint(find_model("default")), Tokenizer.from_folder(find_model("default"))
+    texts: list[list[int]] = []
+    drawn = Counter[int]()  # draws by the number of their requests' rows
+
+    def counted(hidden: Floats, draws: Sequence[Draw]) -> list[int]:
+        drawn.update(Counter(seed for *_, seed, _, _, _ in draws).values())
+        return model_draw(hidden, draws)
+
+    for head in ("exact", "unscreened"):
+        model = load_model(checkpoint, EngineConfig(head=head))
+        model_draw = model.draw
+        monkeypatch.setattr(model, "draw", counted)
+        drafter = load_model(checkpoint, EngineConfig(head="unscreened")) if drafts else "none"
+        with LLM(model, tokenizer, drafts=drafter) as llm:
+            texts += [output.token_ids for output in llm.generate(prompts, params)]
+    assert texts[: len(KINDS)] == texts[len(KINDS) :]
+    assert drawn[3 if drafts else 1] > 9
 
 
 @pytest.mark.parametrize(
