@@ -67,7 +67,7 @@ struct BoundScreen {
         }
         return nb::make_tuple(ids, logits, computed);
     }
-    std::vector<int32_t> draw(Executor& executor, Floats x, const std::vector<ScreenDraw>& draws) {
+    std::vector<int32_t> sample(Executor& executor, Floats x, const std::vector<ScreenDraw>& draws) {
         const DenseWeight weight = as<Dense>(head).weight;
         require(int64_t(x.shape(1)) == weight.columns, "x has another width than the head");
         require(x.shape(0) == draws.size(), "there must be one draw for each row of x");
@@ -81,7 +81,7 @@ struct BoundScreen {
         std::vector<int32_t> tokens(draws.size());
         const ReleasedGil release;
         const FloatMode mode;
-        screen->draw(executor, x.data(), int64_t(x.shape(0)), checked.data(), tokens.data());
+        screen->sample(executor, x.data(), int64_t(x.shape(0)), checked.data(), tokens.data());
         return tokens;
     }
 };
@@ -97,7 +97,7 @@ void bind_heads(nanobind::module_& m) {
              nb::arg("numbers"), nb::arg("executor"))
         .def("parts", &BoundScreen::parts)
         .def("top", &BoundScreen::top, nb::arg("executor"), nb::arg("x"), nb::arg("k"))
-        .def("draw", &BoundScreen::draw, nb::arg("executor"), nb::arg("x"), nb::arg("draws"))
+        .def("sample", &BoundScreen::sample, nb::arg("executor"), nb::arg("x"), nb::arg("draws"))
         .def(
             "bytes_read",
             [](const BoundScreen& s, Executor& executor, int64_t num_inputs) {

@@ -63,13 +63,6 @@ inline double log_of(double x) {
     return exponent * 0.69314718055994531 + 2.0 * s * sum;
 }
 
-// floor(a * b / 2^64).
-inline uint64_t multiply_high(uint64_t a, uint64_t b) {
-    const uint64_t a_low = a & 0xffffffffu, a_high = a >> 32, b_low = b & 0xffffffffu, b_high = b >> 32;
-    const uint64_t middle = a_high * b_low + (a_low * b_low >> 32);
-    return a_high * b_high + (middle >> 32) + ((a_low * b_high + (middle & 0xffffffffu)) >> 32);
-}
-
 // Which noise: the draw for the token at `position` of alternative `choice` of the request with this seed.
 struct NoiseKey {
     uint64_t seed;

@@ -50,7 +50,7 @@ class Screen {
     // logits [R, k]. Returns how many rows might have been among them, and were computed exactly.
     int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
     // What each draw chooses from the logits of its input, x [num_inputs, columns]; below 0 where that is no token.
-    void draw(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const;
+    void sample(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const;
     int64_t bytes() const { return quantised_.bytes(); }
     // Bytes of the screen that the best row of each of so many inputs takes, 16 at most.
     int64_t bytes_read(const Kernels& kernels, int num_inputs) const;
@@ -92,8 +92,8 @@ class Screen {
                       const QuantisedHead::Sums& sums, size_t k, Best* best) const;
     static Rows best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
     int bits_of_draws(int count) const;
-    int64_t draw_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
-                      int32_t* tokens) const;
+    int64_t sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
+                        int32_t* tokens) const;
     std::vector<Logits> logits_of_allowed(Executor& executor, const float* x, int count, const Draw* draws) const;
     Rows rows_above(int index, const Logits& known, size_t k) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<Rows>& rows) const;

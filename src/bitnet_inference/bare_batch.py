@@ -65,8 +65,8 @@ class _TimedOutput:
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         return self._model.timed(lambda: self._output.top(rows, k))
 
-    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
-        return self._model.timed(lambda: self._output.draw(rows, draws))
+    def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+        return self._model.timed(lambda: self._output.sample(rows, draws))
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         return self._model.timed(lambda: self._output.hidden(rows))

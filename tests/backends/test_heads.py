@@ -124,12 +124,12 @@ def test_requests_of_every_kind_get_the_tokens_of_the_whole_head(monkeypatch: py
 
     def counted(hidden: Floats, draws: Sequence[Draw]) -> list[int]:
         drawn.update(Counter(seed for *_, seed, _, _, _ in draws).values())
-        return model_draw(hidden, draws)
+        return model_sample(hidden, draws)
 
     for head in ("exact", "unscreened"):
         model = load_model(checkpoint, EngineConfig(head=head))
-        model_draw = model.draw
-        monkeypatch.setattr(model, "draw", counted)
+        model_sample = model.sample
+        monkeypatch.setattr(model, "sample", counted)
         drafter = load_model(checkpoint, EngineConfig(head="unscreened")) if drafts else "none"
         with LLM(model, tokenizer, drafts=drafter) as llm:
             texts += [output.token_ids for output in llm.generate(prompts, params)]

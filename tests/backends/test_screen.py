@@ -51,7 +51,7 @@ def by(
     return rule, tokens, len(tokens) // 3, len(tokens) > 0, seed, 1, position, mask
 
 
-def draw(
+def share_unsure(
     weights: NDArray[np.uint16],
     x: Floats,
     isa: str = native.isas()[0],
@@ -66,7 +66,7 @@ def draw(
     told = []
     for seed in range(4):
         draws = [by(rule, seed, position, tokens, mask) for position in range(len(x))]
-        for drawn, (_, *rest), row in zip(screen.draw(executor, x, draws), draws, exact, strict=True):
+        for drawn, (_, *rest), row in zip(screen.sample(executor, x, draws), draws, exact, strict=True):
             told.append(drawn != native.UNDECIDED)
             assert not told[-1] or drawn == sampler.sample(row, rule, *rest)
     return 1 - sum(told) / len(told)
@@ -110,7 +110,7 @@ def test_draws_from_random_rows(isa: str, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(5)
     weights = rng.standard_normal((3001, 100), np.float32) * np.float32(0.3)
     for num_inputs in (1, 5, 19):
-        draw(bfloat16(weights), rng.standard_normal((num_inputs, 100)).astype(np.float32), isa, **options)
+        share_unsure(bfloat16(weights), rng.standard_normal((num_inputs, 100)).astype(np.float32), isa, **options)
 
 
 def test_draws_from_rows_of_which_few_stand_out_are_told() -> None:
@@ -118,7 +118,7 @@ def test_draws_from_rows_of_which_few_stand_out_are_told() -> None:
     weights = rng.standard_normal((20000, 256), np.float32) * np.float32(0.15)
     x = (weights[7:8] * 6 + rng.standard_normal((3, 256))).astype(np.float32)
     for options in OPTIONS:
-        assert draw(bfloat16(weights), x, **options) == 0
+        assert share_unsure(bfloat16(weights), x, **options) == 0
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01, 0.0])
@@ -136,7 +136,7 @@ def test_draws_by_edited_logits(options: dict[str, Any], share: float) -> None:
     edits |= {"repetition_penalty": 1.7, "presence_penalty": 0.5, "frequency_penalty": 0.2}
     tokens = np.concatenate([order[:30], order[:9], order[50:60]]).astype(np.int32)
     for mask_or_none in (mask, None):
-        assert draw(bfloat16(weights), x, tokens=tokens, mask=mask_or_none, **(options | edits)) < 0.5
+        assert share_unsure(bfloat16(weights), x, tokens=tokens, mask=mask_or_none, **(options | edits)) < 0.5
 
 
 def test_draws_from_flat_rows_are_told_without_top_p() -> None:
@@ -144,8 +144,8 @@ def test_draws_from_flat_rows_are_told_without_top_p() -> None:
     rng = np.random.default_rng(7)
     weights = bfloat16(rng.standard_normal((20000, 512), np.float32) * np.float32(0.1))
     x = rng.standard_normal((2, 512)).astype(np.float32)
-    assert draw(weights, x) == draw(weights, x, temperature=20.0) == 0
-    assert draw(weights, x, temperature=20.0, top_p=0.7) > 0
+    assert share_unsure(weights, x) == share_unsure(weights, x, temperature=20.0) == 0
+    assert share_unsure(weights, x, temperature=20.0, top_p=0.7) > 0
 
 
 def test_a_screen_that_seldom_tells_is_left_out_but_for_trials() -> None:
@@ -158,7 +158,7 @@ def test_a_screen_that_seldom_tells_is_left_out_but_for_trials() -> None:
 
     def told(rule: native.SamplingRule, num_turns: int) -> list[bool]:
         keys = [[by(rule, turn, row) for row in range(8)] for turn in range(num_turns)]
-        return [screen.draw(executor, x, each)[0] != native.UNDECIDED for each in keys]
+        return [screen.sample(executor, x, each)[0] != native.UNDECIDED for each in keys]
 
     told(flat, 100)
     after = told(clear, 200)
@@ -195,7 +195,7 @@ def test_rows_that_are_made_to_break_it(
     x_32 = (x * x_scale).astype(np.float32)
     assert_same(weights_16, x_32, int(rng.integers(1, rows + 1)))
     options = OPTIONS[rng.integers(len(OPTIONS))] | {"top_k": int(rng.choice([0, 1, min(rows, 9), rows + 1]))}
-    draw(weights_16, x_32, **options)
+    share_unsure(weights_16, x_32, **options)
     bias = {
         int(token): float(value) for token, value in zip(rng.integers(0, rows, 3), rng.normal(0, 3, 3), strict=True)
     }
@@ -206,7 +206,7 @@ def test_rows_that_are_made_to_break_it(
     }
     edits |= {"repetition_penalty": rng.choice([1.0, 1.5]), "frequency_penalty": rng.choice([0.0, 1.0])}
     mask = rng.integers(0, 2**32, -(-rows // 32), np.uint32) & rng.integers(0, 2**32, -(-rows // 32), np.uint32)
-    draw(weights_16, x_32, tokens=rng.integers(0, rows, 20).astype(np.int32), mask=mask, **(options | edits))
+    share_unsure(weights_16, x_32, tokens=rng.integers(0, rows, 20).astype(np.int32), mask=mask, **(options | edits))
 
 
 @pytest.mark.parametrize("inputs", [1, 6])
@@ -227,7 +227,7 @@ def test_a_huge_weight_or_input(value: float, inputs: int) -> None:
     weights[3, 4] = value
     x = np.full((inputs, 20), 0.5, np.float32)
     assert_same(bfloat16(weights), x, 2)
-    draw(bfloat16(weights), x, top_p=0.9)
+    share_unsure(bfloat16(weights), x, top_p=0.9)
 
 
 @pytest.mark.parametrize("inputs", [1, 6])
@@ -238,9 +238,9 @@ def test_what_is_not_a_number_is_seen(inputs: int) -> None:
     head, executor = native.DenseWeight(bfloat16(weights), "bfloat16"), native.Executor(native.isas()[0], 1)
     ids, logits, _ = native.Screen(head, executor).top(executor, x, 2)
     assert ids[0, 0] == 9 and np.isnan(logits[0, 0])
-    draw(bfloat16(weights), x, top_p=0.9)
+    share_unsure(bfloat16(weights), x, top_p=0.9)
     x[0, 5] = np.nan
-    draw(bfloat16(weights), x)
+    share_unsure(bfloat16(weights), x)
     assert np.isnan(native.Screen(head, executor).top(executor, x, 1)[1][0]).all()
 
 
@@ -260,7 +260,7 @@ def test_false_bounds_of_a_file_still_give_rows(inputs: int, isa: str) -> None:
     rules = [native.SamplingRule(300, **(OFF | options)) for options in OPTIONS]
     for rule in rules:
         screen = native.Screen(head, high, low, numbers, executor)
-        assert all(-3 <= token < 300 for token in screen.draw(executor, x, [by(rule, 0, 0)] * inputs))
+        assert all(-3 <= token < 300 for token in screen.sample(executor, x, [by(rule, 0, 0)] * inputs))
 
 
 def test_impossible_questions_are_refused() -> None:
@@ -281,4 +281,4 @@ def test_impossible_questions_are_refused() -> None:
         (20, [by(rule, 0, 0, mask=np.zeros(2, np.uint32))]),
     ):
         with pytest.raises(ValueError, match=r"\w"):
-            screen.draw(executor, np.zeros((1, columns), np.float32), draws)
+            screen.sample(executor, np.zeros((1, columns), np.float32), draws)

@@ -85,7 +85,7 @@ class CpuModel:
             max_tokens=config.batch_tokens,
             available_bytes=available_bytes() * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
-            draws=self._screen is not None,
+            samples=self._screen is not None,
             same_bits=True,
             tile_tokens=16 if config.isa == "avx512amx" else 4,
             threads=_threads_of(self),
@@ -105,10 +105,8 @@ class CpuModel:
 
     def _make_screen(self, checkpoint: Checkpoint, weight: Any, head: str) -> Any:
         """The certified screen, for dense heads so large that reading them is what a token costs."""
-        wanted = head == "exact" and isinstance(weight, native.DenseWeight)
-        fits = wanted and weight.columns <= native.MAX_HEAD_COLUMNS
-        large = fits and weight.rows * weight.columns >= MIN_SCREENED_WEIGHTS
-        if not large:
+        fits = isinstance(weight, native.DenseWeight) and weight.columns <= native.MAX_HEAD_COLUMNS
+        if head != "exact" or not fits or weight.rows * weight.columns < MIN_SCREENED_WEIGHTS:
             return None
         if isinstance(checkpoint, PackedCheckpoint) and (parts := checkpoint.screen()):
             return _screen_of(checkpoint, weight, parts, self._executor)
@@ -197,11 +195,13 @@ class CpuModel:
         best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
         return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
-    def draw(self, hidden: NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
+    def sample(self, hidden: NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
         """What the draws choose from rows of hidden states, through the screen; UNDECIDED where it cannot tell."""
+        if self._screen is None:
+            return [native.UNDECIDED] * len(draws)
         normed = self.rows(hidden, logits=False)
         with self._timing_screen():
-            tokens: list[int] = self._screen.draw(self._executor, normed, draws)
+            tokens: list[int] = self._screen.sample(self._executor, normed, draws)
         return tokens
 
     def rows(self, hidden: NDArray[np.float32], logits: bool) -> NDArray[np.float32]:
@@ -265,9 +265,9 @@ class CpuOutput:
         """The k best tokens of each row, best first, lowest id first among equals."""
         return self._model.top(self._hidden[np.asarray(rows, np.intp)], k)
 
-    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+    def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
         """What each draw chooses, from the logits that it takes; UNDECIDED where it may take all."""
-        return self._model.draw(self._hidden[np.asarray(rows, np.intp)], draws)
+        return self._model.sample(self._hidden[np.asarray(rows, np.intp)], draws)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""

@@ -99,7 +99,7 @@ def _both(limits: Sequence[Capabilities], parts: Sequence[int], block_size: int)
         max_tokens=min(each.max_tokens for each in limits),
         available_bytes=num_blocks * sum(block_bytes),
         quick_top=last.quick_top,
-        draws=last.draws,
+        samples=last.samples,
         same_bits=all(each.same_bits for each in limits),
         has_hidden=last.has_hidden,
         tile_tokens=max(each.tile_tokens for each in limits),

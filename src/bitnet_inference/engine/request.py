@@ -113,7 +113,7 @@ class Request:
     deadline: float | None = None
     rule: SamplingRule | None = None
     num_best = 0  # the choice of a token depends on so many best ones; 0: on all, or too many
-    can_draw = False  # nobody wants to see or change all logits, and the model tells tokens without computing all
+    model_samples = False  # it may: nobody wants to see or change all logits
 
     def __init__(
         self,

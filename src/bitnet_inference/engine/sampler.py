@@ -62,7 +62,7 @@ class Sampler:
     """
 
     def __init__(self, vocab_size: int, limits: Capabilities) -> None:
-        """Obeys the `quick_top`, `draws` and `threads` of a model."""
+        """Obeys the `quick_top`, `samples` and `threads` of a model."""
         self.vocab_size, self._limits = vocab_size, limits
         self.rows = RowSampler(vocab_size)
 
@@ -87,9 +87,9 @@ class Sampler:
         )
         if params.logprobs is not None or params.is_steered or request.beams is not None:
             return
-        request.can_draw = self._limits.draws
+        request.model_samples = self._limits.samples
         if not params.edits_logits and request.constraint is None:
-            is_quick = params.top_k <= min(self._limits.quick_top, self.vocab_size) and not request.can_draw
+            is_quick = params.top_k <= min(self._limits.quick_top, self.vocab_size) and not request.model_samples
             request.num_best = 1 if params.is_greedy else params.top_k if is_quick else 0
 
     def scores(self, output: Output, wanted: Sequence[Rows]) -> Iterator[list[Scores]]:
@@ -101,7 +101,7 @@ class Sampler:
         told: list[Scores] = []
         if quick:
             only_few = all(rows.request.num_best and not rows.request.bans_ends for rows in quick)
-            told = self._few_scores(output, quick) if only_few else self._drawn_scores(output, quick)
+            told = self._few_scores(output, quick) if only_few else self._sampled_scores(output, quick)
         if told:
             yield told
         if len(told) == len(wanted):
@@ -134,7 +134,7 @@ class Sampler:
             row += 1 + len(draft)
         return scores
 
-    def _drawn_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
+    def _sampled_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
         """Of the requests whose tokens the model can tell in one pass over its head, which are most of these."""
         draws = []
         for request, _, draft in wanted:
@@ -142,7 +142,7 @@ class Sampler:
             *told, position = _given(request)
             for index in range(1 + len(draft)):
                 draws.append((request.rule, *told, position + index, request.mask))
-        tokens = output.draw(_all_rows(wanted), draws)
+        tokens = output.sample(_all_rows(wanted), draws)
         scores, row = [], 0
         for request, _, draft in wanted:
             if UNDECIDED not in tokens[row : row + 1 + len(draft)]:
@@ -221,7 +221,7 @@ def _is_quick(request: Request, _: int, draft: Sequence[int]) -> bool:
     """Whether its next tokens are told by a few logits: what edits them is known for the first alone."""
     if request.num_best and not request.bans_ends:
         return True
-    return request.can_draw and (
+    return request.model_samples and (
         not draft or not (request.params.edits_logits or request.constraint or request.bans_ends)
     )
 

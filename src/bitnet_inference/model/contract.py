@@ -23,11 +23,11 @@ class Capabilities:
 
     A cache block holds `block_size` tokens and costs `block_bytes` over all layers; a batch has at most `max_tokens`
     tokens of at most `max_sequences` sequences; `available_bytes` is what the cache may take. `Output.top` costs less
-    than `Output.full` for up to `quick_top` tokens, and so does `Output.draw` if it `draws`. `same_bits`: what a token
-    yields does not depend on the rest of the batch. `has_hidden`: Output.hidden gives hidden states. `looks_ahead`: it
-    may compute a step before it is asked for, where the batch before it `has_next`. Beyond a multiple of `tile_tokens`,
-    one token costs as much as so many. `threads` gives the threads that the model computes with, for other work between
-    its calls; None when it is closed.
+    than `Output.full` for up to `quick_top` tokens, and so does `Output.sample` where it `samples`. `same_bits`: what a
+    token yields does not depend on the rest of the batch. `has_hidden`: Output.hidden gives hidden states.
+    `looks_ahead`: it may compute a step before it is asked for, where the batch before it `has_next`. Beyond a multiple
+    of `tile_tokens`, one token costs as much as so many. `threads` gives the threads that the model computes with, for
+    other work between its calls; None when it is closed.
     """
 
     block_size: int
@@ -36,7 +36,7 @@ class Capabilities:
     max_tokens: int
     available_bytes: int
     quick_top: int = 1
-    draws: bool = False
+    samples: bool = False
     paged: bool = True
     same_bits: bool = False
     has_hidden: bool = True
@@ -74,7 +74,7 @@ class Output(Protocol):
         """The k best tokens of each row, best first, lowest id first among equals: ids and logits, [len(rows), k]."""
         ...
 
-    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+    def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
         """What `RowSampler.sample` chooses from `full` of each row, without computing all; UNDECIDED if unsure."""
         ...
 
@@ -84,9 +84,9 @@ class Output(Protocol):
 
 
 class WholeHead:
-    """The `draw` of an `Output` that tells tokens from all logits only."""
+    """The `sample` of an `Output` that tells tokens from all logits only."""
 
-    def draw(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+    def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
         """See Output."""
         return [UNDECIDED] * len(rows)
 

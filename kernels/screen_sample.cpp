@@ -264,21 +264,21 @@ size_t num_allowed(const Draw& draw) {
 
 }  // namespace
 
-void Screen::draw(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const {
+void Screen::sample(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const {
     const std::lock_guard<std::mutex> lock(seen_.mutex);
     for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
         const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
         int32_t *first = tokens + begin, *last = first + count;
         const float* some = x + begin * head_.columns;
         if (auto logits = logits_of_allowed(executor, some, count, draws + begin); !logits.empty()) {
-            draw_some(executor, some, count, draws + begin, std::move(logits), first);
+            sample_some(executor, some, count, draws + begin, std::move(logits), first);
             continue;
         }
         const int bits = bits_of_draws(count);
         std::fill(first, last, kUndecided);
         if (bits == 0) continue;
         auto logits = top_of_some(executor, some, count, 1, bits);
-        const int64_t rows = draw_some(executor, some, count, draws + begin, std::move(logits), first);
+        const int64_t rows = sample_some(executor, some, count, draws + begin, std::move(logits), first);
         const float screened = float(bits) / 16 + float(rows) / float(head_.rows);
         const float cost = screened + cost_of_head(std::count(first, last, kUndecided));
         float& late = bits == 6 ? draw_costs_.by6 : draw_costs_.by8;
@@ -295,8 +295,8 @@ int Screen::bits_of_draws(int count) const {
 }
 
 // Returns how many rows were computed.
-int64_t Screen::draw_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
-                          int32_t* tokens) const {
+int64_t Screen::sample_some(Executor& executor, const float* x, int count, const Draw* draws,
+                            std::vector<Logits> logits, int32_t* tokens) const {
     std::vector<Race> races;
     for (int i = 0; i < count; i++) {
         float* upper = seen_.upper(i, 0);
