@@ -141,6 +141,7 @@ def test_prompts_share_what_the_pace_allows_while_others_decode():
     queue, stream, prompts = scheduler(num_blocks=1000, max_tokens=512), request(1), [request(20), request(300)]
     queue.submit(stream)
     assert step(queue) == [(stream, 1)]
+    assert step(queue) == [(stream, 1)]
     for each in prompts:
         queue.submit(each)
     assert step(queue) == [(stream, 1), (prompts[0], 15)], "nothing is measured yet"
@@ -150,6 +151,16 @@ def test_prompts_share_what_the_pace_allows_while_others_decode():
     queue.drop(stream)
     queue.drop(prompts[0])
     assert step(queue) == [(prompts[1], 226)], "nobody waits for a token"
+
+
+def test_who_has_just_begun_waits_once_for_the_prompts_that_came_with_it():
+    queue, first, others = scheduler(num_blocks=1000, max_tokens=512), request(20), [request(30), request(600)]
+    queue.submit(first)
+    assert step(queue) == [(first, 20)]
+    for each in others:
+        queue.submit(each)
+    assert step(queue) == [(first, 1), (others[0], 30), (others[1], 481)]
+    assert step(queue) == [(first, 1), (others[0], 1), (others[1], 14)]
 
 
 def test_long_prompts_come_in_chunks_after_the_running_ones():

@@ -133,7 +133,8 @@ class Scheduler:
         if not self.waiting and len(decoding) == len(self.running):
             return decoding
         budget = self.max_tokens - len(decoding)
-        if decoding:
+        # Who has begun a step ago came with those that wait now: once it waits for their prompts, and they not in parts.
+        if any(share.request.num_output > 1 for share in decoding):
             budget = min(budget, self.pace.max_prompt_tokens(len(decoding)))
         prompts = self._continue_prompts(budget)
         budget -= sum(share.num_tokens for share in prompts)
