@@ -36,15 +36,15 @@ def num_cached(engine, prompt, **options):
 def test_the_same_beginning_is_computed_once():
     engine = Engine(ScriptedModel())
     assert num_cached(engine, PROMPT) == 0
-    assert num_cached(engine, PROMPT) == 16
-    assert num_cached(engine, [*PROMPT[:9], 0, 0, 0, 0, 0]) == 8, "as far as full blocks are equal"
+    assert num_cached(engine, PROMPT) == 17
+    assert num_cached(engine, [*PROMPT[:9], 0, 0, 0, 0, 0]) == 9, "the block in which they part is copied"
     assert num_cached(engine, [5, *PROMPT[1:]]) == 0
     assert num_cached(engine, PROMPT[4:]) == 0, "the same tokens elsewhere are another content"
 
 
 def test_the_last_token_is_always_computed():
     engine = Engine(ScriptedModel())
-    assert [num_cached(engine, PROMPT[:8], num_tokens=1) for _ in range(3)] == [0, 4, 4]
+    assert [num_cached(engine, PROMPT[:8], num_tokens=1) for _ in range(3)] == [0, 7, 7]
 
 
 def test_the_next_turn_of_a_talk_finds_the_answer_too():
@@ -55,7 +55,7 @@ def test_the_next_turn_of_a_talk_finds_the_answer_too():
 
 def test_salts_keep_tenants_apart():
     engine = Engine(ScriptedModel())
-    assert [num_cached(engine, PROMPT, terms=Terms(cache_salt=salt)) for salt in "aabab"] == [0, 16, 0, 16, 16]
+    assert [num_cached(engine, PROMPT, terms=Terms(cache_salt=salt)) for salt in "aabab"] == [0, 17, 0, 17, 17]
     assert num_cached(engine, PROMPT) == 0
     with pytest.raises(InvalidParams, match="cache_salt"):
         Terms(cache_salt=5)
@@ -82,8 +82,24 @@ def test_running_requests_share_and_only_full_blocks():
     assert all(request.sink.token_ids == greedy_text(model, PROMPT, 20) for request in requests)
 
 
+def test_of_blocks_that_part_within_the_one_with_the_most_is_copied():
+    """Of 32 tokens four at least: a copy too has its price."""
+    engine = Engine(ScriptedModel(block_size=32))
+    text = [number % 23 for number in range(45)]
+    for known in (20, 30, 10):
+        ask(engine, [*text[:known], *[9] * (34 - known)])
+    for common, expected in ((3, 0), (4, 4), (15, 15), (20, 20), (29, 29), (31, 30)):
+        assert num_cached(engine, [*text[:common], 22, 0, 1, 2], num_tokens=1) == expected
+
+
+def test_a_copy_that_would_take_the_last_room_is_not_made():
+    engine = Engine(ScriptedModel(num_blocks=3, block_size=4))
+    ask(engine, [0, 1, 2, 3, 4, 5], num_tokens=1)
+    assert num_cached(engine, [0, 1, 9, 9, 9, 9, 9, 9, 9], num_tokens=1) == 0
+
+
 def test_what_was_used_last_stays_longest():
-    engine = Engine(ScriptedModel(num_blocks=8, block_size=4))
+    engine = Engine(ScriptedModel(num_blocks=10, block_size=4))
     prompts = [[number] * 9 for number in range(3)]
     for prompt in prompts:
         num_cached(engine, prompt, num_tokens=1)
@@ -144,7 +160,7 @@ def test_texts_alone_and_with_hits_are_equal_when_sampled():
         run(engine)
     alone = generate(ScriptedModel(), PROMPT, params).token_ids
     assert [listener.token_ids for listener in listeners] == [alone, alone]
-    assert listeners[1].usage.num_cached_tokens == 16
+    assert listeners[1].usage.num_cached_tokens == 17
 
 
 def choices(engine, prompt, count, params, **options):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.terms import Terms
 
+NUMBERS = count()
+
 
 def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16, looks_ahead=False):
     model = ScriptedModel(
@@ -29,7 +33,8 @@ def scheduler(num_blocks=100, block_size=4, max_sequences=8, max_tokens=16, look
 
 
 def request(num_prompt, **terms):
-    return Request([1] * num_prompt, SamplingParams(), Listener(), terms=Terms(**terms))
+    """Of which the cache has nothing."""
+    return Request([next(NUMBERS)] * num_prompt, SamplingParams(), Listener(), terms=Terms(**terms))
 
 
 def step(scheduler):
@@ -206,7 +211,7 @@ def test_the_last_admitted_gives_way_and_comes_back_first():
     assert queue.pool.num_free == 1
     assert step(queue) == [(requests[0], 1)], "the newcomer would fit, but does not overtake"
     queue.drop(requests[0])
-    assert step(queue) == [(requests[1], 5)], "computed anew, with the token it had got; two blocks of three"
+    assert step(queue) == [(requests[1], 1)], "the token it had got; what it had computed is copied"
 
 
 def test_higher_priorities_come_first_and_within_one_who_came_first():

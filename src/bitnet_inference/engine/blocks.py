@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 Parent = int | str  # the content before, by its number; for the first block of a text the salt
@@ -32,6 +32,7 @@ class BlockPool:
         self._num_references = [0] * num_blocks
         self._contents: dict[tuple[Parent, bytes], Content] = {}
         self._keys: dict[int, tuple[Parent, bytes]] = {}
+        self._after: dict[Parent, dict[int, bytes]] = {}  # published blocks and their tokens, by the content before
         self._numbers = count()
 
     @property
@@ -77,13 +78,28 @@ class BlockPool:
         if key not in self._contents:
             self._contents[key] = Content(block, next(self._numbers))
             self._keys[block] = key
+            self._after.setdefault(parent, {})[block] = tokens
         return self._contents[key].number
+
+    def publish_rest(self, block: int, parent: Parent, tokens: bytes) -> None:
+        """The same of a block that is not full, where it has one holder, who leaves it: nobody writes into it now."""
+        if self._num_references[block] == 1 and block not in self._keys:
+            self.publish(block, parent, tokens)
 
     def find(self, parent: Parent, tokens: bytes) -> Content | None:
         """The block with these tokens after that content, if there is one."""
         return self._contents.get((parent, tokens))
 
+    def newest_after(self, parent: Parent, count: int) -> list[tuple[int, bytes]]:
+        """Up to so many published blocks that come after that content, and their tokens, the newest first."""
+        return list(islice(reversed(self._after.get(parent, {}).items()), count))
+
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        del self._contents[self._keys.pop(block)]
+        key = self._keys.pop(block)
+        del self._contents[key]
+        siblings = self._after[key[0]]
+        del siblings[block]
+        if not siblings:
+            del self._after[key[0]]
         return block

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bitnet_inference.engine.blocks import BlockPool, Parent
 from bitnet_inference.engine.request import Request
+
+_MAX_LOOKED_AT = 16  # blocks that come after the same content
 
 
 class Beginning(NamedTuple):
@@ -23,13 +28,15 @@ class Beginning(NamedTuple):
 class Prefixes:
     """Finds the beginning of a request in the cache, and publishes what requests have computed, prompt and output.
 
-    Full blocks alone are shared, and nobody writes into a full block; of one that is not full, or has the last token of
-    a prompt, a choice of the same prompt or another beam of a search gets a copy. What a request must compute itself
-    (see Request.num_reusable) is never taken from the cache.
+    Full blocks alone are shared, and nobody writes into a full block. Of one that begins as the request goes on, full
+    or left by who had not filled it, the request gets a copy; and a choice of the same prompt or another beam of a
+    search of one that is being filled. What a request must compute itself (see Request.num_reusable) is never taken
+    from the cache.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool, self._block_size = pool, block_size
+        self._min_copied = max(1, block_size // 8)  # tokens of a block
 
     def find(self, request: Request) -> Beginning:
         """The longest beginning of the request that the cache has, of what it need not compute itself."""
@@ -51,6 +58,13 @@ class Prefixes:
             index = len(contents) - 1
             contents.append(self._pool.publish(request.blocks[index], contents[-1], self._tokens(request, index)))
 
+    def publish_rest(self, request: Request) -> None:
+        """Let others copy the block that a request leaves, which it has not filled."""
+        index, parent = len(request.contents) - 1, request.contents[-1]
+        rest = request.num_computed - index * self._block_size
+        if rest >= self._min_copied and request.beams is None:  # what a search writes down last is the text of another
+            self._pool.publish_rest(request.blocks[index], parent, self._tokens(request, index)[: 4 * rest])
+
     def _published(self, request: Request) -> Beginning:
         blocks: list[int] = []
         contents = list(request.contents)
@@ -60,7 +74,20 @@ class Prefixes:
                 break
             blocks.append(content.block)
             contents.append(content.number)
-        return Beginning(blocks, contents, len(blocks) * self._block_size)
+        num_tokens = len(blocks) * self._block_size
+        partial, num_common = self._begun(contents[-1], request.tokens.view[num_tokens : request.num_reusable])
+        return Beginning(blocks, contents, num_tokens + num_common, partial)
+
+    def _begun(self, parent: Parent, tokens: NDArray[np.int32]) -> tuple[int | None, int]:
+        """The block after that content that begins with the most of these tokens, and with how many; none for few."""
+        best, most = None, self._min_copied - 1
+        for block, known in self._pool.newest_after(parent, _MAX_LOOKED_AT) if len(tokens) > most else ():
+            both = min(len(tokens), len(known) // 4)
+            differ = np.flatnonzero(np.frombuffer(known, np.int32)[:both] != tokens[:both])
+            num_common = int(differ[0]) if len(differ) else both
+            if num_common > most:
+                best, most = block, num_common
+        return best, most if best is not None else 0
 
     def _of_leader(self, request: Request) -> Beginning:
         """What it has in common with another choice or beam that holds it, but what it must compute itself."""

@@ -133,7 +133,7 @@ class Scheduler:
         if not self.waiting and len(decoding) == len(self.running):
             return decoding
         budget = self.max_tokens - len(decoding)
-        # Who has begun a step ago came with those that wait now: once it waits for their prompts, and they not in parts.
+        # Who has begun a step ago came with those that wait now: it waits once for their prompts, which are not cut.
         if any(share.request.num_output > 1 for share in decoding):
             budget = min(budget, self.pace.max_prompt_tokens(len(decoding)))
         prompts = self._continue_prompts(budget)
@@ -273,15 +273,21 @@ class Scheduler:
         """Blocks for all known tokens, if there are enough; what the cache has already is shared or copied."""
         beginning = self.prefixes.find(request)
         num_new = self.num_blocks_for(len(request.tokens)) - len(beginning.blocks)
+        copied = [] if beginning.partial is None else [beginning.partial]
+        if copied and num_new + self.pool.num_idle(beginning.blocks + copied) > self.pool.num_free:
+            num_full = len(beginning.blocks) * self.block_size
+            beginning, copied = beginning._replace(num_tokens=num_full, partial=None), []
         if num_new + self.pool.num_idle(beginning.blocks) > self.pool.num_free:
             return False
         self.prefixes.take(request, beginning)
+        self.pool.share(copied)  # so that it is none of the new ones; what others make of it later comes after the copy
         blocks = self.pool.allocate(num_new)
+        self.pool.release(copied)
         request.blocks.extend(blocks)
-        if beginning.partial is not None:
-            self._copies.append((beginning.partial, blocks[0]))
+        self._copies += [(block, blocks[0]) for block in copied]
         return True
 
     def _release(self, request: Request) -> None:
+        self.prefixes.publish_rest(request)
         self.pool.release(request.blocks.view.tolist()[::-1])
         request.forget()
