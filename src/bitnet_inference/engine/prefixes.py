@@ -80,14 +80,14 @@ class Prefixes:
 
     def _begun(self, parent: Parent, tokens: NDArray[np.int32]) -> tuple[int | None, int]:
         """The block after that content that begins with the most of these tokens, and with how many; none for few."""
-        best, most = None, self._min_copied - 1
-        for block, known in self._pool.newest_after(parent, _MAX_LOOKED_AT) if len(tokens) > most else ():
-            both = min(len(tokens), len(known) // 4)
-            differ = np.flatnonzero(np.frombuffer(known, np.int32)[:both] != tokens[:both])
-            num_common = int(differ[0]) if len(differ) else both
-            if num_common > most:
-                best, most = block, num_common
-        return best, most if best is not None else 0
+        best, wanted, mine = None, 4 * self._min_copied, tokens[: self._block_size].tobytes()
+        for block, known in self._pool.newest_after(parent, _MAX_LOOKED_AT):
+            both = min(len(mine), len(known))
+            if both >= wanted and known[:wanted] == mine[:wanted]:
+                differ = np.flatnonzero(np.frombuffer(known[:both], np.int32) != np.frombuffer(mine[:both], np.int32))
+                num_common = int(differ[0]) if len(differ) else both // 4
+                best, wanted = block, 4 * (num_common + 1)
+        return best, wanted // 4 - 1 if best is not None else 0
 
     def _of_leader(self, request: Request) -> Beginning:
         """What it has in common with another choice or beam that holds it, but what it must compute itself."""
