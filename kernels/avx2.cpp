@@ -134,7 +134,6 @@ constexpr int kUnpackedTokens = 6;
 
 void unpack(const uint8_t* w, int steps, uint8_t* to) {
     for (int s = 0; s < steps; s++, w += kStepBytes, to += Unpacked::kBytes) {
-        Packed<4>::fetch_step(w);
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++)
 #pragma GCC unroll 4
@@ -148,7 +147,8 @@ void unpacked_product(const ManyTask& task) {
     for (int begin = 0; begin < task.steps; begin += kUnpackedSteps) {
         const int steps = least(kUnpackedSteps, task.steps - begin);
         unpack(task.weights + begin * kStepBytes, steps, unpacked);
-        each_tile(task, [&](int first, int tokens) {
+        each_tile(task, [&](int first, int tokens, int index) {
+            fetch_beside(task, {begin, steps, task.steps, kStepBytes}, index, first, tokens);
             const int8_t* codes = task.codes + first * task.padded + int64_t(begin) * kStepColumns * tokens;
             const int parts = (tokens + kUnpackedTokens - 1) / kUnpackedTokens;
             for (int i = 0; i < parts; i++) {

@@ -193,7 +193,7 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
 // One group times any number of tokens: some tiles are expanded once, and multiplied with all tokens, whose sums come
 // and go.
 template <bool IsT5>
-void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
+void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc, const float* out) {
     constexpr int kChunk = 8;
     alignas(64) uint8_t expanded[kChunk * kTileBytes];
     const Expansion<IsT5> group(t, weights, 1);
@@ -213,6 +213,9 @@ void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
                 _tile_loadd(2, more, kGroupRows * 4);
                 _tile_loadd(3, more + 16, kGroupRows * 4);
             }
+            const int tokens = t.tokens - first < 2 * kMatrixTile ? t.tokens - first : 2 * kMatrixTile;
+            if (out)
+                fetch_outputs(out + first * t.out_stride, t.out_stride, tokens * begin / tiles, tokens * end / tiles);
             const int8_t* a = t.codes + first * t.code_stride + begin * kTileColumns;
             const uint8_t* b = expanded;
 #pragma GCC unroll 1  // a tenth faster than what gcc 12 unrolls
@@ -247,7 +250,7 @@ void product(const MatrixTask& t) {
         else if (t.tokens <= 2 * kMatrixTile)
             block<IsT5, 1, 2>(t, weights, acc);
         else
-            many_tokens<IsT5>(t, weights, acc);
+            many_tokens<IsT5>(t, weights, acc, t.out ? t.out + g * kGroupRows : nullptr);
     }
 }
 

@@ -48,11 +48,7 @@ BITNET_INLINE Halves field(const Halves& x) {
         {_mm512_gf2p8affine_epi64_epi8(x.of[0], matrix, zero), _mm512_gf2p8affine_epi64_epi8(x.of[1], matrix, zero)}};
 }
 
-BITNET_INLINE Halves load(const uint8_t* w) {
-    fetch_ahead(w);
-    fetch_ahead(w + 64);
-    return {{_mm512_loadu_si512(w), _mm512_loadu_si512(w + 64)}};
-}
+BITNET_INLINE Halves load(const uint8_t* w) { return {{_mm512_loadu_si512(w), _mm512_loadu_si512(w + 64)}}; }
 
 // The fields of a step: in the bytes of U2, or on top of what four steps of T5 look up.
 struct FieldsOfU2 {
@@ -255,16 +251,18 @@ void correct(const ManyTask& t, const uint16_t* list, const int8_t* codes, int s
 // Chunk after chunk of the weights, which become bytes once for all tiles.
 void pair_product(const ManyTask& t) {
     Chunk chunk;
-    each_chunk(t, [&](const uint8_t* weights, int count, const Span(&spans)[2], bool is_first) {
-        t.is_t5 ? expand_t5(weights, count, chunk) : expand_u2(weights, count, chunk);
-        each_tile(t, [&](int first, int tokens) {
+    each_piece(t, [&](const Piece& piece) {
+        t.is_t5 ? expand_t5(piece.weights, piece.share.count, chunk)
+                : expand_u2(piece.weights, piece.share.count, chunk);
+        each_tile(t, [&](int first, int tokens, int tile) {
+            fetch_beside(t, piece.share, tile, first, tokens);
             with_count<kPairTile>(tokens, [&](auto n) {
-                chunk_tile<n.value>(chunk, spans, t.codes + first * t.padded, is_first ? t.offsets + first : nullptr,
-                                    t.acc + first * kGroupRows);
+                chunk_tile<n.value>(chunk, piece.spans, t.codes + first * t.padded,
+                                    piece.share.begin == 0 ? t.offsets + first : nullptr, t.acc + first * kGroupRows);
             });
         });
     });
-    each_tile(t, [&](int first, int tokens) {
+    each_tile(t, [&](int first, int tokens, int) {
         for (int i = 0; i < tokens; i++) {
             const uint16_t* list = t.lists + (first + i) * (kPairList + 1);
             if (list[0])

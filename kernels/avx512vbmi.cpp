@@ -119,7 +119,6 @@ BITNET_APART void unpack_blocks(const uint8_t* w, int blocks, uint8_t* to) {
     for (; blocks > 0; blocks--)
         for (int s = 0; s < 4; s++, w += kStepBytes, to += kUnpackedBytes, last += kFieldBytes)
             for (int half = 0; half < 128; half += 64) {
-                fetch_ahead(w + half);
                 const T5Fields fields = decoder(_mm512_loadu_si512(w + half));
                 unpack_fields(to + half, fields.first_four());
                 _mm512_store_si512(last + half, _mm512_and_si512(_mm512_srli_epi16(fields.upper, 6), mask));

@@ -69,6 +69,8 @@ struct MatrixTask {
     int tokens;
     int32_t* acc;  // [groups][acc_tokens][32]
     int acc_tokens;
+    const float* out;  // [tokens, out_stride]: where the sums will go, a group 32 floats behind the other, or null
+    int64_t out_stride;
 };
 constexpr int kMatrixTile = 16;   // tokens
 constexpr int kMatrixTokens = 6;  // from so many tokens on
@@ -86,6 +88,8 @@ struct ManyTask {
     const int32_t* offsets;
     const uint16_t* lists;  // [tokens][kPairList + 1]
     int32_t* acc;           // [tokens][32]
+    const float* out;       // [tokens, out_stride]: where the sums will go, or null
+    int64_t out_stride;
 };
 constexpr int kPairList = 15;
 

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels.h"
+#include "tile_parts.h"
 
 namespace {
 
@@ -27,18 +27,26 @@ struct Span {
 constexpr int kChunkSteps = 40;  // of columns: 20 KB as bytes, which stay in the first cache
 constexpr int kFieldBytes = 128, kUnpackedBytes = 4 * kFieldBytes;
 
-// Calls f for chunk after chunk of the weights: with its first byte, how many steps of U2 or blocks of T5 it has, where
-// these stand, and whether it is the first.
+// Steps of U2 or blocks of T5 that become bytes together.
+struct Piece {
+    Share share;
+    const uint8_t* weights;
+    Span spans[2];
+};
+
+// Calls f for piece after piece of the weights.
 template <class F>
-BITNET_INLINE void each_chunk(const bitnet::ManyTask& t, const F& f) {
+BITNET_INLINE void each_piece(const bitnet::ManyTask& t, const F& f) {
     using namespace bitnet;
     const int blocks = t.steps / kBlockSteps, units = t.is_t5 ? blocks : t.steps;
-    const int most = t.is_t5 ? kChunkSteps / kBlockSteps : kChunkSteps;
+    const int most = t.is_t5 ? kChunkSteps / kBlockSteps : kChunkSteps, bytes = t.is_t5 ? kBlockBytes : kStepBytes;
     for (int begin = 0; begin < units; begin += most) {
         const int count = units - begin < most ? units - begin : most;
-        const Span spans[2] = {t.is_t5 ? Span{4 * begin, 4 * count} : Span{begin, count},
-                               t.is_t5 ? Span{4 * blocks + begin, count} : Span{}};
-        f(t.weights + begin * (t.is_t5 ? kBlockBytes : kStepBytes), count, spans, begin == 0);
+        const Piece piece{{begin, count, units, bytes},
+                          t.weights + begin * bytes,
+                          {t.is_t5 ? Span{4 * begin, 4 * count} : Span{begin, count},
+                           t.is_t5 ? Span{4 * blocks + begin, count} : Span{}}};
+        f(piece);
     }
 }
 

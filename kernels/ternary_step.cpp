@@ -85,14 +85,15 @@ struct TernaryStep final : Step {
               const Range& tokens, int32_t* acc) const {
         c.kernels.many_product({data, stays_t5, int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens),
                                 int(Tiles(c).count), int(tokens.first_tile), int(tokens.last_tile), c.pair_offsets(x),
-                                c.pair_list(x, 0), acc});
+                                c.pair_list(x, 0), acc, c.at(out, 0) + group.first_row, out.stride});
         store(c, group, acc + tokens.first * kGroupRows, tokens.first, int(tokens.last - tokens.first));
     }
     void matrix(const Context& c, int64_t first, int64_t count, const Range& tokens, int32_t* acc) const {
         const int steps = int(weight->group_bytes() / kStepBytes), num_tokens = int(tokens.last - tokens.first);
         const int acc_tokens = int(matrix_tokens(num_tokens));
         c.kernels.matrix_product({weight->group_data(first), is_t5(), int(count), steps,
-                                  c.codes(x) + tokens.first * x.padded, x.padded, num_tokens, acc, acc_tokens});
+                                  c.codes(x) + tokens.first * x.padded, x.padded, num_tokens, acc, acc_tokens,
+                                  c.at(out, tokens.first) + weight->groups()[size_t(first)].first_row, out.stride});
         for (int64_t g = first; g < first + count; g++, acc += acc_tokens * kGroupRows)
             store(c, weight->groups()[size_t(g)], acc, tokens.first, num_tokens);
     }

@@ -1,6 +1,7 @@
 // Numbers of tokens that the compiler knows, and a tile in parts that fit into the registers of a smaller instruction
 // set.
 #pragma once
+#include "fetch.h"
 #include "kernels.h"
 
 namespace {
@@ -18,13 +19,29 @@ inline void with_count(int n, const F& f) {
     f(Count<Most>());
 }
 
-// Calls f with the first token of each tile, and how many it has.
+// Calls f with the first token of each tile, how many it has, and which one it is.
 template <class F>
 BITNET_INLINE void each_tile(const bitnet::ManyTask& t, const F& f) {
     for (int i = t.first_tile; i < t.last_tile; i++) {
         const int first = int(int64_t(t.tokens) * i / t.tiles);
-        f(first, int(int64_t(t.tokens) * (i + 1) / t.tiles) - first);
+        f(first, int(int64_t(t.tokens) * (i + 1) / t.tiles) - first, i - t.first_tile);
     }
+}
+
+// So many steps or blocks of a group's weights, of so many bytes each.
+struct Share {
+    int begin, count, all, unit_bytes;
+};
+
+// With every tile a part of what comes next is fetched, the weights behind a share and where the sums will go: all of
+// it at once would keep the tile waiting.
+BITNET_INLINE void fetch_beside(const bitnet::ManyTask& t, const Share& share, int tile, int first, int tokens) {
+    const int end = share.begin + share.count;
+    fetch_part(t.weights + end * share.unit_bytes, share.count * share.unit_bytes / 64, tile,
+               t.last_tile - t.first_tile);
+    if (t.out)
+        fetch_outputs(t.out + first * t.out_stride, t.out_stride, tokens * share.begin / share.all,
+                      tokens * end / share.all);
 }
 
 // Kernels::ternary_tile, in parts of at most Most tokens, as evenly as possible.

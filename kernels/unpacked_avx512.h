@@ -1,7 +1,6 @@
 // Products of many tokens on AVX-512: some steps of the weights after the others become bytes, once for all tokens.
 // What unpacks them would take the ports of `vpdpbusd` beside every tile again.
 #pragma once
-#include "fetch.h"
 #include "products_avx512.h"
 #include "tile_parts.h"
 
@@ -18,10 +17,7 @@ BITNET_INLINE void unpack_fields(uint8_t* to, __m512i x) {
 
 BITNET_APART void unpack_steps(const uint8_t* w, int steps, uint8_t* to) {
     for (; steps > 0; steps--, w += bitnet::kStepBytes, to += kUnpackedBytes)
-        for (int half = 0; half < 128; half += 64) {
-            fetch_ahead(w + half);
-            unpack_fields(to + half, _mm512_loadu_si512(w + half));
-        }
+        for (int half = 0; half < 128; half += 64) unpack_fields(to + half, _mm512_loadu_si512(w + half));
 }
 
 // The sums of T tokens with what is unpacked of a group.
@@ -56,11 +52,12 @@ BITNET_APART void unpacked_tile(const uint8_t* bytes, const Span (&spans)[2], co
 template <class Unpack>
 BITNET_INLINE void unpacked_product(const bitnet::ManyTask& t, const Unpack& unpack) {
     alignas(64) uint8_t bytes[kChunkSteps * kUnpackedBytes];
-    each_chunk(t, [&](const uint8_t* weights, int count, const Span(&spans)[2], bool is_first) {
-        unpack(weights, count, bytes);
-        each_tile(t, [&](int first, int tokens) {
+    each_piece(t, [&](const Piece& piece) {
+        unpack(piece.weights, piece.share.count, bytes);
+        each_tile(t, [&](int first, int tokens, int tile) {
+            fetch_beside(t, piece.share, tile, first, tokens);
             with_count<bitnet::kMaxTileTokens>(tokens, [&](auto n) {
-                unpacked_tile<n.value>(bytes, spans, t.codes + first * t.padded, is_first,
+                unpacked_tile<n.value>(bytes, piece.spans, t.codes + first * t.padded, piece.share.begin == 0,
                                        t.acc + first * bitnet::kGroupRows);
             });
         });
