@@ -19,8 +19,11 @@ class Layout:
 
 
 def padded_codes(width: int) -> int:
-    """Bytes of a token's codes: whole steps of every ternary format, 80 at most, and then whole lines of 64."""
-    return ((width + 79) // 80 * 80 + 63) // 64 * 64
+    """Bytes of a token's codes: whole steps of every ternary format, 80 at most, and then whole lines of 64.
+
+    An odd number of lines: the codes of neighbouring tokens would otherwise meet in few sets of the nearest cache.
+    """
+    return (((width + 79) // 80 * 80 + 63) // 64 | 1) * 64
 
 
 def num_floats(value: Value) -> int:
