@@ -19,18 +19,20 @@ class Layout:
 
 
 def padded_codes(width: int) -> int:
-    """Bytes of a token's codes: whole steps of every ternary format, 80 at most, and then whole lines of 64.
-
-    An odd number of lines: the codes of neighbouring tokens would otherwise meet in few sets of the nearest cache.
-    """
-    return (((width + 79) // 80 * 80 + 63) // 64 | 1) * 64
+    """Bytes of a token's codes: whole steps of every ternary format, 80 at most, and then lines of 64."""
+    return _odd((width + 79) // 80 * 80, 64)
 
 
 def num_floats(value: Value) -> int:
     """The room that a value takes, in floats a token: codes have a scale, a sum, an offset, and a list of pairs."""
     padded = padded_codes(value.width)
     floats = padded // 4 + 11 if value.kind == "int8" else value.width
-    return (floats + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return _odd(floats, ALIGNMENT)
+
+
+def _odd(size: int, line: int) -> int:
+    """An odd number of lines: neighbouring tokens would otherwise meet in few sets of a cache."""
+    return ((size + line - 1) // line | 1) * line
 
 
 def plan_buffers(plan: Plan) -> Layout:
