@@ -50,15 +50,16 @@ BITNET_INLINE void each_group(int queries, F f) {
     if (queries - i == 1) f(i, Group<1>());
 }
 
-// The next block, whose place the processor cannot guess, is fetched while this one is read: a tile for every tile, in
-// four places of it in turn.
+// The next block, whose place the processor cannot guess, is fetched while this one is read: a tile for every tile. A
+// token that decodes waits for memory, and has it fetched in four places in turn.
 struct NextBlock {
     const uint8_t* data;  // null where other queries have fetched it
     int64_t quarter;      // tiles
     template <Dtype D, int G>
-    BITNET_INLINE void fetch_tile(int64_t tile) const {
+    BITNET_INLINE void fetch_tile(uint32_t tile) const {
+        constexpr uint32_t places = G > 4 ? 1 : 4;
         if (G > 4 && !data) return;
-        const uint8_t* p = data + (tile % 4 * quarter + tile / 4) * Tile<D>::bytes;
+        const uint8_t* p = data + (tile % places * quarter + tile / places) * Tile<D>::bytes;
         fetch(p);
         if (Tile<D>::bytes > 64) fetch(p + 64);
     }
@@ -82,7 +83,7 @@ BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Ne
             for (int i = 0; i < halves; i++) {
                 const uint8_t* tile = keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes;
                 Tile<D>::get(tile, low[i], high[i]);
-                next.fetch_tile<D, G>(half * pairs + p * halves + i);
+                next.fetch_tile<D, G>(uint32_t(half * pairs + p * halves + i));
             }
 #pragma GCC unroll 8
             for (int g = 0; g < G; g++)
@@ -134,32 +135,36 @@ BITNET_APART void weigh_block(float (*scores)[32], const int* counts, Softmax* s
 
 // Adds the values of the positions from .. to - 1 to N tiles of features of G queries.
 template <Dtype D, int G, int N>
-BITNET_INLINE void add_tiles(const uint8_t* values, const NextBlock& next, int64_t fetched, int tiles, int from, int to,
-                             const float (*weights)[32], const float* corrections, float* sums) {
+BITNET_INLINE void add_tiles(const uint8_t* values, const NextBlock& next, uint32_t fetched, int tiles, int from,
+                             int to, const float (*weights)[32], const float* corrections, float* sums) {
     Lanes s[G][N];
 #pragma GCC unroll 8
     for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
         for (int d = 0; d < N; d++) s[g][d] = mul(load(sums + (g * tiles + d) * 16), set1(corrections[g]));
-    for (int j = from & ~1; j < to; j += 2) {
-        Lanes low[N], high[N];
+    const int64_t row_bytes = int64_t(tiles) * Tile<D>::bytes;
+    const uint8_t* row = values + from / 2 * row_bytes;
+    Lanes low[N], high[N];
+    const auto get = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 4
-        for (int d = 0; d < N; d++) {
-            const uint8_t* tile = values + (int64_t(j / 2) * tiles + d) * Tile<D>::bytes;
-            Tile<D>::get(tile, low[d], high[d]);
-            next.fetch_tile<D, G>(fetched + j / 2 * N + d);
-        }
-        if (j >= from)
+        for (int d = 0; d < N; d++) Tile<D>::get(row + d * Tile<D>::bytes, low[d], high[d]);
+        row += row_bytes;
+    };
+    const auto add = [&](int j, const Lanes(&x)[N]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-            for (int g = 0; g < G; g++)
+        for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
-                for (int d = 0; d < N; d++) s[g][d] = fma(set1(weights[g][j]), low[d], s[g][d]);
-        if (j + 1 < to)
-#pragma GCC unroll 8
-            for (int g = 0; g < G; g++)
+            for (int d = 0; d < N; d++) s[g][d] = fma(set1(weights[g][j]), x[d], s[g][d]);
+    };
+    int j = from;
+    if (j % 2) get(), add(j++, high);
+    for (; j + 1 < to; j += 2) {
+        get();
 #pragma GCC unroll 4
-                for (int d = 0; d < N; d++) s[g][d] = fma(set1(weights[g][j + 1]), high[d], s[g][d]);
+        for (int d = 0; d < N; d++) next.fetch_tile<D, G>(fetched++);
+        add(j, low), add(j + 1, high);
     }
+    if (j < to) get(), add(j, low);
 #pragma GCC unroll 8
     for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
@@ -172,8 +177,9 @@ BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, const N
     constexpr int at_once = kLaneSums / G > 4 ? 4 : kLaneSums / G > 1 ? kLaneSums / G : 1;
     const int tiles = t.layout.padded_dim / 16;
     const auto add = [&](int d, auto count) {
-        add_tiles<D, G, count.size>(values + d * Tile<D>::bytes, next, t.layout.head_dim + d * (kBlockTokens / 2),
-                                    tiles, from, to, weights, corrections, sums + d * 16);
+        add_tiles<D, G, count.size>(values + d * Tile<D>::bytes, next,
+                                    uint32_t(t.layout.head_dim + d * (kBlockTokens / 2)), tiles, from, to, weights,
+                                    corrections, sums + d * 16);
     };
     int d = 0;
     for (; d + at_once <= tiles; d += at_once) add(d, Group<at_once>());
