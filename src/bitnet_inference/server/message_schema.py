@@ -14,7 +14,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.schema import closed_schema
 from bitnet_inference.server.replies import Talk
-from bitnet_inference.server.schema import Count, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
+from bitnet_inference.server.schema import Count, Each, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
 from bitnet_inference.tools import Tools, read_tools
 
@@ -52,7 +52,7 @@ class ToolResultBlock(Inner):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOrList[list[TextBlock]] = ""
+    content: TextOrList[Each[TextBlock]] = ""
     is_error: bool = False
     cache_control: CacheControl | None = None
     toolset_name: None = None
@@ -70,7 +70,7 @@ class Turn(Inner):
     """A message of the conversation."""
 
     role: Literal["user", "assistant"]
-    content: TextOrList[list[Block]]
+    content: TextOrList[Each[Block]]
 
 
 class ToolSpec(Inner):
@@ -127,9 +127,9 @@ class Thinking(Inner):
 class CountRequest(Fields):
     """POST /v1/messages/count_tokens."""
 
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    system: TextOrList[list[TextBlock]] | None = None
-    tools: list[ToolSpec] | None = None
+    messages: Annotated[Each[Turn], Field(min_length=1)]
+    system: TextOrList[Each[TextBlock]] | None = None
+    tools: Each[ToolSpec] | None = None
     tool_choice: ToolWish | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -172,7 +172,7 @@ class MessagesRequest(CountRequest):
 
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
     stream: bool = False
-    stop_sequences: list[str] | None = None
+    stop_sequences: Each[str] | None = None
     temperature: Part | None = None
     top_k: Count | None = None
     top_p: Part | None = None

@@ -14,6 +14,7 @@ from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.server.schema import (
     Count,
+    Each,
     Fields,
     Inner,
     NumTop,
@@ -47,7 +48,7 @@ class MessageItem(Inner):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOrList[list[TextPart]]
+    content: TextOrList[Each[TextPart]]
     id: str | None = None
     status: Status | None = None
 
@@ -68,7 +69,7 @@ class CallOutputItem(Inner):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: TextOrList[list[TextPart]]
+    output: TextOrList[Each[TextPart]]
     id: str | None = None
     status: Status | None = None
 
@@ -95,7 +96,7 @@ class AllowedChoice(Inner):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1)]
+    tools: Annotated[Each[FunctionChoice], Field(min_length=1)]
 
 
 class TextForm(Inner):
@@ -154,10 +155,10 @@ class InputTokensRequest(Fields):
     TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "text", "response_format": "text", "messages": "input"}
     PROMPT: ClassVar[str] = "input"
 
-    input: TextOrList[Annotated[list[Item], Field(min_length=1)]]
+    input: TextOrList[Annotated[Each[Item], Field(min_length=1)]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Each[FunctionTool] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -225,7 +226,7 @@ class ResponsesRequest(InputTokensRequest):
     temperature: Temperature | None = None
     top_p: Part | None = None
     top_logprobs: NumTop | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: Each[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     store: bool = True
     background: bool = False
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None

@@ -47,14 +47,17 @@ def type_of(value: Any) -> str:
     return f"<{value.get('type')}>" if isinstance(value, dict) else f"<{getattr(value, 'type', 'no object')}>"
 
 
-# A value is held against one branch of a union only, so that what is wrong with it can be said.
 Other = TypeVar("Other")
+# To say what is wrong with each of a million values takes seconds: the first one will do.
+Each = Annotated[list[Other], Field(fail_fast=True)]
+
+# A value is held against one branch of a union only, so that what is wrong with it can be said.
 _Text = Annotated[str, Tag("<text>")]
 TextOrList = Annotated[_Text | Annotated[Other, Tag("<list>")], Discriminator(kind_of)]
 TextOrObject = Annotated[_Text | Annotated[Other, Tag("<object>")], Discriminator(kind_of)]
-_Ids = Annotated[list[TokenId], Field(min_length=1)]
-_Lists = Annotated[list[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
-_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+_Ids = Annotated[Each[TokenId], Field(min_length=1)]
+_Lists = Annotated[Each[_Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+_Texts = Annotated[Each[str], Field(min_length=1, max_length=MAX_PROMPTS)]
 Prompts = Annotated[
     _Text
     | Annotated[_Texts, Tag("<list>")]
@@ -113,7 +116,7 @@ class StructuredOutputs(Inner):
     json_: Annotated[TextOrObject[dict[str, Any]] | None, Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Each[str] | None = None
     grammar: str | None = None
 
     @model_validator(mode="after")
@@ -136,7 +139,7 @@ class SamplingFields(Fields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: TextOrList[list[str]] | None = None
+    stop: TextOrList[Each[str]] | None = None
     temperature: Temperature | None = None
     top_p: Part | None = None
     top_k: Count | None = None
@@ -149,12 +152,12 @@ class SamplingFields(Fields):
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Each[TokenId] | None = None
     overflow: Overflow | None = None
     response_format: dict[str, Any] | None = None
     guided_json: TextOrObject[dict[str, Any]] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Each[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     user: str | None = None
@@ -221,11 +224,11 @@ class ChatRequest(SamplingFields):
 
     PROMPT: ClassVar[str] = "messages"
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[Each[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Each[dict[str, Any]] | None = None
     tool_choice: TextOrObject[dict[str, Any]] | None = None
     parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
@@ -233,7 +236,7 @@ class ChatRequest(SamplingFields):
     # Accepted at the values that say what happens anyway.
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Each[Literal["text"]] | None = None
 
     @model_validator(mode="after")
     def _limits_agree(self) -> ChatRequest:

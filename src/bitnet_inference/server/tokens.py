@@ -11,7 +11,7 @@ from starlette.responses import Response
 from bitnet_inference.llm import LLM
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
-from bitnet_inference.server.schema import Fields, TokenId, check_talk
+from bitnet_inference.server.schema import Each, Fields, TokenId, check_talk
 from bitnet_inference.server.sse import json_response
 
 MAX_TOKENS = 1 << 20
@@ -24,8 +24,8 @@ class TokenizeRequest(Fields):
     """
 
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[Each[dict[str, Any]], Field(min_length=1)] | None = None
+    tools: Each[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool = False
@@ -49,7 +49,7 @@ class TokenizeRequest(Fields):
 class DetokenizeRequest(Fields):
     """POST /detokenize: the text of tokens, special ones too."""
 
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[Each[TokenId], Field(max_length=MAX_TOKENS)]
 
 
 def add_tokens(app: FastAPI, answers: Answers) -> None:
