@@ -48,7 +48,7 @@ class EngineConfig:
     small; "auto" for as many as fit; None for all or none.
     `gpus`: so many NVIDIA GPUs of this machine have a part of every layer each, from the first on, for device "cuda".
     `threads`: CPU threads, None for one a physical core that this process may use.
-    `isa`: instruction set, "auto" for the best that this machine has.
+    `isa`: instruction set of what the CPU computes, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
     head). An ONNX file has its own, "float32" or "float16", and a Core ML package "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 where
