@@ -148,7 +148,7 @@ void unpacked_product(const ManyTask& task) {
         const int steps = least(kUnpackedSteps, task.steps - begin);
         unpack(task.weights + begin * kStepBytes, steps, unpacked);
         each_tile(task, [&](int first, int tokens, int index) {
-            fetch_beside(task, {begin, steps, task.steps, kStepBytes}, index, first, tokens);
+            fetch_beside(task, {begin, steps, task.steps, kStepBytes}, index, first, tokens).rest();
             const int8_t* codes = task.codes + first * task.padded + int64_t(begin) * kStepColumns * tokens;
             const int parts = (tokens + kUnpackedTokens - 1) / kUnpackedTokens;
             for (int i = 0; i < parts; i++) {

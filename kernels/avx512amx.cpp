@@ -66,23 +66,24 @@ BITNET_INLINE void store_fields(uint8_t* bytes, __m512i x, __m512i y) {
 
 // A tile of U2 steps as bytes: 4 columns of 32 rows in 128 bytes, which is how AMX wants its second factor. Columns
 // that only fill up the last tile become 0, so what the activations hold there does not matter.
+template <bool Fetches>
 BITNET_INLINE void expand_tile(const uint8_t* w, int64_t beside, int steps, uint8_t* bytes) {
     for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
         if (s >= steps) {
             std::memset(bytes, 0, size_t(kTileSteps - s) * 4 * kStepBytes);
             return;
         }
-        fetch_step(w, beside);
+        if constexpr (Fetches) fetch_step(w, beside);
         store_fields(bytes, _mm512_loadu_si512(w), _mm512_loadu_si512(w + 64));
     }
 }
 
-// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields, or without.
+// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields and with fetching, or without.
 template <bool WithFifths>
 BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, int64_t beside, uint8_t* bytes,
                                 uint8_t* fifths) {
     for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
-        fetch_step(w, beside);
+        if constexpr (WithFifths) fetch_step(w, beside);
         const T5Fields x = decoder(_mm512_loadu_si512(w)), y = decoder(_mm512_loadu_si512(w + 64));
         store_fields(bytes, x.first_four(), y.first_four());
         if constexpr (!WithFifths) continue;
@@ -103,14 +104,14 @@ class Expansion {
           tiles((t.steps + kTileSteps - 1) / kTileSteps) {}
     // One of the first `tiles`, in ascending order. For T5, `fifths` collects its fifth fields and its neighbours'.
     BITNET_INLINE void tile(int tile, uint8_t* bytes, uint8_t* fifths) const {
-        if (!IsT5) return any_tile(tile, bytes);
+        if (!IsT5) return expand_tile<true>(at(tile), beside_, steps_ - tile * kTileSteps, bytes);
         const int quarter = tile % kFifthTiles;
         if (quarter == 0 && tiles - tile < kFifthTiles) std::memset(fifths, 0, kTileBytes);
         expand_block<true>(decoder_, at(tile), beside_, bytes, fifths + quarter * (kTileBytes / kFifthTiles));
     }
     // Any tile, by itself.
     BITNET_INLINE void any_tile(int tile, uint8_t* bytes) const {
-        if (!IsT5) return expand_tile(at(tile), beside_, steps_ - tile * kTileSteps, bytes);
+        if (!IsT5) return expand_tile<false>(at(tile), beside_, steps_ - tile * kTileSteps, bytes);
         if (tile < tiles) return expand_block<false>(decoder_, at(tile), beside_, bytes, nullptr);
         constexpr int kSteps = kFifthTiles * kTileSteps;
         const int begin = (tile - tiles) * kSteps, count = steps_ - begin < kSteps ? steps_ - begin : kSteps;
@@ -191,15 +192,18 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
 }
 
 // One group times any number of tokens: some tiles are expanded once, and multiplied with all tokens, whose sums come
-// and go.
+// and go. What comes next is fetched line by line meanwhile.
 template <bool IsT5>
 void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc, const float* out) {
     constexpr int kChunk = 8;
     alignas(64) uint8_t expanded[kChunk * kTileBytes];
     const Expansion<IsT5> group(t, weights, 1);
+    const int lines = t.tokens <= 64 ? 4 : t.tokens <= 128 ? 2 : 1;  // to be fetched with every tile
     const int tiles = group.tiles + (IsT5 ? (group.tiles + kFifthTiles - 1) / kFifthTiles : 0);
     for (int begin = 0; begin < tiles; begin += kChunk) {
         const int end = begin + kChunk < tiles ? begin + kChunk : tiles;
+        const uint8_t* next = weights + (begin + kChunk) * kTileSteps * kStepBytes;
+        Ahead ahead{next, next + kChunk * kTileSteps * kStepBytes};
         for (int tile = begin; tile < end; tile++) group.any_tile(tile, expanded + (tile - begin) * kTileBytes);
         asm volatile("" : : : "memory");
         for (int first = 0; first < t.tokens; first += 2 * kMatrixTile) {
@@ -220,6 +224,7 @@ void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc, cons
             const uint8_t* b = expanded;
 #pragma GCC unroll 1  // a tenth faster than what gcc 12 unrolls
             for (int tile = begin; tile < end; tile++, a += kTileColumns, b += kTileBytes) {
+                for (int i = 0; i < lines; i++) ahead.step();
                 _tile_loadd(4, b, kStepBytes);
                 _tile_loadd(5, b + 64, kStepBytes);
                 _tile_loadd(6, a, t.code_stride);

@@ -160,10 +160,12 @@ struct Tile {
         add_pair_products(sums[0][t], a0, a1, w0.of[0], w1.of[0]);
         add_pair_products(sums[1][t], a0, a1, w0.of[1], w1.of[1]);
     }
-    BITNET_INLINE void add_steps(const uint8_t* w, const int8_t* a, int steps) {
+    BITNET_INLINE void add_steps(const uint8_t* w, const int8_t* a, int steps, Ahead& ahead) {
         constexpr int kCodes = 4 * T;  // of a field
         for (; steps >= 2; steps -= 2, w += 2 * kUnpackedBytes, a += 8 * kCodes) {
+            ahead.step();
             add_three(w, a, w + 6 * kFieldBytes, a + 6 * kCodes);
+            ahead.step();
             add_three(w + 2 * kFieldBytes, a + 2 * kCodes, w + 7 * kFieldBytes, a + 7 * kCodes);
             add_pair(w + 4 * kFieldBytes, a + 4 * kCodes);
         }
@@ -175,7 +177,7 @@ struct Tile {
 
 template <int T>
 BITNET_APART void chunk_tile(const Chunk& chunk, const Span (&spans)[2], const int8_t* codes, const int32_t* offsets,
-                             int32_t* acc) {
+                             Ahead ahead, int32_t* acc) {
     Tile<T> tile;
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
@@ -183,8 +185,9 @@ BITNET_APART void chunk_tile(const Chunk& chunk, const Span (&spans)[2], const i
         for (int h = 0; h < 2; h++)
             tile.sums[h][t] =
                 offsets ? _mm512_set1_epi32(offsets[t]) : _mm512_loadu_si512(acc + t * kGroupRows + 16 * h);
-    tile.add_steps(chunk.bytes, codes + spans[0].first * 16 * T, spans[0].count);
-    tile.add_steps(chunk.bytes + spans[0].count * kUnpackedBytes, codes + spans[1].first * 16 * T, spans[1].count);
+    tile.add_steps(chunk.bytes, codes + spans[0].first * 16 * T, spans[0].count, ahead);
+    tile.add_steps(chunk.bytes + spans[0].count * kUnpackedBytes, codes + spans[1].first * 16 * T, spans[1].count,
+                   ahead);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
@@ -255,10 +258,11 @@ void pair_product(const ManyTask& t) {
         t.is_t5 ? expand_t5(piece.weights, piece.share.count, chunk)
                 : expand_u2(piece.weights, piece.share.count, chunk);
         each_tile(t, [&](int first, int tokens, int tile) {
-            fetch_beside(t, piece.share, tile, first, tokens);
+            const Ahead ahead = fetch_beside(t, piece.share, tile, first, tokens);
             with_count<kPairTile>(tokens, [&](auto n) {
                 chunk_tile<n.value>(chunk, piece.spans, t.codes + first * t.padded,
-                                    piece.share.begin == 0 ? t.offsets + first : nullptr, t.acc + first * kGroupRows);
+                                    piece.share.begin == 0 ? t.offsets + first : nullptr, ahead,
+                                    t.acc + first * kGroupRows);
             });
         });
     });

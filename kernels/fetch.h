@@ -17,10 +17,18 @@ BITNET_INLINE void fetch_ahead(const uint8_t* p) {
     fetch(reinterpret_cast<const void*>(next + line % kFetchPages * kPageBytes + line / kFetchPages * 64));
 }
 
-// One of so many parts of what is read next.
-BITNET_INLINE void fetch_part(const uint8_t* data, int lines, int part, int parts) {
-    for (int i = lines * part / parts; i < lines * (part + 1) / parts; i++) fetch(data + 64 * i);
-}
+// What is read next, fetched line by line beside what is computed.
+struct Ahead {
+    const uint8_t *next, *end;
+    BITNET_INLINE void step() {
+        if (next >= end) return;
+        fetch(next);
+        next += 64;
+    }
+    BITNET_INLINE void rest() {
+        while (next < end) step();
+    }
+};
 
 // The 32 floats of each token that are about to be written.
 BITNET_INLINE void fetch_outputs(const float* out, int64_t stride, int from, int to) {

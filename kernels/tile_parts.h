@@ -33,15 +33,16 @@ struct Share {
     int begin, count, all, unit_bytes;
 };
 
-// With every tile a part of what comes next is fetched, the weights behind a share and where the sums will go: all of
-// it at once would keep the tile waiting.
-BITNET_INLINE void fetch_beside(const bitnet::ManyTask& t, const Share& share, int tile, int first, int tokens) {
+// With every tile a part of what comes next is fetched, here of where the sums will go, and of the weights behind a
+// share what is returned: all of it at once would keep the tile waiting.
+BITNET_INLINE Ahead fetch_beside(const bitnet::ManyTask& t, const Share& share, int tile, int first, int tokens) {
     const int end = share.begin + share.count;
-    fetch_part(t.weights + end * share.unit_bytes, share.count * share.unit_bytes / 64, tile,
-               t.last_tile - t.first_tile);
     if (t.out)
         fetch_outputs(t.out + first * t.out_stride, t.out_stride, tokens * share.begin / share.all,
                       tokens * end / share.all);
+    const uint8_t* next = t.weights + end * share.unit_bytes;
+    const int lines = share.count * share.unit_bytes / 64, tiles = t.last_tile - t.first_tile;
+    return {next + lines * tile / tiles * 64, next + lines * (tile + 1) / tiles * 64};
 }
 
 // Kernels::ternary_tile, in parts of at most Most tokens, as evenly as possible.

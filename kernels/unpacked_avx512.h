@@ -23,7 +23,7 @@ BITNET_APART void unpack_steps(const uint8_t* w, int steps, uint8_t* to) {
 // The sums of T tokens with what is unpacked of a group.
 template <int T>
 BITNET_APART void unpacked_tile(const uint8_t* bytes, const Span (&spans)[2], const int8_t* codes, bool is_first,
-                                int32_t* acc) {
+                                Ahead ahead, int32_t* acc) {
     __m512i sums[2][T];
 #pragma GCC unroll 12
     for (int t = 0; t < T; t++)
@@ -33,6 +33,7 @@ BITNET_APART void unpacked_tile(const uint8_t* bytes, const Span (&spans)[2], co
     for (const Span& span : spans) {
         const int8_t* a = codes + span.first * 16 * T;
         for (int field = 0; field < 4 * span.count; field++, bytes += kFieldBytes, a += 4 * T) {
+            if (field % 2) ahead.step();
             const __m512i u = _mm512_load_si512(bytes), v = _mm512_load_si512(bytes + 64);
 #pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
@@ -55,9 +56,9 @@ BITNET_INLINE void unpacked_product(const bitnet::ManyTask& t, const Unpack& unp
     each_piece(t, [&](const Piece& piece) {
         unpack(piece.weights, piece.share.count, bytes);
         each_tile(t, [&](int first, int tokens, int tile) {
-            fetch_beside(t, piece.share, tile, first, tokens);
+            const Ahead ahead = fetch_beside(t, piece.share, tile, first, tokens);
             with_count<bitnet::kMaxTileTokens>(tokens, [&](auto n) {
-                unpacked_tile<n.value>(bytes, piece.spans, t.codes + first * t.padded, piece.share.begin == 0,
+                unpacked_tile<n.value>(bytes, piece.spans, t.codes + first * t.padded, piece.share.begin == 0, ahead,
                                        t.acc + first * bitnet::kGroupRows);
             });
         });
