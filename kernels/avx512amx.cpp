@@ -78,7 +78,8 @@ BITNET_INLINE void expand_tile(const uint8_t* w, int64_t beside, int steps, uint
     }
 }
 
-// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields and with fetching, or without.
+// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields and with fetching, or
+// without.
 template <bool WithFifths>
 BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, int64_t beside, uint8_t* bytes,
                                 uint8_t* fifths) {

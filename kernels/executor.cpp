@@ -125,7 +125,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
             scratch = Memory(program.scratch_floats(num_tokens) * 4);
 
     const int64_t segments = cut_attention(program, batch);
-    const bool matrix = kernels_->matrix_product && num_tokens >= kMatrixTokens;
+    const bool matrix = kernels_->matrix_product && num_tokens >= program.matrix_tokens();
     const int64_t most = are_many(*kernels_, num_tokens) ? kernels_->many_tile : kMaxTileTokens;
     const Context context{*kernels_,
                           num_tokens,

@@ -69,11 +69,12 @@ struct MatrixTask {
     int tokens;
     int32_t* acc;  // [groups][acc_tokens][32]
     int acc_tokens;
-    const float* out;  // [tokens, out_stride]: where the sums will go, a group 32 floats behind the other, or null
-    int64_t out_stride;
+    // [tokens, out_stride]: where the sums will go, a group 32 floats behind the other, or null.
+    const float* out = nullptr;
+    int64_t out_stride = 0;
 };
 constexpr int kMatrixTile = 16;   // tokens
-constexpr int kMatrixTokens = 6;  // from so many tokens on
+constexpr int kMatrixTokens = 4;  // from so many tokens on, or more: Program::matrix_tokens
 
 // One group of 32 rows and any number of tokens, in `tiles` tiles of up to many_tile as for ternary_tile, cut as evenly
 // as possible, of which those from first_tile to last_tile - 1 are multiplied. offsets and lists are what pair_row says
@@ -86,10 +87,10 @@ struct ManyTask {
     int64_t padded;  // bytes of a token's codes
     int tokens, tiles, first_tile, last_tile;
     const int32_t* offsets;
-    const uint16_t* lists;  // [tokens][kPairList + 1]
-    int32_t* acc;           // [tokens][32]
-    const float* out;       // [tokens, out_stride]: where the sums will go, or null
-    int64_t out_stride;
+    const uint16_t* lists;       // [tokens][kPairList + 1]
+    int32_t* acc;                // [tokens][32]
+    const float* out = nullptr;  // [tokens, out_stride]: where the sums will go, or null
+    int64_t out_stride = 0;
 };
 constexpr int kPairList = 15;
 

@@ -60,7 +60,7 @@ void time_groups(const Kernels& kernels) {
     product(programs[1], fine, false);
     product(programs[2], coarse, false);
     Executor executor(kernels.name, 1);
-    for (const int tokens : {1, 2, 4, 8, 12, 128}) {
+    for (const int tokens : {1, 2, 4, 8, 12, 16, 24, 32, 128}) {
         const auto x = floats(random, tokens * columns);
         std::vector<float> out(size_t(tokens * rows));
         std::vector<std::function<void()>> works;

@@ -72,7 +72,8 @@ static void time_matrix(const Kernels& kernels) {
     constexpr int columns = 2560, steps = columns / kStepColumns, most_tokens = 128;
     const auto a = codes(random, columns * most_tokens + 64);
     const auto* lines = reinterpret_cast<const int8_t*>((uintptr_t(a.data()) + 63) / 64 * 64);
-    std::vector<int32_t> acc(2 * most_tokens * kGroupRows);
+    const Memory sums(2 * most_tokens * kGroupRows * 4);  // lines of 64 bytes, as an executor's
+    auto* acc = reinterpret_cast<int32_t*>(sums.data());
     for (const bool is_t5 : {false, true})
         for (const int groups : {32, 6912}) {
             const int steps_each = is_t5 ? steps / kBlockSteps * 4 : steps;
@@ -83,7 +84,7 @@ static void time_matrix(const Kernels& kernels) {
                 const double t = median_seconds([&] {
                     for (int g = 0; g < groups; g += 2)
                         kernels.matrix_product({w.data() + int64_t(g) * steps_each * kStepBytes, is_t5, 2, steps_each,
-                                                lines, columns, tokens, acc.data(), most_tokens});
+                                                lines, columns, tokens, acc, most_tokens});
                 });
                 const double macs = double(groups) * kGroupRows * columns * tokens;
                 std::printf("%-8s %s %6.1f MB, %d tokens as a matrix: %6.1f GMAC/s, %5.1f GB/s of weights\n",

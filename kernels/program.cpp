@@ -19,6 +19,8 @@ void require(bool ok, const char* why) {
 
 // Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
 constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
+// Where matrix products begin to be faster: with scales every 64 and 128 columns, from 32 and 16 tokens on.
+constexpr int64_t kMatrixTokenColumns = 2048, kInt8MatrixTokens = 10;
 
 struct EmbedStep final : Step {
     const DenseWeight* table;
@@ -241,6 +243,7 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     check_source(x, weight->columns());
     cost_ += weight->rows() * weight->columns();
     if (!weight->group_columns()) return push(ternary_step(weight, x, out, residual));
+    matrix_tokens_ = std::max(matrix_tokens_, kMatrixTokenColumns / weight->group_columns());
     group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
     push(group_sums_step(weight, x, arena_floats_));
     push(group_product_step(weight, x, arena_floats_, out, residual));
@@ -263,6 +266,7 @@ void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* r
     check_source(x, weight->columns());
     cost_ += weight->rows() * weight->columns();
     tile_tokens_ = kVectorsInTile;
+    matrix_tokens_ = std::max(matrix_tokens_, kInt8MatrixTokens);
     push(int8_step(weight, x, out, residual));
 }
 
