@@ -33,8 +33,8 @@ struct Share {
     int begin, count, all, unit_bytes;
 };
 
-// With every tile a part of what comes next is fetched, here of where the sums will go, and of the weights behind a
-// share what is returned: all of it at once would keep the tile waiting.
+// With every tile a part of what comes next is fetched: where its sums will go, and by what is returned, line by line,
+// the weights behind a share. All of it at once would keep the tile waiting.
 BITNET_INLINE Ahead fetch_beside(const bitnet::ManyTask& t, const Share& share, int tile, int first, int tokens) {
     const int end = share.begin + share.count;
     if (t.out)
