@@ -199,7 +199,8 @@ void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc, cons
     constexpr int kChunk = 8;
     alignas(64) uint8_t expanded[kChunk * kTileBytes];
     const Expansion<IsT5> group(t, weights, 1);
-    const int lines = t.tokens <= 64 ? 4 : t.tokens <= 128 ? 2 : 1;  // to be fetched with every tile
+    constexpr int kLines = kTileSteps * kStepBytes / 64;  // of a tile's weights, fetched while others meet the tokens
+    const int blocks = (t.tokens + 2 * kMatrixTile - 1) / (2 * kMatrixTile), lines = (kLines + blocks - 1) / blocks;
     const int tiles = group.tiles + (IsT5 ? (group.tiles + kFifthTiles - 1) / kFifthTiles : 0);
     for (int begin = 0; begin < tiles; begin += kChunk) {
         const int end = begin + kChunk < tiles ? begin + kChunk : tiles;
