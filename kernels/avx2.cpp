@@ -265,6 +265,7 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
         own.many_product = unpacked_product;
         own.many_tokens = 18;
         own.many_tile = kMaxTileTokens;
+        own.head_sums2 = head_sums2_in_int16;
         own.head_sums6 = head_sums6_in_pairs;
         own.head_sums8 = head_sums8_in_parts<head_sums6_in_pairs, head_sums2_in_int16>;
         return own;

@@ -205,13 +205,18 @@ struct Kernels {
     void (*attend)(const AttendTask& task);
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
-    // acc[tile][vector][row] = sum over columns of activation * the high 6 bits, or all 8 bits of a code.
+    // acc[tile][vector][row] = sum over columns of activation * the low 2, the high 6 bits, or all 8 bits of a code.
+    void (*head_sums2)(const HeadTask& task);
     void (*head_sums6)(const HeadTask& task);
     void (*head_sums8)(const HeadTask& task);
     bool whole_bytes;  // whether all 8 bits take one product, not two
     void (*head_scores)(const HeadScores& task, float* scores);
     // Both ends of the interval that holds each exact logit, and the largest of each.
     HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
+    // Upper ends that head_bounds gave for 6 bits become those for 8, by the scores of the low 2 alone; what is
+    // infinite or no number stays. `rounding` is the input's (screen.h).
+    void (*head_refine)(const HeadScores& low, const HeadErrors& of6, const HeadErrors& of8, float rounding,
+                        float* upper);
     // ternary_tile of the T5 blocks of one group; null where they are expanded first.
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
     // ternary_tile for many tokens, from many_tokens on, whose weights are unpacked once; null where that is no faster.

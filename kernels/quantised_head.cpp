@@ -80,7 +80,7 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     const float b = input.low =
         form_ == InputForm::rough ? 0.0f : std::max(a / 254.0f, std::numeric_limits<float>::min());
     input.high_total = input.low_total = 0;
-    input.error_factor = input.size_factor = std::numeric_limits<float>::quiet_NaN();
+    input.error_factor = input.size_factor = input.rounding = std::numeric_limits<float>::quiet_NaN();
     if (!(std::sqrt(squares) <= kMaxNorm)) return;  // bounds that are not numbers: every row is kept
 
     int tile = 0;
@@ -113,9 +113,10 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
         }
     }
     const double norm = std::sqrt(squares) * (1 + 1e-9), g = (double(columns) / 16 + 6) * kRoundoff * 1.01;
-    const double terms = a * std::sqrt(highs) + b * std::sqrt(lows);
+    const double rounding = 4 * kRoundoff * (a * std::sqrt(highs) + b * std::sqrt(lows)) * 1.01;
     input.error_factor = round_up((1 + g) * norm);
-    input.size_factor = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + 4 * kRoundoff * terms * 1.01);
+    input.size_factor = round_up(std::sqrt(error) * (1 + 1e-6) + g * norm + rounding);
+    input.rounding = round_up(rounding);
 }
 
 QuantisedHead::QuantisedHead(int64_t rows, int64_t columns, int bits)
@@ -226,7 +227,7 @@ void centre(int32_t total, uint32_t factor, uint32_t offset, int32_t* sums) {
 }
 
 void centre(int32_t total, int bits, int32_t* sums) {
-    bits == 6 ? centre(total, 8, 253, sums) : centre(total, 2, 256, sums);
+    bits == 6 ? centre(total, 8, 253, sums) : centre(total, 2, bits == 2 ? 3 : 256, sums);
 }
 
 }  // namespace
@@ -248,7 +249,8 @@ void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int i
     of_tiles.code_stride = inputs.padded_columns();
     if (bits == 6) of_tiles.weights2 = nullptr;
     const bool in_matrix = inputs.form() == InputForm::matrix;
-    (in_matrix ? kernels.head_matrix : bits == 8 ? kernels.head_sums8 : kernels.head_sums6)(of_tiles);
+    const auto of_bits = bits == 8 ? kernels.head_sums8 : bits == 6 ? kernels.head_sums6 : kernels.head_sums2;
+    (in_matrix ? kernels.head_matrix : of_bits)(of_tiles);
     for (int i = 0; i < count; i++)
         for (int v = 0; v < of_tiles.vectors; v++)
             centre(inputs.total_of(input_tile, v), bits, sums[i] + v * kHeadRows);

@@ -29,6 +29,7 @@ class HeadInputs {
         float high, low;  // a, b; no b without l
         int32_t high_total, low_total;
         float error_factor, size_factor;  // c, f: not numbers where the input is not finite
+        float rounding;                   // r, which f holds
     };
     int count() const { return count_; }
     const Input& operator[](int i) const { return inputs_[i]; }
@@ -99,7 +100,7 @@ class QuantisedHead {
     InputForm form(const Kernels& kernels, int count) const;
     // The sums of a tile of rows for each vector of a tile of inputs, in halves of s.
     using Sums = int32_t[kHeadTaskVectors * kHeadRows];
-    // Of `bits` bits, 6 or 8, and `count` tiles of rows, one or two.
+    // Of `bits` bits, 2 (the low ones), 6 or 8, and `count` tiles of rows, one or two. No matrix takes 2 bits.
     void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count, int bits,
               Sums* sums) const;
     // The task of `count` tiles of rows for so many vectors of codes; of a matrix, its code_stride too is to be set.

@@ -25,6 +25,10 @@ InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, 
     return form == InputForm::whole && count >= kRoughInputs && !is_fast ? InputForm::rough : form;
 }
 
+HeadErrors errors_of(const QuantisedHead::Errors& errors, int64_t row, const HeadInputs::Input& input) {
+    return {&errors.error[size_t(row)], &errors.size[size_t(row)], input.error_factor, input.size_factor};
+}
+
 }  // namespace
 
 // What a thread has seen of an input: its k largest lower ends with their rows, in a heap, the smallest on top.
@@ -84,9 +88,8 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
     return computed;
 }
 
-// The logits of all rows that may be among the k best, k at least, of each input, and what has been seen of them all.
-std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k,
-                                                int bits) const {
+// The rows with the k largest lower ends of each input, and what has been seen of them all.
+std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int count, size_t k, int bits) const {
     const InputForm form = form_of(executor.kernels(), quantised_, count, k);
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
@@ -99,8 +102,15 @@ std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float*
                     look_at_tile(kernels, inputs, input_tile, tile, bits, sums, k, &best[size_t(thread * count)]);
                 });
         });
-    std::vector<Rows> rows(static_cast<size_t>(count));
+    std::vector<RowNumbers> rows(static_cast<size_t>(count));
     for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k);
+    return rows;
+}
+
+// The logits of all rows that may be among the k best, k at least, of each input.
+std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k,
+                                                int bits) const {
+    std::vector<RowNumbers> rows = look(executor, x, count, k, bits);
     const std::vector<Logits> first = compute(executor, x, rows);
     executor.each(count, quantised_.num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
@@ -130,23 +140,45 @@ void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int 
     const QuantisedHead::Errors& errors = bits == 6 ? quantised_.errors6 : quantised_.errors8;
     for (int place = 0; place < inputs.count_of(input_tile); place++) {
         const int index = inputs.first_of(input_tile) + place;
-        const HeadErrors of_rows{&errors.error[size_t(row)], &errors.size[size_t(row)], inputs[index].error_factor,
-                                 inputs[index].size_factor};
         float lower[kHeadRows];
-        const HeadEnds most = kernels.head_bounds(quantised_.scores_of(inputs, input_tile, place, tile, sums), of_rows,
-                                                  seen_.upper(index, tile), lower);
+        const HeadEnds most =
+            kernels.head_bounds(quantised_.scores_of(inputs, input_tile, place, tile, sums),
+                                errors_of(errors, row, inputs[index]), seen_.upper(index, tile), lower);
         seen_.most(index, tile) = most.upper;
         if (most.lower > best[index].least)
             for (int64_t r = 0; r < rows; r++) best[index].see(lower[r], row + r, k);
     }
 }
 
+// The upper ends by 8 bits of some of so many inputs that have been looked at by 6.
+void Screen::refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const {
+    const InputForm form = form_of(executor.kernels(), quantised_, count, 1);
+    std::vector<float> some;
+    for (const int index : indices) some.insert(some.end(), x + index * head_.columns, x + (index + 1) * head_.columns);
+    const HeadInputs inputs(executor, some.data(), int(indices.size()), head_.columns,
+                            form == InputForm::rough ? form : InputForm::whole);
+    const auto refine_tile = [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
+        const int64_t row = tile * kHeadRows;
+        for (int place = 0; place < inputs.count_of(input_tile); place++) {
+            const int index = inputs.first_of(input_tile) + place;
+            const HeadScores scores = quantised_.scores_of(inputs, input_tile, place, tile, sums);
+            executor.kernels().head_refine(scores, errors_of(quantised_.errors6, row, inputs[index]),
+                                           errors_of(quantised_.errors8, row, inputs[index]), inputs[index].rounding,
+                                           seen_.upper(indices[size_t(index)], tile));
+        }
+    };
+    executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * int64_t(indices.size()), 8,
+                  [&](int64_t first, int64_t last, int) {
+                      quantised_.each_tile(executor.kernels(), inputs, first, last, 2, refine_tile);
+                  });
+}
+
 // The k rows with the largest lower ends that any thread has seen, or fewer where those are not finite.
-Screen::Rows Screen::best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k) {
+RowNumbers Screen::best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k) {
     Best all;
     for (size_t i = index; i < best.size(); i += count)
         for (const auto& [end, row] : best[i].lower) all.see(end, row, k);
-    Rows rows;
+    RowNumbers rows;
     for (const auto& [end, row] : all.lower) rows.push_back(row);
     std::sort(rows.begin(), rows.end());
     return rows;
@@ -154,10 +186,10 @@ Screen::Rows Screen::best_rows(const std::vector<Best>& best, size_t index, size
 
 // The rows that may have logits as large as the least of k known ones: k at least, if the bounds are true; those of a
 // damaged file may be false, and then it is all rows.
-Screen::Rows Screen::rows_above(int index, const Logits& known, size_t k) const {
+RowNumbers Screen::rows_above(int index, const Logits& known, size_t k) const {
     float least = known.size() == k ? kInfinity : -kInfinity;
     for (const Logit& logit : known) least = std::isnan(logit.value) ? -kInfinity : std::min(least, logit.value);
-    Rows rows;
+    RowNumbers rows;
     for (int64_t tile = 0; tile < quantised_.num_tiles(); tile++) {
         if (seen_.most(index, tile) < least) continue;
         const float* upper = seen_.upper(index, tile);
@@ -173,10 +205,11 @@ Screen::Rows Screen::rows_above(int index, const Logits& known, size_t k) const 
 }
 
 // The exact logits of rows, in ascending order, of each input.
-std::vector<Screen::Logits> Screen::compute(Executor& executor, const float* x, const std::vector<Rows>& rows) const {
-    Rows all;
+std::vector<Screen::Logits> Screen::compute(Executor& executor, const float* x,
+                                            const std::vector<RowNumbers>& rows) const {
+    RowNumbers all;
     std::vector<int64_t> starts = {0};  // where the rows of an input begin
-    for (const Rows& of_input : rows) {
+    for (const RowNumbers& of_input : rows) {
         all.insert(all.end(), of_input.begin(), of_input.end());
         starts.push_back(int64_t(all.size()));
     }
@@ -188,7 +221,7 @@ std::vector<Screen::Logits> Screen::compute(Executor& executor, const float* x, 
             const auto* row = static_cast<const uint8_t*>(head_.data) + all[size_t(j)] * head_.row_bytes();
             if (end < last) {
                 const auto* next_row = static_cast<const uint8_t*>(head_.data) + all[size_t(end)] * head_.row_bytes();
-                for (int64_t at = 0; at < head_.row_bytes(); at += 64) __builtin_prefetch(next_row + at, 0, 2);
+                for (int64_t at = 0; at < head_.row_bytes(); at += 256) __builtin_prefetch(next_row + at, 0, 2);
             }
             const float* input = x + (next - starts.begin() - 1) * head_.columns;
             executor.kernels().dense({row, head_.dtype, end - j, int(head_.columns), input, head_.columns, 1,

@@ -23,6 +23,11 @@
 // A draw (sampling.h) is screened likewise. A token whose upper end would not win the race does not win
 // it, so what may is computed. Whether top-p keeps the winner is a question of two masses, of the better tokens and of
 // all; upper ends tell what those that were not computed add at most, and if that does not decide, more are computed.
+//
+// Where the ends by 6 bits, U = S6 + bound6, leave too much, the lower 2 bits are read for them: s q = s q6 + s p, so
+// S8 = S6 + P, where P is the score of p. S6 and P were evaluated with 4 roundings, off by at most |s q6| r and |s p| r
+// with r = 4 * 2^-24 (|a h| + |b l|), which f holds for |s q|, and |s p| <= |s q6| + |s q|. So
+//     exact <= U - bound6 + P + |d| c + |s q| f + 2 |s q6| r.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -36,7 +41,8 @@ namespace bitnet {
 
 struct Draw;
 class RowSampler;
-constexpr int32_t kUndecided = -3;  // instead of a token: it takes all logits to tell it
+using RowNumbers = std::vector<int32_t>;  // of a head
+constexpr int32_t kUndecided = -3;        // instead of a token: it takes all logits to tell it
 
 class Screen {
   public:
@@ -64,7 +70,6 @@ class Screen {
         bool operator<(const Logit& other) const;
     };
     using Logits = std::vector<Logit>;
-    using Rows = std::vector<int32_t>;
     // The upper ends of each tile of rows for each input, and the largest of them.
     class Seen {
       public:
@@ -80,23 +85,25 @@ class Screen {
         float *most_ = nullptr, *upper_ = nullptr;
     };
 
-    // What draws cost of late, in parts of reading the head, by 6 and by 8 bits.
+    // What draws through the screen cost of late, in parts of reading the head.
     struct DrawCosts {
-        float by6 = 6.0f / 16, by8 = 8.0f / 16;
+        float late = 6.0f / 16;
         int turn = 0;
     };
 
     int bits_of(const Kernels& kernels, InputForm form, size_t k) const;
     std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k, int bits) const;
+    std::vector<RowNumbers> look(Executor& executor, const float* x, int count, size_t k, int bits) const;
+    void refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const;
     void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
                       const QuantisedHead::Sums& sums, size_t k, Best* best) const;
-    static Rows best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
-    int bits_of_draws(int count) const;
-    int64_t sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
-                        int32_t* tokens) const;
+    static RowNumbers best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
+    bool pays_for_draws(int count) const;
+    float sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
+                      bool is_final, int32_t* tokens) const;
     std::vector<Logits> logits_of_allowed(Executor& executor, const float* x, int count, const Draw* draws) const;
-    Rows rows_above(int index, const Logits& known, size_t k) const;
-    std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<Rows>& rows) const;
+    RowNumbers rows_above(int index, const Logits& known, size_t k) const;
+    std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<RowNumbers>& rows) const;
 
     DenseWeight head_;
     QuantisedHead quantised_;

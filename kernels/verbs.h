@@ -32,11 +32,13 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.attend = attend;
     kernels.attend_merge = attend_merge;
     kernels.add = add_rows;
+    kernels.head_sums2 = head_sums<2>;
     kernels.head_sums6 = head_sums<6>;
     kernels.head_sums8 = kWholeBytes ? head_sums<8> : head_sums8_in_parts<head_sums<6>, head_sums<2>>;
     kernels.whole_bytes = kWholeBytes;
     kernels.head_scores = head_scores;
     kernels.head_bounds = head_bounds;
+    kernels.head_refine = head_refine;
     kernels.int8_peak = peak;
     kernels.read_memory = read_memory;
     return kernels;

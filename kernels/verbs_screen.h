@@ -118,17 +118,32 @@ Lanes head_scores(const HeadScores& t) {
 
 void head_scores(const HeadScores& t, float* scores) { store(scores, head_scores(t)); }
 
+// Up by three roundings.
+Lanes head_errors(const HeadErrors& e) {
+    const Lanes errors = add(mul(load(e.error), set1(e.error_factor)), mul(load(e.size), set1(e.size_factor)));
+    return mul(errors, set1(1.000001f));
+}
+
 HeadEnds head_bounds(const HeadScores& t, const HeadErrors& e, float* upper, float* lower) {
     const Lanes scores = head_scores(t), infinite = set1(std::numeric_limits<float>::infinity());
-    const Lanes errors = add(mul(load(e.error), set1(e.error_factor)), mul(load(e.size), set1(e.size_factor)));
-    // Up by three roundings of the bound itself and one of each end.
-    const Lanes bound = add(add(mul(errors, set1(1.000001f)), mul(abs(scores), set1(1.2e-7f))),
-                            set1(std::numeric_limits<float>::min()));
+    // Up by one rounding of each end.
+    const Lanes bound =
+        add(add(head_errors(e), mul(abs(scores), set1(1.2e-7f))), set1(std::numeric_limits<float>::min()));
     const Lanes up = add(scores, bound), down = sub(scores, bound);
     store(upper, up);
     store(lower, down);
     return {reduce_max(below(up, infinite, infinite, up)),
             reduce_max(below(down, infinite, sub(set1(0.0f), infinite), down))};
+}
+
+void head_refine(const HeadScores& low, const HeadErrors& of6, const HeadErrors& of8, float rounding, float* upper) {
+    const Lanes up = load(upper), scores = head_scores(low), errors6 = head_errors(of6), errors8 = head_errors(of8);
+    const Lanes rest = add(errors8, mul(load(of6.size), set1(2 * rounding)));
+    // Up by 8 roundings of these and of what they were made of.
+    const Lanes terms = add(add(abs(up), errors6), add(abs(scores), rest));
+    const Lanes slack = add(mul(terms, set1(1e-6f)), set1(std::numeric_limits<float>::min()));
+    const Lanes refined = add(add(sub(up, errors6), scores), add(rest, slack));
+    store(upper, below(refined, up, up, refined));
 }
 
 }  // namespace
