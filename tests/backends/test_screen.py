@@ -165,6 +165,20 @@ def test_a_screen_that_seldom_tells_is_left_out_but_for_trials() -> None:
     assert not all(after[:8]) and all(after[-50:])
 
 
+@pytest.mark.parametrize("isa", native.isas())
+def test_draws_from_rows_whose_roundings_all_add_up(isa: str) -> None:
+    """Logits that reach their upper ends: what is lost of a weight points where the input does, in half of the rows."""
+    rng = np.random.default_rng(10)
+    weights = rng.integers(-3, 4, (6000, 60)) + rng.choice([0.0, 0.49], (6000, 1)) * (signs := rng.choice([-1, 1], 60))
+    x = np.broadcast_to(signs.astype(np.float32), (6, 60)).copy()
+    weights[:, 0], x[:, 0] = 127, 0  # a step is 1, and the input is what its codes say
+    rules: list[dict[str, Any]] = [{"top_k": 50}, {"top_p": 0.95}, {"top_p": 0.5, "min_p": 0.01}]
+    for options in rules:
+        for temperature in (2.0, 8.0):
+            for count in (1, 6):
+                assert share_unsure(bfloat16(weights), x[:count], isa, temperature=temperature, **options) < 1
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
