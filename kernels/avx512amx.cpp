@@ -270,22 +270,23 @@ void matrix_product(const MatrixTask& t) {
 constexpr int kHeadTileBytes = kTileColumns * kHeadRows;
 
 // Up to a tile of the codes of a quantised head as bytes, all 8 bits or the high 6: 4 columns of 16 rows in 64 bytes.
+// `beside`: the steps of what is read side by side with these, and was fetched before.
 template <int Bits>
-BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int steps, uint8_t* bytes) {
+BITNET_INLINE void expand_head(const uint8_t* w6, const uint8_t* w2, int64_t beside, int steps, uint8_t* bytes) {
     constexpr int up = Bits - 6;  // where the high bits begin
     const __m512i middle = _mm512_set1_epi8(15 << up), top = _mm512_set1_epi8(char(48 << up));
     const auto join = [&](__m512i four, __m512i two) {
         return _mm512_or_si512(_mm512_and_si512(four, middle), _mm512_and_si512(two, top));
     };
     for (int s = 0; s < kTileSteps && s < steps; s++, w6 += kHeadBytes6, bytes += 256) {
-        for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(w6 + line);
+        for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(w6 + beside * kHeadBytes6 + line);
         const __m512i x = _mm512_loadu_si512(w6), y = _mm512_loadu_si512(w6 + 64), z = _mm512_loadu_si512(w6 + 128);
         __m512i fields[4] = {join(_mm512_slli_epi16(x, up), _mm512_slli_epi16(z, 4 + up)),
                              join(_mm512_srli_epi16(x, 4 - up), _mm512_slli_epi16(z, 2 + up)),
                              join(_mm512_slli_epi16(y, up), _mm512_slli_epi16(z, up)),
                              join(_mm512_srli_epi16(y, 4 - up), _mm512_srli_epi16(z, 2 - up))};
         if constexpr (Bits == 8) {
-            fetch_ahead(w2);
+            fetch_ahead(w2 + beside * kHeadBytes2);
             const __m512i low = _mm512_loadu_si512(w2), last = _mm512_set1_epi8(3);
             for (int p = 0; p < 4; p++)
                 fields[p] = _mm512_or_si512(fields[p], _mm512_and_si512(_mm512_srli_epi16(low, unsigned(2 * p)), last));
@@ -304,8 +305,8 @@ void head_block(const HeadTask& t) {
         const int step = tile * kTileSteps;
         for (int r = 0; r < R; r++)
             expand_head<Bits>(t.weights6 + (r * t.steps + step) * kHeadBytes6,
-                              Bits == 8 ? t.weights2 + (r * t.steps + step) * kHeadBytes2 : nullptr, t.steps - step,
-                              ring[tile % 2][r]);
+                              Bits == 8 ? t.weights2 + (r * t.steps + step) * kHeadBytes2 : nullptr,
+                              (R - 1) * t.steps, t.steps - step, ring[tile % 2][r]);
     };
     const int8_t* a = t.codes;
     zero_sums();
