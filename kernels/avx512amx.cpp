@@ -305,8 +305,8 @@ void head_block(const HeadTask& t) {
         const int step = tile * kTileSteps;
         for (int r = 0; r < R; r++)
             expand_head<Bits>(t.weights6 + (r * t.steps + step) * kHeadBytes6,
-                              Bits == 8 ? t.weights2 + (r * t.steps + step) * kHeadBytes2 : nullptr,
-                              (R - 1) * t.steps, t.steps - step, ring[tile % 2][r]);
+                              Bits == 8 ? t.weights2 + (r * t.steps + step) * kHeadBytes2 : nullptr, (R - 1) * t.steps,
+                              t.steps - step, ring[tile % 2][r]);
     };
     const int8_t* a = t.codes;
     zero_sums();

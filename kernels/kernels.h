@@ -154,19 +154,35 @@ struct AttendTask {
     int segment;
 };
 
-// 16 rows of a quantised head and one input: half_scale * (high * high_sums + low * low_sums).
+// An input of a quantised head: a and b (quantised_head.h), what its codes h and l add up to, and c, f and r
+// (screen.h), which are no numbers where it is not finite.
+struct HeadInput {
+    float high, low;
+    int32_t high_total, low_total;
+    float error_factor, size_factor, rounding;
+};
+// 16 rows of a quantised head and some inputs, whose scores are half_scale * (high * H + low * L): H is the sum of h
+// times 2^shift, less `offset` times its total, and L is that of l. `sums` is [inputs][vectors_each][16], h before l if
+// any.
 struct HeadScores {
     const float* half_scale;
-    float high, low;
-    const int32_t *high_sums, *low_sums;
+    const HeadInput* inputs;
+    int count;
+    const int32_t* sums;
+    int vectors_each, shift;
+    uint32_t offset;
 };
-struct HeadErrors {  // screen.h: |d| c + |s q| f
+struct HeadErrors {  // |d| and |s q| of each row
     const float *error, *size;
-    float error_factor, size_factor;
 };
+// For each input 16 ends of each kind, and the largest upper one, infinite where one is no number.
 struct HeadEnds {
-    float upper;  // infinite where one is no number
-    float lower;  // of those that are finite
+    float* upper;
+    int64_t upper_stride;
+    float* most;
+    int64_t most_stride;
+    float* lower;        // [inputs][16]
+    const float* least;  // of each input, for the result
 };
 // One or two tiles of 16 rows of a quantised head, and vectors of activations.
 struct HeadTask {
@@ -210,13 +226,13 @@ struct Kernels {
     void (*head_sums6)(const HeadTask& task);
     void (*head_sums8)(const HeadTask& task);
     bool whole_bytes;  // whether all 8 bits take one product, not two
-    void (*head_scores)(const HeadScores& task, float* scores);
-    // Both ends of the interval that holds each exact logit, and the largest of each.
-    HeadEnds (*head_bounds)(const HeadScores& task, const HeadErrors& errors, float* upper, float* lower);
-    // Upper ends that head_bounds gave for 6 bits become those for 8, by the scores of the low 2 alone; what is
-    // infinite or no number stays. `rounding` is the input's (screen.h).
-    void (*head_refine)(const HeadScores& low, const HeadErrors& of6, const HeadErrors& of8, float rounding,
-                        float* upper);
+    void (*head_scores)(const HeadScores& task, float* scores, int64_t stride);
+    // Both ends of the interval that holds each exact logit. Returns for which inputs a lower end is above `least`, as
+    // bits.
+    uint32_t (*head_bounds)(const HeadScores& task, const HeadErrors& errors, const HeadEnds& ends);
+    // Upper ends that head_bounds gave for 6 bits become those for 8, by the scores of the low 2 alone, of one input;
+    // what is infinite or no number stays.
+    void (*head_refine)(const HeadScores& low, const HeadErrors& of6, const HeadErrors& of8, float* upper);
     // ternary_tile of the T5 blocks of one group; null where they are expanded first.
     void (*block_tile)(const uint8_t* blocks, const int8_t* codes, int num_blocks, int tokens, int32_t* acc);
     // ternary_tile for many tokens, from many_tokens on, whose weights are unpacked once; null where that is no faster.

@@ -61,6 +61,9 @@ BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x,
     return {_mm256_blendv_ps(x.a, y.a, _mm256_cmp_ps(test.a, bound.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(x.b, y.b, _mm256_cmp_ps(test.b, bound.b, _CMP_LT_OQ))};
 }
+BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) {
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)));
+}
 BITNET_INLINE Lanes round(const Lanes& x) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
@@ -123,6 +126,11 @@ BITNET_INLINE Sums load_sums(const int32_t* p) {
 }
 BITNET_INLINE Sums add_sums(const Sums& x, const Sums& y) {
     return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+BITNET_INLINE Sums scale_sums(const Sums& x, int shift, int32_t minus) {
+    const __m128i count = _mm_cvtsi32_si128(shift);
+    const __m256i less = _mm256_set1_epi32(minus);
+    return {_mm256_sub_epi32(_mm256_sll_epi32(x.a, count), less), _mm256_sub_epi32(_mm256_sll_epi32(x.b, count), less)};
 }
 BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm256_srai_epi32(x.a, 2), _mm256_srai_epi32(x.b, 2)}; }
 BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm256_cvtepi32_ps(sums.a), _mm256_cvtepi32_ps(sums.b)}; }

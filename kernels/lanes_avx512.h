@@ -42,6 +42,7 @@ BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
 BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(test.v, bound.v, _CMP_LT_OQ), x.v, y.v)};
 }
+BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) { return _mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ) != 0; }
 BITNET_INLINE Lanes round(const Lanes& x) {
     return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
@@ -115,6 +116,9 @@ BITNET_INLINE Sums no_sums() { return no_bytes(); }
 BITNET_INLINE Sums set_sums(int32_t x) { return {_mm512_set1_epi32(x)}; }
 BITNET_INLINE Sums load_sums(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 BITNET_INLINE Sums add_sums(const Sums& x, const Sums& y) { return {_mm512_add_epi32(x.v, y.v)}; }
+BITNET_INLINE Sums scale_sums(const Sums& x, int shift, int32_t minus) {
+    return {_mm512_sub_epi32(_mm512_sll_epi32(x.v, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(minus))};
+}
 BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm512_srai_epi32(x.v, 2)}; }
 BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm512_cvtepi32_ps(sums.v)}; }
 // _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.

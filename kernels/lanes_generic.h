@@ -97,6 +97,12 @@ BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
 BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return each([&](int i) { return test.v[i] < bound.v[i] ? y.v[i] : x.v[i]; });
 }
+// Whether x < y in any lane.
+BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) {
+    bool any = false;
+    for (int i = 0; i < 16; i++) any |= x.v[i] < y.v[i];
+    return any;
+}
 // Round half to even; |x| < 2^22.
 BITNET_INLINE Lanes round(const Lanes& x) {
     return each([&](int i) { return std::nearbyintf(x.v[i]); });
@@ -183,6 +189,11 @@ BITNET_INLINE Sums load_sums(const int32_t* p) {
 }
 BITNET_INLINE Sums add_sums(Sums x, const Sums& y) {
     for (int i = 0; i < 16; i++) x.v[i] += y.v[i];
+    return x;
+}
+// x * 2^shift - minus, modulo 2^32.
+BITNET_INLINE Sums scale_sums(Sums x, int shift, int32_t minus) {
+    for (int i = 0; i < 16; i++) x.v[i] = int32_t((uint32_t(x.v[i]) << shift) - uint32_t(minus));
     return x;
 }
 // Of sums that four divides.

@@ -80,6 +80,11 @@ BITNET_INLINE Lanes first(int n, const Lanes& x, const Lanes& y) {
 BITNET_INLINE Lanes below(const Lanes& test, const Lanes& bound, const Lanes& x, const Lanes& y) {
     return each([&](int i) { return vbslq_f32(vcltq_f32(test.v[i], bound.v[i]), y.v[i], x.v[i]); });
 }
+BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) {
+    uint32_t any = 0;
+    for (int i = 0; i < 4; i++) any |= vmaxvq_u32(vcltq_f32(x.v[i], y.v[i]));
+    return any != 0;
+}
 BITNET_INLINE Lanes round(const Lanes& x) {
     return each([&](int i) { return vrndnq_f32(x.v[i]); });
 }
@@ -151,6 +156,10 @@ BITNET_INLINE Sums load_sums(const int32_t* p) {
 }
 BITNET_INLINE Sums add_sums(Sums x, const Sums& y) {
     for (int i = 0; i < 4; i++) x.v[i] = vaddq_s32(x.v[i], y.v[i]);
+    return x;
+}
+BITNET_INLINE Sums scale_sums(Sums x, int shift, int32_t minus) {
+    for (int i = 0; i < 4; i++) x.v[i] = vsubq_s32(vshlq_s32(x.v[i], vdupq_n_s32(shift)), vdupq_n_s32(minus));
     return x;
 }
 BITNET_INLINE Sums quarter_sums(Sums x) {

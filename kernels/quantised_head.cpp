@@ -69,7 +69,7 @@ HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t co
 }
 
 void HeadInputs::quantise(const float* x, int index, int64_t columns) {
-    Input& input = inputs_[index];
+    HeadInput& input = inputs_[index];
     float largest = 0;
     double squares = 0;  // not a number, or infinite, where an element is
     for (int64_t k = 0; k < columns; k++) {
@@ -217,21 +217,6 @@ InputForm QuantisedHead::form(const Kernels& kernels, int count) const {
     return kernels.head_matrix && count >= kMatrixInputs ? InputForm::matrix : InputForm::whole;
 }
 
-namespace {
-
-// `factor` times the sums of a tile of rows, less `offset` times the sum of the codes. A product may leave int32 before
-// the difference brings it back, so this is done modulo 2^32.
-void centre(int32_t total, uint32_t factor, uint32_t offset, int32_t* sums) {
-    const uint32_t minus = offset * uint32_t(total);
-    for (int r = 0; r < kHeadRows; r++) sums[r] = int32_t(factor * uint32_t(sums[r]) - minus);
-}
-
-void centre(int32_t total, int bits, int32_t* sums) {
-    bits == 6 ? centre(total, 8, 253, sums) : centre(total, 2, bits == 2 ? 3 : 256, sums);
-}
-
-}  // namespace
-
 HeadTask QuantisedHead::task(int64_t tile, int count, const int8_t* codes, int vectors, int32_t* acc) const {
     return {.weights6 = weights6_.data() + tile * steps_ * kHeadBytes6,
             .weights2 = weights2_.bytes() ? weights2_.data() + tile * steps_ * kHeadBytes2 : nullptr,
@@ -251,17 +236,19 @@ void QuantisedHead::sums(const Kernels& kernels, const HeadInputs& inputs, int i
     const bool in_matrix = inputs.form() == InputForm::matrix;
     const auto of_bits = bits == 8 ? kernels.head_sums8 : bits == 6 ? kernels.head_sums6 : kernels.head_sums2;
     (in_matrix ? kernels.head_matrix : of_bits)(of_tiles);
-    for (int i = 0; i < count; i++)
-        for (int v = 0; v < of_tiles.vectors; v++)
-            centre(inputs.total_of(input_tile, v), bits, sums[i] + v * kHeadRows);
 }
 
-HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int input_tile, int place, int64_t tile,
+HeadScores QuantisedHead::scores_of(const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
                                     const Sums& sums) const {
-    const auto& input = inputs[inputs.first_of(input_tile) + place];
-    const int32_t* high = sums + inputs.vectors_each() * place * kHeadRows;
-    const int32_t* low = inputs.vectors_each() == 2 ? high + kHeadRows : high;
-    return {half_scales_.data() + tile * kHeadRows, input.high, input.low, high, low};
+    return {.half_scale = half_scales_.data() + tile * kHeadRows,
+            .inputs = &inputs[inputs.first_of(input_tile)],
+            .count = inputs.count_of(input_tile),
+            .sums = sums,
+            .vectors_each = inputs.vectors_each(),
+            .shift = bits == 6 ? 3 : 1,
+            .offset = bits == 6   ? 253u
+                      : bits == 8 ? 256u
+                                  : 3u};
 }
 
 void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_inputs, float* out) const {
@@ -272,12 +259,11 @@ void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_input
             const Kernels& kernels = executor.kernels();
             const int bits = weights2_.bytes() ? 8 : 6;
             each_tile(kernels, inputs, first_tile, last_tile, bits, [&](int t, int64_t tile, const Sums& of_tile) {
-                for (int i = 0; i < inputs.count_of(t); i++) {
-                    float scores[kHeadRows];
-                    kernels.head_scores(scores_of(inputs, t, i, tile, of_tile), scores);
-                    const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
-                    std::copy(scores, scores + length, out + (begin + inputs.first_of(t) + i) * rows_ + row);
-                }
+                float scores[kInputsInMatrix][kHeadRows];
+                kernels.head_scores(scores_of(inputs, t, tile, bits, of_tile), scores[0], kHeadRows);
+                const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
+                for (int i = 0; i < inputs.count_of(t); i++)
+                    std::copy_n(scores[i], length, out + (begin + inputs.first_of(t) + i) * rows_ + row);
             });
         });
     }

@@ -25,14 +25,8 @@ class HeadInputs {
   public:
     HeadInputs(Executor& executor, const float* x, int count, int64_t columns, InputForm form);
 
-    struct Input {
-        float high, low;  // a, b; no b without l
-        int32_t high_total, low_total;
-        float error_factor, size_factor;  // c, f: not numbers where the input is not finite
-        float rounding;                   // r, which f holds
-    };
     int count() const { return count_; }
-    const Input& operator[](int i) const { return inputs_[i]; }
+    const HeadInput& operator[](int i) const { return inputs_[i]; }
     InputForm form() const { return form_; }
     int num_tiles() const {
         const int most = form_ == InputForm::whole ? kVectorsInTile / 2 : kVectorsInTile;
@@ -44,13 +38,9 @@ class HeadInputs {
     const int8_t* codes(int tile) const {
         return reinterpret_cast<const int8_t*>(lines_.data()) + vectors_each() * first_of(tile) * padded_;
     }
-    // The vectors of an input and of a tile, and the sum of the codes of one.
+    // The vectors of an input and of a tile.
     int vectors_each() const { return form_ == InputForm::rough ? 1 : 2; }
     int vectors_of(int tile) const { return vectors_each() * count_of(tile); }
-    int32_t total_of(int tile, int vector) const {
-        const Input& input = inputs_[first_of(tile) + vector / vectors_each()];
-        return vector % vectors_each() ? input.low_total : input.high_total;
-    }
     int64_t padded_columns() const { return padded_; }
 
   private:
@@ -59,7 +49,7 @@ class HeadInputs {
     int count_;
     InputForm form_;
     int64_t padded_;
-    Input inputs_[kInputsInMatrix];
+    HeadInput inputs_[kInputsInMatrix];
     struct alignas(64) Line {  // tiles of a matrix product load several times slower off these boundaries
         int8_t codes[64] = {};
     };
@@ -98,7 +88,7 @@ class QuantisedHead {
 
     // The form for whoever needs the sums of h and of l.
     InputForm form(const Kernels& kernels, int count) const;
-    // The sums of a tile of rows for each vector of a tile of inputs, in halves of s.
+    // The sums of a tile of rows for each vector of a tile of inputs.
     using Sums = int32_t[kHeadTaskVectors * kHeadRows];
     // Of `bits` bits, 2 (the low ones), 6 or 8, and `count` tiles of rows, one or two. No matrix takes 2 bits.
     void sums(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int count, int bits,
@@ -119,8 +109,8 @@ class QuantisedHead {
             }
         }
     }
-    // Of a tile's sums, for the input at a place in its tile of inputs.
-    HeadScores scores_of(const HeadInputs& inputs, int input_tile, int place, int64_t tile, const Sums& sums) const;
+    // Of a tile's sums, of so many bits, for its tile of inputs.
+    HeadScores scores_of(const HeadInputs& inputs, int input_tile, int64_t tile, int bits, const Sums& sums) const;
 
     struct Errors {
         std::vector<float> error, size;  // |d| and |s q| of each row, rounded up

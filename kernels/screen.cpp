@@ -1,6 +1,7 @@
 #include "screen.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -25,8 +26,8 @@ InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, 
     return form == InputForm::whole && count >= kRoughInputs && !is_fast ? InputForm::rough : form;
 }
 
-HeadErrors errors_of(const QuantisedHead::Errors& errors, int64_t row, const HeadInputs::Input& input) {
-    return {&errors.error[size_t(row)], &errors.size[size_t(row)], input.error_factor, input.size_factor};
+HeadErrors errors_of(const QuantisedHead::Errors& errors, int64_t row) {
+    return {&errors.error[size_t(row)], &errors.size[size_t(row)]};
 }
 
 }  // namespace
@@ -137,16 +138,15 @@ void Screen::Seen::reserve(int64_t num_tiles, int count) {
 void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
                           const QuantisedHead::Sums& sums, size_t k, Best* best) const {
     const int64_t row = tile * kHeadRows, rows = std::min<int64_t>(kHeadRows, head_.rows - row);
-    const QuantisedHead::Errors& errors = bits == 6 ? quantised_.errors6 : quantised_.errors8;
-    for (int place = 0; place < inputs.count_of(input_tile); place++) {
-        const int index = inputs.first_of(input_tile) + place;
-        float lower[kHeadRows];
-        const HeadEnds most =
-            kernels.head_bounds(quantised_.scores_of(inputs, input_tile, place, tile, sums),
-                                errors_of(errors, row, inputs[index]), seen_.upper(index, tile), lower);
-        seen_.most(index, tile) = most.upper;
-        if (most.lower > best[index].least)
-            for (int64_t r = 0; r < rows; r++) best[index].see(lower[r], row + r, k);
+    const HeadErrors errors = errors_of(bits == 6 ? quantised_.errors6 : quantised_.errors8, row);
+    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
+    float lower[kInputsInMatrix][kHeadRows], least[kInputsInMatrix];
+    for (int i = 0; i < count; i++) least[i] = best[first + i].least;
+    const HeadEnds ends = seen_.ends(first, tile, lower[0], least);
+    uint32_t higher = kernels.head_bounds(quantised_.scores_of(inputs, input_tile, tile, bits, sums), errors, ends);
+    for (; higher != 0; higher &= higher - 1) {
+        const int i = std::countr_zero(higher);
+        for (int64_t r = 0; r < rows; r++) best[first + i].see(lower[i][r], row + r, k);
     }
 }
 
@@ -159,13 +159,11 @@ void Screen::refine(Executor& executor, const float* x, int count, const std::ve
                             form == InputForm::rough ? form : InputForm::whole);
     const auto refine_tile = [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
         const int64_t row = tile * kHeadRows;
-        for (int place = 0; place < inputs.count_of(input_tile); place++) {
-            const int index = inputs.first_of(input_tile) + place;
-            const HeadScores scores = quantised_.scores_of(inputs, input_tile, place, tile, sums);
-            executor.kernels().head_refine(scores, errors_of(quantised_.errors6, row, inputs[index]),
-                                           errors_of(quantised_.errors8, row, inputs[index]), inputs[index].rounding,
-                                           seen_.upper(indices[size_t(index)], tile));
-        }
+        HeadScores low = quantised_.scores_of(inputs, input_tile, tile, 2, sums);
+        const int *index = &indices[size_t(inputs.first_of(input_tile))], *end = index + low.count;
+        for (; index < end; index++, low.inputs++, low.sums += low.vectors_each * kHeadRows)
+            executor.kernels().head_refine(low, errors_of(quantised_.errors6, row), errors_of(quantised_.errors8, row),
+                                           seen_.upper(*index, tile));
     };
     executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * int64_t(indices.size()), 8,
                   [&](int64_t first, int64_t last, int) {

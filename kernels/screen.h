@@ -77,6 +77,9 @@ class Screen {
         void reserve(int64_t num_tiles, int count);
         float& most(int index, int64_t tile) const { return most_[index * stride_ + tile]; }
         float* upper(int index, int64_t tile) const { return upper_ + (index * stride_ + tile) * kHeadRows; }
+        HeadEnds ends(int index, int64_t tile, float* lower, const float* least) const {
+            return {upper(index, tile), stride_ * kHeadRows, &most(index, tile), stride_, lower, least};
+        }
         int64_t rows() const { return stride_ * kHeadRows; }  // of an input, with some behind those of the head
 
       private:

@@ -111,34 +111,50 @@ void head_sums8_in_parts(const HeadTask& t) {
             t.acc[at] = 4 * t.acc[at] + fine[at];
 }
 
-Lanes head_scores(const HeadScores& t) {
-    const Lanes high = mul(set1(t.high), to_lanes(load_sums(t.high_sums)));
-    return mul(load(t.half_scale), add(high, mul(set1(t.low), to_lanes(load_sums(t.low_sums)))));
+BITNET_INLINE Lanes head_scores(const HeadScores& t, int i) {
+    const HeadInput& input = t.inputs[i];
+    const auto centred = [&](const int32_t* sums, int32_t total) {
+        const int32_t minus = int32_t(t.offset * uint32_t(total));  // what leaves int32 comes back: modulo 2^32
+        return to_lanes(scale_sums(load_sums(sums), t.shift, minus));
+    };
+    const int32_t* sums = t.sums + i * t.vectors_each * kHeadRows;
+    Lanes scores = mul(set1(input.high), centred(sums, input.high_total));
+    if (t.vectors_each == 2) scores = add(scores, mul(set1(input.low), centred(sums + kHeadRows, input.low_total)));
+    return mul(load(t.half_scale), scores);
 }
 
-void head_scores(const HeadScores& t, float* scores) { store(scores, head_scores(t)); }
+void head_scores(const HeadScores& t, float* scores, int64_t stride) {
+    for (int i = 0; i < t.count; i++) store(scores + i * stride, head_scores(t, i));
+}
 
 // Up by three roundings.
-Lanes head_errors(const HeadErrors& e) {
-    const Lanes errors = add(mul(load(e.error), set1(e.error_factor)), mul(load(e.size), set1(e.size_factor)));
+BITNET_INLINE Lanes head_errors(const HeadErrors& e, const HeadInput& input) {
+    const Lanes errors = add(mul(load(e.error), set1(input.error_factor)), mul(load(e.size), set1(input.size_factor)));
     return mul(errors, set1(1.000001f));
 }
 
-HeadEnds head_bounds(const HeadScores& t, const HeadErrors& e, float* upper, float* lower) {
-    const Lanes scores = head_scores(t), infinite = set1(std::numeric_limits<float>::infinity());
-    // Up by one rounding of each end.
-    const Lanes bound =
-        add(add(head_errors(e), mul(abs(scores), set1(1.2e-7f))), set1(std::numeric_limits<float>::min()));
-    const Lanes up = add(scores, bound), down = sub(scores, bound);
-    store(upper, up);
-    store(lower, down);
-    return {reduce_max(below(up, infinite, infinite, up)),
-            reduce_max(below(down, infinite, sub(set1(0.0f), infinite), down))};
+uint32_t head_bounds(const HeadScores& t, const HeadErrors& e, const HeadEnds& ends) {
+    const Lanes infinite = set1(std::numeric_limits<float>::infinity());
+    uint32_t higher = 0;
+    for (int i = 0; i < t.count; i++) {
+        const Lanes scores = head_scores(t, i);
+        // Up by one rounding of each end.
+        const Lanes bound = add(add(head_errors(e, t.inputs[i]), mul(abs(scores), set1(1.2e-7f))),
+                                set1(std::numeric_limits<float>::min()));
+        const Lanes up = add(scores, bound), down = sub(scores, bound);
+        store(ends.upper + i * ends.upper_stride, up);
+        store(ends.lower + i * kHeadRows, down);
+        ends.most[i * ends.most_stride] = reduce_max(below(up, infinite, infinite, up));
+        higher |= uint32_t(any_below(set1(ends.least[i]), down)) << i;
+    }
+    return higher;
 }
 
-void head_refine(const HeadScores& low, const HeadErrors& of6, const HeadErrors& of8, float rounding, float* upper) {
-    const Lanes up = load(upper), scores = head_scores(low), errors6 = head_errors(of6), errors8 = head_errors(of8);
-    const Lanes rest = add(errors8, mul(load(of6.size), set1(2 * rounding)));
+void head_refine(const HeadScores& low, const HeadErrors& of6, const HeadErrors& of8, float* upper) {
+    const HeadInput& input = *low.inputs;
+    const Lanes up = load(upper), scores = head_scores(low, 0);
+    const Lanes errors6 = head_errors(of6, input), errors8 = head_errors(of8, input);
+    const Lanes rest = add(errors8, mul(load(of6.size), set1(2 * input.rounding)));
     // Up by 8 roundings of these and of what they were made of.
     const Lanes terms = add(add(abs(up), errors6), add(abs(scores), rest));
     const Lanes slack = add(mul(terms, set1(1e-6f)), set1(std::numeric_limits<float>::min()));
