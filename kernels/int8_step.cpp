@@ -6,8 +6,6 @@ namespace bitnet {
 
 namespace {
 
-constexpr int kTilesAtOnce = 2;  // of rows
-
 struct Int8Step final : Step {
     const QuantisedHead* weight;
     Codes x;
@@ -19,15 +17,15 @@ struct Int8Step final : Step {
     }
     int64_t units(const Context&) const override { return weight->num_tiles(); }
     int64_t chunk(const Context&) const override {
-        return std::max<int64_t>(kTilesAtOnce, kChunkBytes / (weight->num_steps() * (kHeadBytes6 + kHeadBytes2)));
+        return std::max(kTilesAtOnce, kChunkBytes / (weight->num_steps() * (kHeadBytes6 + kHeadBytes2)));
     }
     void work(const Context& c, int64_t first, int64_t last, int) const override {
         if (c.tile_tokens == 1 && c.num_tokens > 1)
             for (int64_t tile = first; tile < last; tile += kTilesAtOnce)
-                multiply(c, tile, int(std::min<int64_t>(kTilesAtOnce, last - tile)));
+                multiply(c, tile, int(std::min(kTilesAtOnce, last - tile)));
         else
             for (int64_t tile = first; tile < last; tile += kTilesAtOnce)
-                tiles(c, tile, int(std::min<int64_t>(kTilesAtOnce, last - tile)));
+                tiles(c, tile, int(std::min(kTilesAtOnce, last - tile)));
     }
     void multiply(const Context& c, int64_t tile, int count) const {
         alignas(64) int32_t acc[kTilesAtOnce * kHeadTaskVectors * kHeadRows];

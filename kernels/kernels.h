@@ -225,8 +225,8 @@ struct Kernels {
     void (*head_sums2)(const HeadTask& task);
     void (*head_sums6)(const HeadTask& task);
     void (*head_sums8)(const HeadTask& task);
-    bool whole_bytes;  // whether all 8 bits take one product, not two
-    void (*head_scores)(const HeadScores& task, float* scores, int64_t stride);
+    bool whole_bytes;                                            // whether all 8 bits take one product, not two
+    void (*head_scores)(const HeadScores& task, float* scores);  // [inputs][16]
     // Both ends of the interval that holds each exact logit. Returns for which inputs a lower end is above `least`, as
     // bits.
     uint32_t (*head_bounds)(const HeadScores& task, const HeadErrors& errors, const HeadEnds& ends);

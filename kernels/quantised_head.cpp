@@ -260,7 +260,7 @@ void QuantisedHead::scores(Executor& executor, const float* x, int64_t num_input
             const int bits = weights2_.bytes() ? 8 : 6;
             each_tile(kernels, inputs, first_tile, last_tile, bits, [&](int t, int64_t tile, const Sums& of_tile) {
                 float scores[kInputsInMatrix][kHeadRows];
-                kernels.head_scores(scores_of(inputs, t, tile, bits, of_tile), scores[0], kHeadRows);
+                kernels.head_scores(scores_of(inputs, t, tile, bits, of_tile), scores[0]);
                 const int64_t row = tile * kHeadRows, length = std::min<int64_t>(kHeadRows, rows_ - row);
                 for (int i = 0; i < inputs.count_of(t); i++)
                     std::copy_n(scores[i], length, out + (begin + inputs.first_of(t) + i) * rows_ + row);

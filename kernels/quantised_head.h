@@ -15,6 +15,7 @@
 namespace bitnet {
 
 constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
+constexpr int64_t kTilesAtOnce = 2;         // of rows, which share the activations: at most, as HeadTask has it
 constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
 
 // The codes of inputs: h and l of each side by side; h alone; or h and l as a matrix product takes them.
@@ -99,10 +100,10 @@ class QuantisedHead {
     template <class Work>
     void each_tile(const Kernels& kernels, const HeadInputs& inputs, int64_t first, int64_t last, int bits,
                    const Work& work) const {
-        Sums both[2];
+        Sums both[kTilesAtOnce];
         for (int64_t tile = first, count; tile < last; tile += count) {
             // Few inputs wait for the memory, which gives one stream faster than two.
-            count = inputs.form() == InputForm::whole ? 1 : std::min<int64_t>(2, last - tile);
+            count = inputs.form() == InputForm::whole ? 1 : std::min(kTilesAtOnce, last - tile);
             for (int t = 0; t < inputs.num_tiles(); t++) {
                 sums(kernels, inputs, t, tile, int(count), bits, both);
                 for (int64_t i = 0; i < count; i++) work(t, tile + i, both[i]);

@@ -16,9 +16,8 @@ namespace {
 constexpr int kRoughInputs = 4;  // from so many on products take longer than fetching the rows
 // With more rows an input left behind 6 bits, or behind 8, logits are so flat that 8 bits are read sooner than rows.
 constexpr size_t kFewOf6 = 200, kFewOf8 = 3;
-constexpr size_t kFewBest = 8;         // for so many of an input 6 bits do, where 8 take two products
-constexpr int64_t kTilesTogether = 2;  // at most
-constexpr int64_t kStrideTiles = 4;    // as the sampler's blocks have 64 rows
+constexpr size_t kFewBest = 8;       // for so many of an input 6 bits do, where 8 take two products
+constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
@@ -143,7 +142,7 @@ void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int 
     const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
     float lower[kInputsInMatrix][kHeadRows], least[kInputsInMatrix];
     const HeadEnds ends = seen_.ends(first, tile, lower[0], least);
-    const int64_t soon = kTilesTogether * kHeadRows;  // what has not been near since the last token
+    const int64_t soon = kTilesAtOnce * kHeadRows;  // what has not been near since the last token
     for (const float* next : {errors.error, errors.size, quantised_.half_scales() + row})
         __builtin_prefetch(next + soon);
     for (int i = 0; i < count; i++) {

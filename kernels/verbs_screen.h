@@ -124,8 +124,8 @@ BITNET_INLINE Lanes head_scores(const HeadScores& t, int i) {
     return mul(load(t.half_scale), scores);
 }
 
-void head_scores(const HeadScores& t, float* scores, int64_t stride) {
-    for (int i = 0; i < t.count; i++) store(scores + i * stride, head_scores(t, i));
+void head_scores(const HeadScores& t, float* scores) {
+    for (int i = 0; i < t.count; i++) store(scores + i * kHeadRows, head_scores(t, i));
 }
 
 // Up by three roundings.
