@@ -15,6 +15,7 @@ from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.room import Chunk
 from bitnet_inference.engine.scheduler import Scheduler, Share
 from bitnet_inference.engine.terms import Terms
 
@@ -150,8 +151,8 @@ def test_prompts_share_what_the_pace_allows_while_others_decode():
     for each in prompts:
         queue.submit(each)
     assert step(queue) == [(stream, 1), (prompts[0], 15)], "nothing is measured yet"
-    queue.pace.note(1, 0, 0.030)
-    queue.pace.note(0, 100, 0.100)
+    queue.pace.note(1, [], 0.030)
+    queue.pace.note(0, [Chunk(0, 100)], 0.100)
     assert step(queue) == [(stream, 1), (prompts[0], 5), (prompts[1], 74)]
     queue.drop(stream)
     queue.drop(prompts[0])

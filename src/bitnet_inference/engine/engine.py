@@ -196,13 +196,13 @@ class Engine:
 
     def _compute(self, shares: Sequence[Share]) -> None:
         num_decoding = sum([1 + len(share.draft) for share in shares if share.request.num_pending == 1])
-        num_prompt_tokens = sum([share.num_tokens + len(share.draft) for share in shares]) - num_decoding
+        prompts = [share.chunk for share in shares if share.request.num_pending > 1]
         start = self._clock()
         self._masks.start(shares)
         if copies := self._scheduler.take_copies():
             self._model.copy_blocks(copies)
         batch = self._batches.build(shares)
-        step_s = 0.0 if num_prompt_tokens else self._scheduler.pace.step_s(num_decoding)
+        step_s = 0.0 if prompts else self._scheduler.pace.step_s(num_decoding)
         self.wakeups.make(step_s or math.inf)
         output = self._model.forward(batch)
         self._events.enter("sample")
@@ -211,7 +211,7 @@ class Engine:
             for scores in part:
                 self._go_on(scores)
             self._events.enter("sample")
-        self._scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - start)
+        self._scheduler.pace.note(num_decoding, prompts, self._clock() - start)
 
     def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
         """Write down what has been computed; the rows that tell next tokens."""

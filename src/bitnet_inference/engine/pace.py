@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from collections.abc import Sequence
+
+from bitnet_inference.engine.room import Chunk, Costs, Room, TimedRoom, whole_tiles
 
 # A step with prompt tokens takes at most so many times one without, as far as the estimates are right.
-MAX_SLOWER = 3.75
+MAX_SLOWER = 3.6
 _SHARE_OF_NEWEST = 0.25
 _MAX_JUMP = 2.0
 _LIKELY_SLOPE = 0.1  # a step with twice the tokens takes a tenth longer, where weights are what is waited for
+_LIKELY_EQUAL = 3000  # positions that a token attends to in the time of its matrix products
 
 
 class Pace:
     """Estimates from measured steps, so that running streams go on while prompts enter.
 
-    A step costs what its decoding requests cost alone, and the same for each token of a prompt. What is not known is
-    taken to be expensive. The estimates decide how prompts are cut, which no result depends on.
+    A step costs what its decoding requests cost alone, and for tokens of prompts the same for each and for each
+    position that each attends to. What is not known is taken to be expensive. The estimates decide how prompts are
+    cut, which no result depends on.
     """
 
     def __init__(self, tile: int) -> None:
-        """A step has a multiple of `tile` tokens, those of the decoding requests among them."""
+        """A step costs as much as if it had whole multiples of `tile` tokens, those of decoding requests among them."""
         self._tile = tile
         self._decode_s: dict[int, float] = {}  # by the number of tokens, of requests that decode and their drafts
-        self._prompt_token_s: float | None = None
+        self._costs: Costs | None = None
 
-    def max_prompt_tokens(self, num_decoding: int) -> int:
-        """So many tokens of prompts a step may have beside requests that decode: whole tiles, at least half of one."""
-        count = float(self._tile)
-        if self._decode_s and self._prompt_token_s:
-            count = max(count, (MAX_SLOWER - 1) * self._alone_s(num_decoding) / self._prompt_token_s)
-        in_tiles = int(num_decoding + count) // self._tile * self._tile - num_decoding
-        return in_tiles if 2 * in_tiles >= self._tile else in_tiles + self._tile
+    def room(self, num_tokens: int, num_decoding: int) -> Room:
+        """For prompts beside requests that decode: at most so many tokens, and as a rule half a tile at least."""
+        if not self._decode_s or self._costs is None:
+            rest = self._tile - num_decoding % self._tile
+            return Room(min(num_tokens, rest if 2 * rest >= self._tile else rest + self._tile))
+        alone_s = self._alone_s(num_decoding)
+        return TimedRoom(num_tokens, num_decoding, self._tile, self._costs, alone_s, MAX_SLOWER * alone_s)
 
     def step_s(self, num_tokens: int) -> float:
         """What a step with so many tokens takes, none of a prompt; kindly estimated where it was never measured.
@@ -49,16 +54,24 @@ class Pace:
         is_far = num_tokens > (1 + _MAX_JUMP) * known[-1]
         return math.inf if is_far else self._decode_s[low] + slope * (num_tokens - low)
 
-    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+    def note(self, num_decoding: int, prompts: Sequence[Chunk], seconds: float) -> None:
         """Learn from a step."""
-        if num_prompt_tokens == 0:
+        if not prompts:
             self._decode_s[num_decoding] = _moved(self._decode_s.get(num_decoding), seconds)
             return
+        if seconds <= 0:  # on a clock that stands
+            return
+        num_tokens = whole_tiles(num_decoding + sum(chunk.num_tokens for chunk in prompts), self._tile) - num_decoding
+        num_attended = sum(chunk.num_attended for chunk in prompts)
+        likely_s = self._costs.of(num_tokens, num_attended) if self._costs else None
         if num_decoding and not self._decode_s:  # prompts never paused: decoding is what they leave, as far as known
-            prompts_s = num_prompt_tokens * self._prompt_token_s if self._prompt_token_s else seconds
-            self._decode_s[num_decoding] = max(seconds - prompts_s, seconds / 4)
+            self._decode_s[num_decoding] = max(seconds - (likely_s or seconds), seconds / 4)
         alone_s = self._alone_s(num_decoding) if num_decoding else 0.0
-        self._prompt_token_s = _moved(self._prompt_token_s, max(seconds - alone_s, seconds / 4) / num_prompt_tokens)
+        prompts_s = _moved(likely_s, max(seconds - alone_s, seconds / 4))
+        if self._costs is None:
+            token_s = prompts_s / (num_tokens + num_attended / _LIKELY_EQUAL)
+            self._costs = Costs(token_s, token_s / _LIKELY_EQUAL)
+        self._costs = self._costs.moved(num_tokens, num_attended, prompts_s)
 
     def _alone_s(self, num_decoding: int) -> float:
         """A step of so many decoding requests, by the nearest number that was measured."""

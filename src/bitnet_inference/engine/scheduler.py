@@ -14,6 +14,7 @@ from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.prefixes import Prefixes
 from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.room import Chunk, Room
 from bitnet_inference.errors import QueueFull
 from bitnet_inference.model.contract import Capabilities
 
@@ -31,6 +32,11 @@ class Share(NamedTuple):
     request: Request
     num_tokens: int
     draft: Sequence[int] = ()
+
+    @property
+    def chunk(self) -> Chunk:
+        """What the known tokens cost; until they are computed."""
+        return Chunk(self.request.num_computed, self.num_tokens)
 
 
 class Scheduler:
@@ -53,7 +59,6 @@ class Scheduler:
     def __init__(self, pool: BlockPool, events: Events, limits: Capabilities, *, max_waiting: int) -> None:
         """A step is within the limits of the model; at most `max_waiting` requests wait.
 
-        Together with those that decode, prompts make whole multiples of `tile_tokens`.
         With `looks_ahead` those that decode get the block of the token behind the next one, too, where many are free.
         """
         self._events, self.max_waiting = events, max_waiting
@@ -132,13 +137,11 @@ class Scheduler:
         decoding = self._decode()
         if not self.waiting and len(decoding) == len(self.running):
             return decoding
-        budget = self.max_tokens - len(decoding)
+        room = Room(self.max_tokens - len(decoding))
         # Who has begun a step ago came with those that wait now: it waits once for their prompts, which are not cut.
         if any(share.request.num_output > 1 for share in decoding):
-            budget = min(budget, self.pace.max_prompt_tokens(len(decoding)))
-        prompts = self._continue_prompts(budget)
-        budget -= sum(share.num_tokens for share in prompts)
-        return decoding + prompts + self._admit(budget)
+            room = self.pace.room(self.max_tokens - len(decoding), len(decoding))
+        return decoding + self._continue_prompts(room) + self._admit(room)
 
     def room_behind(self, request: Request, num_tokens: int) -> int:
         """Get blocks for so many tokens behind the known ones, or as many as are free; how many have room."""
@@ -218,13 +221,12 @@ class Scheduler:
         if request.tokens.length == request.blocks.length * self.block_size and not is_last:
             request.blocks.extend(self.pool.allocate(int(self.pool.num_free > len(self.running))))
 
-    def _continue_prompts(self, budget: int) -> list[Share]:
+    def _continue_prompts(self, room: Room) -> list[Share]:
         """What is left of the step for running requests that lack more; they have had their blocks from the start."""
         shares: list[Share] = []
         for request in self.running:
-            if request.num_pending > 1 and budget > 0:
-                shares.append(Share(request, min(request.num_pending, budget)))
-                budget -= shares[-1].num_tokens
+            if request.num_pending > 1 and room.is_left:
+                shares.append(Share(request, room.take(request.num_computed, request.num_pending)))
         return shares
 
     def _make_room(self, request: Request) -> bool:
@@ -242,9 +244,9 @@ class Scheduler:
         request.blocks.extend(self.pool.allocate(1))
         return True
 
-    def _admit(self, budget: int) -> list[Share]:
+    def _admit(self, room: Room) -> list[Share]:
         shares: list[Share] = []
-        while budget > 0:
+        while room.is_left:
             request = next((each for each in self.waiting if each.can_run), None)
             if request is None or not self._find_place(request):
                 break
@@ -252,8 +254,7 @@ class Scheduler:
             insort(self.running, request, key=_RANK)
             request.mark("scheduled")
             self._events.scheduled(request)
-            shares.append(Share(request, min(request.num_pending, budget)))
-            budget -= shares[-1].num_tokens
+            shares.append(Share(request, room.take(request.num_computed, request.num_pending)))
         return shares
 
     def _find_place(self, request: Request) -> bool:
