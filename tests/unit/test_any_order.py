@@ -283,7 +283,7 @@ class AnyOrder(RuleBasedStateMachine):
         TALLY["tokens by drafts"] += sum(max(0, request.num_output - length - 1) for request, length in lengths)
         self.now += 0.25
         TALLY["steps"] += 1
-        if expected is not None and expected.finish is None:
+        if expected is not None and expected.finish is None and not self.scheduler.is_measuring:
             assert (expected.num_output, expected.num_computed) > before, "the first in rank gets on in every step"
 
     def _front(self) -> Request | None:

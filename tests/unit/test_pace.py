@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -136,11 +137,31 @@ def test_a_step_that_was_held_up_changes_little():
     assert pace.room(512, 1).take(0, 512) >= TILE // 2
 
 
-def test_prompts_that_never_pause_are_measured_beside_the_decoding():
+@pytest.mark.parametrize("num_decoding", [1, 16, 200])
+@pytest.mark.parametrize("known", [{}, {1: DECODE_S / 10}, {1: 20 * DECODE_S}, {16: DECODE_S / 20}])
+def test_decoding_is_measured_alone_though_prompts_never_pause(num_decoding, known):
     pace = Pace(TILE)
-    for _ in range(40):
-        pace.note(1, [Chunk(0, TILE - 1)], DECODE_S + (TILE - 1) * TOKEN_S)
-    assert TILE // 2 <= pace.room(512, 1).take(0, 512) <= 4 * TILE
+    for number, seconds in known.items():
+        for _ in range(3):
+            pace.note(number, [], seconds)
+    times_s = []
+    for _ in range(200):
+        room = pace.room(512, num_decoding)
+        chunks = [Chunk(0, room.take(0, 512))] if room.is_left else []
+        times_s.append(DECODE_S + sum(chunk.num_tokens for chunk in chunks) * TOKEN_S)
+        pace.note(num_decoding, chunks, times_s[-1])
+    assert times_s[-64:].count(DECODE_S) <= 2
+    assert 2.5 * DECODE_S < max(times_s[-64:]) < 4 * DECODE_S
+
+
+def test_prompts_wait_for_a_second_step_at_most():
+    pace = Pace(TILE)
+    counts = []
+    for number, seconds in enumerate([0.1, 3.0] * 100, 1):  # as unlike as can be
+        room = pace.room(512, number)
+        counts.append(room.take(0, 512) if room.is_left else 0)
+        pace.note(number, [Chunk(0, counts[-1])] if counts[-1] else [], seconds)
+    assert all(one or other for one, other in pairwise(counts))
 
 
 def test_few_streams_are_taken_to_be_quicker_than_many():

@@ -190,6 +190,18 @@ def test_first_come_first_served():
     assert step(queue) == [(requests[1], 1), (requests[2], 6)]
 
 
+def test_a_prompt_gives_way_to_one_of_higher_priority_that_finds_a_place():
+    queue, long, urgent = scheduler(num_blocks=20), request(40), request(20, priority=1)
+    queue.submit(long)
+    assert step(queue) == [(long, 16)]
+    queue.submit(urgent)
+    assert step(queue) == [(urgent, 16)]
+    assert step(queue) == [(urgent, 4), (long, 12)]
+    huge = request(60, priority=2)
+    queue.submit(huge)
+    assert step(queue) == [(urgent, 1), (long, 12)], "there are no blocks for it"
+
+
 def test_admission_waits_for_blocks_and_nobody_overtakes():
     queue, requests = scheduler(num_blocks=3), [request(8), request(8), request(1)]
     for each in requests:

@@ -135,6 +135,20 @@ def test_drafts_come_where_they_pay(rate, token_s, num_steps, most_s):
     assert drafter.forgotten == requests
 
 
+def test_no_drafts_where_a_step_is_to_show_what_decoding_takes():
+    drafter, model = Knowing(1.0), ScriptedModel(vocab_size=VOCAB, max_positions=100)
+    drafter.texts[0, 1] = alone([0, 1], SamplingParams(temperature=0.0, max_tokens=60), max_positions=100).token_ids
+    engine = Engine(model, drafter=drafter, clock=Clock(model, 0.0001))
+    engine.submit(Request([0, 1], SamplingParams(temperature=0.0, max_tokens=60), Listener()))
+    for _ in range(3):
+        engine.step()
+    scheduler, speculation = engine._scheduler, engine._speculation
+    shares = scheduler.schedule()
+    assert speculation.add(shares)[0].draft
+    scheduler.is_measuring = True
+    assert not speculation.add(shares)[0].draft
+
+
 def test_a_listener_hears_how_many_drafted_tokens_were_right():
     drafter, params, heard = Knowing(0.9), SamplingParams(temperature=0.0, max_tokens=60), []
     drafter.texts[0, 1] = alone([0, 1], params, max_positions=100).token_ids

@@ -45,9 +45,9 @@ class Scheduler:
     There is no prefill and no decode phase: a request has tokens known and tokens computed, and each step lets the
     second catch up with the first as far as the budget goes. Requests that lack one token, so that they decode, come
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
-    does not hold up running streams. Running requests come before waiting ones, and by rank: priority, then arrival. A
-    request is admitted when there are blocks for all its known tokens, those that the cache has already among them,
-    and none overtakes it, unless it waits for a choice of the same prompt. Beams that wait for others of their search
+    does not hold up running streams. Those that run and those that wait come by rank: priority, then arrival. A request
+    is admitted when there are blocks for all its known tokens, those that the cache has already among them, and none
+    that waits overtakes it, unless it waits for a choice of the same prompt. Beams that wait for others of their search
     give way to these, and to whoever ranks before them. When a running request needs a block and none is free, the
     running one of the lowest rank gives its blocks back and computes its tokens anew later; so the one of the highest
     rank always gets on, and within a priority none starves.
@@ -65,6 +65,7 @@ class Scheduler:
         self._take(pool, limits)
         self.running: list[Request] = []  # this one and the next in order of rank
         self.waiting: list[Request] = []
+        self.is_measuring = False  # prompts wait for a step that shows what the others take
         self._copies: list[tuple[int, int]] = []
         self._timed: set[Request] = set()
         self._numbers = count()
@@ -135,13 +136,15 @@ class Scheduler:
         for request in [each for each in self.running if each.sink.is_full]:
             self.send_back(request)
         decoding = self._decode()
+        self.is_measuring = False
         if not self.waiting and len(decoding) == len(self.running):
             return decoding
         room = Room(self.max_tokens - len(decoding))
         # Who has begun a step ago came with those that wait now: it waits once for their prompts, which are not cut.
         if any(share.request.num_output > 1 for share in decoding):
             room = self.pace.room(self.max_tokens - len(decoding), len(decoding))
-        return decoding + self._continue_prompts(room) + self._admit(room)
+            self.is_measuring = not room.is_left
+        return decoding + self._prompts(room)
 
     def room_behind(self, request: Request, num_tokens: int) -> int:
         """Get blocks for so many tokens behind the known ones, or as many as are free; how many have room."""
@@ -221,13 +224,28 @@ class Scheduler:
         if request.tokens.length == request.blocks.length * self.block_size and not is_last:
             request.blocks.extend(self.pool.allocate(int(self.pool.num_free > len(self.running))))
 
-    def _continue_prompts(self, room: Room) -> list[Share]:
-        """What is left of the step for running requests that lack more; they have had their blocks from the start."""
+    def _prompts(self, room: Room) -> list[Share]:
+        """As much of prompts as there is room for."""
         shares: list[Share] = []
-        for request in self.running:
-            if request.num_pending > 1 and room.is_left:
-                shares.append(Share(request, room.take(request.num_computed, request.num_pending)))
+        prompts = self._prompts_by_rank()
+        while room.is_left and (request := next(prompts, None)):
+            shares.append(Share(request, room.take(request.num_computed, request.num_pending)))
         return shares
+
+    def _prompts_by_rank(self) -> Iterator[Request]:
+        """Running requests that lack more than a token, and waiting ones as long as the next of them finds a place."""
+        running = deque(request for request in self.running if request.num_pending > 1)
+        while newcomer := next((each for each in self.waiting if each.can_run), None):
+            while running and running[0].rank < newcomer.rank:
+                yield running.popleft()
+            if not self._find_place(newcomer):
+                break
+            self.waiting.remove(newcomer)
+            insort(self.running, newcomer, key=_RANK)
+            newcomer.mark("scheduled")
+            self._events.scheduled(newcomer)
+            yield newcomer
+        yield from running
 
     def _make_room(self, request: Request) -> bool:
         """Get a block for the request's next token if it has none, at the cost of those of the lowest rank.
@@ -243,19 +261,6 @@ class Scheduler:
                 return False
         request.blocks.extend(self.pool.allocate(1))
         return True
-
-    def _admit(self, room: Room) -> list[Share]:
-        shares: list[Share] = []
-        while room.is_left:
-            request = next((each for each in self.waiting if each.can_run), None)
-            if request is None or not self._find_place(request):
-                break
-            self.waiting.remove(request)
-            insort(self.running, request, key=_RANK)
-            request.mark("scheduled")
-            self._events.scheduled(request)
-            shares.append(Share(request, room.take(request.num_computed, request.num_pending)))
-        return shares
 
     def _find_place(self, request: Request) -> bool:
         """A place among the running and blocks, if need be those of beams that wait; whether there are."""

@@ -103,7 +103,8 @@ class _Record:
 class Speculation:
     """Adds drafts to the steps in which they are likely to pay: measured time against measured rates of success.
 
-    Steps with tokens of prompts get none, because those use the time better; nor do steps of very small models.
+    Steps with tokens of prompts get none, because those use the time better; nor do those for which prompts wait, as
+    they show what decoding takes, and steps of very small models.
     """
 
     def __init__(self, drafter: Drafter, scheduler: Scheduler) -> None:
@@ -117,7 +118,7 @@ class Speculation:
 
     def add(self, shares: list[Share]) -> list[Share]:
         """The same shares, with drafts where they pay."""
-        if self._is_off or self._scheduler.pace.step_s(len(shares)) < MIN_STEP_S:
+        if self._is_off or self._scheduler.is_measuring or self._scheduler.pace.step_s(len(shares)) < MIN_STEP_S:
             return shares
         requests = [share.request for share in shares if share.num_tokens == share.request.num_pending == 1]
         if len(requests) < len(shares):
