@@ -34,6 +34,7 @@ EMBEDDINGS = ("exact", "int8")
 ISAS = ("generic", "avx2", "avxvnni", "avx512", "avx512amx", "neon")
 MAX_THREADS = 1024
 MAX_GPUS = 64
+_MAX_TOKEN_BYTES = 1 << 16
 _COUNTS = {"gpu_layers": 1 << 16, "gpus": MAX_GPUS, "threads": MAX_THREADS, "max_batch_tokens": 1 << 16}
 
 
@@ -181,24 +182,42 @@ class HubConfig:
         if not _is_address(self.endpoint):
             raise InvalidParams(f"HF_ENDPOINT is {self.endpoint!r}: give an address that begins with https://")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
-            raise InvalidParams("HF_TOKEN has letters that no token has: copy it again")
+            raise InvalidParams("HF_TOKEN, or the file of HF_TOKEN_PATH, has letters that no token has: copy it again")
         if not self.timeout_s > 0:
             raise InvalidParams(f"HF_HUB_DOWNLOAD_TIMEOUT is {self.timeout_s}: give a number of seconds above 0")
 
     @classmethod
     def from_env(cls) -> HubConfig:
-        """What the environment says, in the words of Hugging Face's own tools."""
+        """What the environment says, in the words of Hugging Face's own tools. Raises InvalidParams."""
         caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
         home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
         cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
-        token_file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
+        token_file = os.environ.get("HF_TOKEN_PATH") or home / "token"
+        _seconds("HF_HUB_ETAG_TIMEOUT")  # over which huggingface_hub stumbles when it is imported
         return cls(
-            cache=Path(cache).expanduser(),
+            cache=_in_home(cache),
             endpoint=(os.environ.get("HF_ENDPOINT", "").strip() or cls.endpoint).rstrip("/"),
-            token=os.environ.get("HF_TOKEN", "").strip() or read(token_file) or None,
+            token=os.environ.get("HF_TOKEN", "").strip() or _token_in(token_file),
             offline=_is_true("HF_HUB_OFFLINE") or _is_true("TRANSFORMERS_OFFLINE"),
-            timeout_s=_whole_number("HF_HUB_DOWNLOAD_TIMEOUT", os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or "10"),
+            timeout_s=_seconds("HF_HUB_DOWNLOAD_TIMEOUT"),
         )
+
+
+def _seconds(name: str) -> int:
+    return _whole_number(name, os.environ.get(name) or "10")
+
+
+def _in_home(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        cure = "set HOME, or HF_HUB_CACHE and HF_TOKEN_PATH to whole paths"
+        raise InvalidParams(f"{path}: there is no such home folder: {cure}") from None
+
+
+def _token_in(path: str | Path) -> str | None:
+    path = _in_home(path)
+    return (read(path) or None) if path.is_file() and path.stat().st_size <= _MAX_TOKEN_BYTES else None
 
 
 def _is_address(text: str) -> bool:

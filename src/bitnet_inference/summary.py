@@ -20,6 +20,7 @@ from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.model.loader import describe
 from bitnet_inference.model_folder import defaults_of, load_tokenizer
 from bitnet_inference.onnx_summary import describe_onnx
+from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import notes
 
@@ -43,6 +44,7 @@ def summarize(path: str | Path) -> Summary:
         groups["words"] = [*_words(tokenizer), *(("note", note) for note in notes(checkpoint.metadata))]
         if beyond := tokenizer.added_beyond(checkpoint.config.vocab_size):
             groups["words"].append(("note", f"the model has no rows for added tokens: {', '.join(beyond[:3])}"))
+        problems += Chat(tokenizer).broken()
     except BitNetError as error:
         problems.append(str(error))
     return Summary(groups, problems)

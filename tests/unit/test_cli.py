@@ -206,6 +206,10 @@ def test_inspect_tells_everything_that_is_wrong(tmp_path):
     result = bitnet("inspect", str(folder))
     assert result.exit_code == 2
     assert "memory" in result.stdout and "tokenizer.json: the file is missing" in result.stderr
+    shutil.copy(GOLDEN / "bitnet-packed" / "tokenizer.json", folder)
+    (folder / "chat_template.jinja").write_text("{% if")
+    result = bitnet("inspect", str(folder))
+    assert result.exit_code == 2 and "chat template 'default': line 1: broken template" in result.stderr
 
 
 def test_doctor_finds_nothing_wrong():

@@ -147,7 +147,7 @@ class TestPromptLogprobs:
         assert model.full_rows == [15, 16]
 
     def test_a_position_behind_the_prompt_is_refused(self):
-        with pytest.raises(InvalidParams, match="prompt_logprobs_from is 18, the prompt has 18 tokens"):
+        with pytest.raises(InvalidParams, match="scores are wanted from token 18 on, the prompt has 18 tokens"):
             Request(PROMPT, SamplingParams(prompt_logprobs=0, prompt_logprobs_from=18), Listener())
 
     def test_broken_logits_end_the_request_alone(self):

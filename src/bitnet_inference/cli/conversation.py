@@ -85,7 +85,7 @@ def _terminal() -> Any:
     keys = KeyBindings()
     keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-    session: PromptSession[str] = PromptSession(key_bindings=keys)
+    session: PromptSession[str] = PromptSession(key_bindings=keys, enable_suspend=True)
     return session
 
 

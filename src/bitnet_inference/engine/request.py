@@ -173,8 +173,8 @@ class Request:
     def _scorer(self, num_top: int) -> PromptReader:
         start = self.params.prompt_logprobs_from
         if start >= self.num_prompt:
-            cure = "give the position of one of them"
-            raise InvalidParams(f"prompt_logprobs_from is {start}, the prompt has {self.num_prompt} tokens: {cure}")
+            has = f"the prompt has {self.num_prompt} tokens"
+            raise InvalidParams(f"scores are wanted from token {start} on, {has}: give the position of one of them")
         scores = PromptScores(self.prompt, num_top, start)
         self.prompt_logprobs = scores.found
         return scores.reader

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
+from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.budget import Budget, OverBudget
 from bitnet_inference.text.filter import Filters
 from bitnet_inference.text.messages import ROLES, Marks, Message, check_messages, check_plain, strings_of
@@ -89,6 +89,16 @@ class Chat:
             **self._tokenizer.named, **inputs, "messages": messages, "add_generation_prompt": add_generation_prompt,
             **variables,
         })  # fmt: skip
+
+    def broken(self) -> list[str]:
+        """What is wrong with each template that is none, a line each."""
+        found = []
+        for name in self._tokenizer.templates:
+            try:
+                self._template(name, has_tools=False)
+            except BitNetError as error:
+                found.append(str(error))
+        return found
 
     def _template(self, name: str | None, has_tools: bool) -> Template:
         templates = self._tokenizer.templates
