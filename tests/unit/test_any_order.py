@@ -292,6 +292,8 @@ class AnyOrder(RuleBasedStateMachine):
         num_decoding = sum(request.num_pending == 1 for request in running)
         if not running or running[0].beams or num_decoding >= self.model.capabilities.max_tokens:
             return None  # beams wait for each other
+        if any(request.rank < running[0].rank for request in self.scheduler.all_requests() if request.can_run):
+            return None
         return running[0]
 
     def _check(self, request: Request) -> None:
