@@ -87,7 +87,7 @@ class CpuModel:
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
             samples=self._screen is not None,
             same_bits=True,
-            tile_tokens=16 if config.isa == "avx512amx" else 4,
+            tile_tokens=16 if config.isa == "avx512amx" else 1,
             threads=_threads_of(self),
         )
 
