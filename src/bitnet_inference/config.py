@@ -217,7 +217,9 @@ def _in_home(path: str | Path) -> Path:
 
 def _token_in(path: str | Path) -> str | None:
     path = _in_home(path)
-    return (read(path) or None) if path.is_file() and path.stat().st_size <= _MAX_TOKEN_BYTES else None
+    if not os.path.isfile(path) or os.path.getsize(path) > _MAX_TOKEN_BYTES:  # nor is one where we may not look
+        return None
+    return read(path) or None
 
 
 def _is_address(text: str) -> bool:

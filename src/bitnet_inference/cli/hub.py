@@ -25,13 +25,10 @@ def pull(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)]) -
     goes on when it is pulled again. HF_ENDPOINT chooses a mirror, HF_TOKEN opens private and gated models, and
     HF_HUB_CACHE chooses the folder.
     """
-    from bitnet_inference.config import HubConfig
-
-    config = HubConfig.from_env()  # before huggingface_hub is imported, which stumbles over numbers that are none
     from bitnet_inference.hub.pull import pull as pull_model
 
     with progress_bar("pulling", in_bytes=True) as progress:
-        pulled = pull_model(name, config=config, progress=progress)
+        pulled = pull_model(name, progress=progress)
     typer.echo(f"{pulled.path}")
     typer.echo(f"[{pulled.repository}@{pulled.commit}, {told_bytes(pulled.num_bytes)}]", err=True)
 

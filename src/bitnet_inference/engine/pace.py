@@ -74,12 +74,13 @@ class Pace:
             return
         num_tokens = whole_tiles(num_decoding + sum(chunk.num_tokens for chunk in prompts), self._tile) - num_decoding
         num_attended = sum(chunk.num_attended for chunk in prompts)
-        likely_s = self._costs.of(num_tokens, num_attended) if self._costs else None
-        prompts_s = _moved(likely_s, max(seconds - alone_s, seconds / 4))
+        prompts_s = max(seconds - alone_s, seconds / 4)
         if self._costs is None:
             token_s = prompts_s / (num_tokens + num_attended / _LIKELY_EQUAL)
             self._costs = Costs(token_s, token_s / _LIKELY_EQUAL)
-        self._costs = self._costs.moved(num_tokens, num_attended, prompts_s)
+        else:
+            likely_s = _moved(self._costs.of(num_tokens, num_attended), prompts_s)
+            self._costs = self._costs.moved(num_tokens, num_attended, likely_s)
 
     def _note_decoding(self, count: int, seconds: float) -> None:
         """The quicker of two steps counts, as any may be held up; where both are far from what is known, at once."""
@@ -109,9 +110,7 @@ def _is_far(measured: float, known: float) -> bool:
     return not known / _FAR <= measured <= known * _FAR
 
 
-def _moved(estimate: float | None, measured: float) -> float:
+def _moved(estimate: float, measured: float) -> float:
     """Nearer to what was measured; one step that was held up does not change much."""
-    if not estimate:
-        return measured
     newest = min(max(measured, estimate / _MAX_JUMP), estimate * _MAX_JUMP)
     return estimate + _SHARE_OF_NEWEST * (newest - estimate)

@@ -73,32 +73,27 @@ class TimedRoom(Room):
         """At most so many tokens. The step takes `step_s` for those that decode, and may take `most_s`."""
         super().__init__(num_tokens)
         self._tile, self._costs, self._step_s, self._most_s = tile, costs, step_s, most_s
-        self._num_least = max(1, tile // 2)
-        self._num_taken = 0
-        self._num_used = self._num_paid = num_decoding  # in the step: tokens, and those whose matrix products are paid
+        self._num_decoding = self._num_used = num_decoding  # tokens in the step: at first, and so far
 
     def take(self, position: int, num_wanted: int) -> int:
         """How many tokens a prompt gets that goes on at a position; at least 1 while there `is_left`."""
-        most = max(self._num_least, self._num_fitting(position))
-        count = super().take(position, min(num_wanted, most))
-        self._step_s += self._cost_s(Chunk(position, count))
-        self._num_taken += count
+        least = 1 if self._num_used > self._num_decoding else max(1, self._tile // 2)
+        count = super().take(position, min(num_wanted, max(least, self._num_fitting(position))))
+        self._step_s += self._cost_s(position, count)
         self._num_used += count
-        self._num_paid = whole_tiles(self._num_used, self._tile)
-        self._num_least = 1
         if count < num_wanted or not self._num_fitting(0):
             self._num_left = 0
         return count
 
     def _num_fitting(self, position: int) -> int:
         left_s = self._most_s - self._step_s
-        paid_s = self._costs.token_s * (self._num_paid - self._num_used)
-        last = self._num_used + self._num_in(left_s + paid_s, position, self._costs.token_s)
-        end = max(self._num_used, last // self._tile * self._tile)
-        next_end = last // self._tile * self._tile + self._tile
-        next_s = self._costs.token_s * (next_end - self._num_paid)
-        in_tiles = end - self._num_used
-        in_part = min(self._num_in(left_s - next_s, position, 0.0), next_end - self._num_used)
+        num_paid, token_s = self._num_paid(self._num_used), self._costs.token_s
+        last = self._num_used + self._num_in(left_s + token_s * (num_paid - self._num_used), position, token_s)
+        end = last // self._tile * self._tile
+        in_tiles = max(0, end - self._num_used)
+        next_end = end + self._tile
+        in_part = self._num_in(left_s - token_s * (next_end - num_paid), position, 0.0)
+        in_part = min(in_part, next_end - self._num_used)
         is_better = in_part > in_tiles and self._speed(position, in_part) > self._speed(position, in_tiles)
         return in_part if is_better else in_tiles
 
@@ -110,8 +105,13 @@ class TimedRoom(Room):
         return int(2 * seconds / (linear_s + math.sqrt(linear_s**2 + 2 * self._costs.position_s * seconds)))
 
     def _speed(self, position: int, count: int) -> float:
-        return (self._num_taken + count) / (self._step_s + self._cost_s(Chunk(position, count)))
+        num_prompt_tokens = self._num_used - self._num_decoding + count
+        return num_prompt_tokens / (self._step_s + self._cost_s(position, count))
 
-    def _cost_s(self, chunk: Chunk) -> float:
-        end = whole_tiles(self._num_used + chunk.num_tokens, self._tile) if chunk.num_tokens else self._num_paid
-        return self._costs.of(end - self._num_paid, chunk.num_attended)
+    def _cost_s(self, position: int, count: int) -> float:
+        num_new = self._num_paid(self._num_used + count) - self._num_paid(self._num_used)
+        return self._costs.of(num_new, Chunk(position, count).num_attended)
+
+    def _num_paid(self, num_used: int) -> int:
+        """For how many tokens the step's matrix products take their time, where it has so many."""
+        return whole_tiles(num_used, self._tile) if num_used > self._num_decoding else num_used

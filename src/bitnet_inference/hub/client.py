@@ -1,6 +1,7 @@
 """What the Hugging Face Hub, or a mirror of it, says and sends. The one door to huggingface_hub and httpx2.
 
 What is sent is taken for hostile: an answer is read up to a limit, and a file up to the size that was announced.
+huggingface_hub is imported where it is used: it stumbles over odd variables then, and HubConfig tells of them before.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import get_session
-from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # as its own cache is locked
 
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError, NotFound
@@ -53,6 +52,13 @@ class Sink(Protocol):
 
     def write(self, data: bytes) -> None:
         """Take the next bytes."""
+
+
+def get_session() -> httpx2.Client:
+    """The one that Hugging Face's tools share."""
+    import huggingface_hub
+
+    return huggingface_hub.get_session()
 
 
 class Hub:
@@ -178,6 +184,8 @@ def locked(cache: Path, repository: str, blob: str) -> Iterator[None]:
     """Nobody else, no other tool either, fetches this blob meanwhile."""
     file = cache / ".locks" / folder_of(cache, repository).name / f"{blob}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # as its own cache is locked
+
     with WeakFileLock(file):
         yield
 

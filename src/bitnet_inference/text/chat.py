@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.budget import Budget, OverBudget
 from bitnet_inference.text.filter import Filters
 from bitnet_inference.text.messages import ROLES, Marks, Message, check_messages, check_plain, strings_of
@@ -96,7 +96,7 @@ class Chat:
         for name in self._tokenizer.templates:
             try:
                 self._template(name, has_tools=False)
-            except BitNetError as error:
+            except FormatError as error:
                 found.append(str(error))
         return found
 
