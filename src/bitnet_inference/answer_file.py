@@ -57,7 +57,7 @@ class AnswerFile:
     def begin(self, settings: int) -> None:
         """Make the file ready for further answers with these settings, a hash; raises FormatError for others in it.
 
-        A last line that was not written to its end is cut off.
+        A last line that was not written to its end is cut off, and what a power cut leaves there: zeros.
         """
         if self._settings - {b"%016x" % settings}:
             why = "was written with other sampling options or another model: give the same, or another output file"
@@ -91,7 +91,9 @@ class AnswerFile:
             while data := file.readline(MAX_LINE_BYTES + 1):
                 if data.endswith(b"\n"):
                     yield data
-                elif len(data) > MAX_LINE_BYTES or not data.startswith(_START[: len(data)]):
+                    continue
+                begun = data if file.tell() == len(data) else data.rstrip(b"\0")
+                if len(data) > MAX_LINE_BYTES or not begun.startswith(_START[: len(begun)]):
                     raise FormatError(self.path, "the last line", f"is no answer: {_CURE}")
 
     def _note(self, number: int, data: bytes) -> None:

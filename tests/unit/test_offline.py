@@ -244,7 +244,10 @@ class TestFilesThatDoNotFit:
             ('{"line": 99, "key": "{key}", "text": ""}\n', "a line 99"),
             ('{"line": 0, "key": "{key}", "text": ""}\n', "a line 0"),
             ("{first}\n{first}\n", "line 2: answers line 1 once more"),
-            ("{first}\n\0\0\0\0", "the last line: is no answer"),
+            ("{first}\n\0\0\0\0", ""),
+            ('{first}\n{"line": 1, "ke\0\0\0\0', ""),
+            ("{first}\n\0\0x", "the last line: is no answer"),
+            ("\0\0\0\0", "the last line: is no answer"),
         ],
     )
     def test_hostile_outputs(self, llm, files, text, message):

@@ -23,7 +23,7 @@ from bitnet_inference.errors import InvalidParams
         ({"temperature": "1"}, "temperature is '1': give a number"),
         ({"temperature": True}, "temperature is True"),
         ({"temperature": None}, "temperature is None"),
-        ({"top_k": -1}, "top_k is -1: give 0 to"),
+        ({"top_k": -2}, "top_k is -2: give -1 to"),
         ({"top_k": 1.5}, "top_k is 1.5: give a whole number"),
         ({"top_k": True}, "top_k is True"),
         ({"top_p": 1.01}, "top_p is 1.01"),
@@ -89,6 +89,7 @@ def test_it_can_be_replaced_and_sent_to_another_process():
 
 def test_from_mapping_names_the_nearest_option():
     assert SamplingParams.from_mapping({"top_k": 3}) == SamplingParams(top_k=3)
+    assert SamplingParams.from_mapping({"top_k": -1}) == SamplingParams()  # vLLM's way to say that it is off
     with pytest.raises(InvalidParams, match="unknown sampling option 'temprature': did you mean temperature"):
         SamplingParams.from_mapping({"temprature": 1.0})
     with pytest.raises(InvalidParams, match="there are temperature, top_k"):

@@ -42,7 +42,7 @@ _REALS = (
     _Range("frequency_penalty", -2.0, 2.0, "0 is off"),
 )
 _WHOLES = (
-    _Range("top_k", 0, _MAX_TOKENS, "0 is off"),
+    _Range("top_k", -1, _MAX_TOKENS, "0 and -1 are off"),
     _Range("min_tokens", 0, _MAX_TOKENS, "0 is off"),
     _Range("prompt_logprobs_from", 0, _MAX_TOKENS, "the position of a token of the prompt"),
 )
@@ -59,7 +59,7 @@ class SamplingParams:
     """How to choose tokens, and when to stop. Raises InvalidParams for what is impossible; nothing is ignored.
 
     `temperature`: 0 (or below 1e-5) is greedy, else logits are divided by it. At most 100.
-    `top_k`: only the k best tokens; 0 is off.
+    `top_k`: only the k best tokens; 0 is off, and so is -1, as in vLLM.
     `top_p`: only tokens whose better ones together have at most this probability (Llama's rule); 1 is off.
     `min_p`: only tokens of at least this part of the best one's probability; 0 is off.
     `repetition_penalty`: positive logits of tokens in prompt or output are divided by it, negative ones multiplied,
@@ -126,6 +126,7 @@ class SamplingParams:
             self._set(wanted.name, _real(wanted, getattr(self, wanted.name)))
         for wanted in _WHOLES:
             self._set(wanted.name, _whole(wanted, getattr(self, wanted.name)))
+        self._set("top_k", max(self.top_k, 0))
         for wanted in _OPTIONAL_WHOLES:
             if getattr(self, wanted.name) is not None:
                 self._set(wanted.name, _whole(wanted, getattr(self, wanted.name)))

@@ -24,6 +24,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 2048  # as many texts as OpenAI takes for vectors
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+TopK = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 is off, as in vLLM
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -142,7 +143,7 @@ class SamplingFields(Fields):
     stop: TextOrList[Each[str]] | None = None
     temperature: Temperature | None = None
     top_p: Part | None = None
-    top_k: Count | None = None
+    top_k: TopK | None = None
     min_p: Part | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty | None = None
