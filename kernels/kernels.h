@@ -117,6 +117,7 @@ struct DenseTask {
     int64_t out_stride;
     const float* residual;  // [tokens, residual_stride] or null
     int64_t residual_stride;
+    const void* soon;  // a row that is fetched beside one that is alone, or null
 };
 
 // All sizes in bytes. Plain fields: an inline function here would be linked once for all objects, with the instructions

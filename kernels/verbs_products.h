@@ -37,6 +37,7 @@ template <Dtype D, int R, int T>
 void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
     constexpr int item = D == Dtype::f32 ? 4 : 2;
     const uint8_t* w = (const uint8_t*)t.weight + first_row * t.columns * item;
+    const uint8_t* soon = t.soon ? (const uint8_t*)t.soon : w;
     const float* x = t.x + first_token * t.x_stride;
     const int64_t row_bytes = int64_t(t.columns) * item;
     Lanes sums[R][T];
@@ -46,6 +47,7 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
         for (int i = 0; i < T; i++) sums[r][i] = set1(0.0f);
     int k = 0;
     for (; k + 16 <= t.columns; k += 16) {
+        if constexpr (R == 1) __builtin_prefetch(soon + k * item, 0, 2);
         Lanes xs[T];
 #pragma GCC unroll 8
         for (int i = 0; i < T; i++) xs[i] = load(x + i * t.x_stride + k);
