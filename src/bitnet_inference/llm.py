@@ -356,10 +356,9 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         detokenizers = [Detokenizer(self.tokenizer, opening=opening) for _ in range(params.num_choices)]
         boxes = [self._mailbox(each) for each in detokenizers]
         beams = Beams(prompt, params, boxes, eos_ids=self.eos_ids, terms=terms)
-        screens = [self._filters.start() for _ in boxes]
+        streams = [Stream(box, beams.head, self._cancel, False, self._filters.start()) for box in boxes]
         self._submit(beams.head)
-        pairs = zip(boxes, screens, strict=True)
-        return Search(beams, [Stream(box, beams.head, self._cancel, False, screen) for box, screen in pairs])
+        return Search(beams, streams)
 
     def _submit(self, request: Request) -> None:
         with self._noting:
@@ -383,8 +382,9 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         if params.grammar is not None:
             request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
         screen = self._filters.start()
-        self._submit(request)
-        return Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
+        stream = Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
+        self._submit(request)  # which the stream ends from now on, should an interrupt take it
+        return stream
 
     @cached_property
     def _matchers(self) -> Matchers:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import decided
@@ -20,6 +21,7 @@ from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import find_model
+from bitnet_inference.text.filter import Filter, Filters
 
 _POLL_S = 0.05  # of streams that go on after their `use` nobody says that they have ended
 
@@ -107,6 +109,7 @@ class Models:
         embedding: str = "exact",
         fallback: str = "none",
         drafts: str = "auto",
+        filters: Sequence[Filter] = (),
         progress: Callable[[int, int], None] | None = None,
         listener: Callable[[Path], EngineListener] | None = None,
     ) -> None:
@@ -114,21 +117,21 @@ class Models:
         self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else checked_count("max_bytes", max_bytes)
         max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
         check_progress(progress)
+        Filters(filters)  # wrong ones are refused before anything is loaded
         if listener is not None and not callable(listener):
             raise InvalidParams(f"listener is {listener!r:.60}: give a function of a path that returns its listener")
-        self._config = EngineConfig.from_env(
-            device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype,
-            quantize=quantize, head=head, embedding=embedding, fallback=fallback,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "device": device, "gpu_layers": gpu_layers, "gpus": gpus, "threads": threads, "cache_dtype": cache_dtype,
+            "quantize": quantize, "head": head, "embedding": embedding, "fallback": fallback,
+        }  # fmt: skip
+        self._config = EngineConfig.from_env(**options)
         self._max_cache_tokens = max_cache_tokens
-        self._load_llm = partial(
-            LLM.load, max_cache_tokens=max_cache_tokens, device=device, gpu_layers=gpu_layers, gpus=gpus,
-            threads=threads, cache_dtype=cache_dtype, quantize=quantize, head=head, embedding=embedding,
-            fallback=fallback, drafts=drafts, progress=progress,
-        )  # fmt: skip
+        options |= {"drafts": drafts, "filters": filters, "progress": progress}
+        self._load_llm: Callable[..., LLM] = partial(LLM.load, max_cache_tokens=max_cache_tokens, **options)
         self._listener = listener
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
-        self._books = threading.Condition()  # held for moments
+        self._held = threading.RLock()  # for moments, and by itself: a signal in a Condition's `with` leaves it locked
+        self._books = threading.Condition(self._held)
         self._loading = threading.Lock()  # one at a time makes room and takes it
         self._is_open = True
         self._waiting: set[Path] = set()  # whose load waits for room
@@ -168,14 +171,14 @@ class Models:
     def loaded(self) -> list[ModelState]:
         """The models that are loaded or being loaded; the one that was used last comes last."""
         now = time.monotonic()
-        with self._books:
+        with self._held:
             return [entry.state(now) for entry in self._entries.values()]
 
     def close(self) -> None:
         """Unload all models, those in use too: their requests end with Stopped."""
-        with self._books:
+        with self._held:
             self._is_open = False
-        with self._loading, self._books:  # a load that has begun comes to its end before; one that waits will fail
+        with self._loading, self._held:  # a load that has begun comes to its end before; one that waits will fail
             loaded = [entry.llm.result() for entry in self._entries.values() if entry.llm.done()]
             self._entries.clear()
         for llm in loaded:
@@ -189,7 +192,7 @@ class Models:
 
     def _enter(self, path: Path, until: float) -> tuple[_Entry, bool]:
         """Count a user; whether the model is to be loaded by this one."""
-        with self._books:
+        with self._held:
             while self._waiting and self._is_open and time.monotonic() < until:
                 self._books.wait(_POLL_S)
             if not self._is_open:
@@ -202,7 +205,7 @@ class Models:
         return entry, is_new
 
     def _leave(self, entry: _Entry) -> None:
-        with self._books:
+        with self._held:
             entry.num_users -= 1
             entry.last_used = time.monotonic()
             if self._entries.get(entry.path) is entry:
@@ -215,7 +218,7 @@ class Models:
             with self._loading:
                 entry.llm.set_result(self._loaded(entry, until))
         except BaseException as error:
-            with self._books:
+            with self._held:
                 if self._entries.get(entry.path) is entry:
                     del self._entries[entry.path]
             if isinstance(error, Exception):
@@ -245,7 +248,7 @@ class Models:
             while (unloaded := self._unloaded_for(entry, num_bytes, is_last_try=time.monotonic() >= until)) is None:
                 self._wait_for_room()
         finally:
-            with self._books:
+            with self._held:
                 self._waiting.discard(entry.path)
                 self._books.notify_all()
         for llm in unloaded:
@@ -255,14 +258,14 @@ class Models:
         """Until somebody has left. Others may load meanwhile: who uses what is in the way may be among them."""
         self._loading.release()
         try:
-            with self._books:
+            with self._held:
                 self._books.wait(_POLL_S)
         finally:
             self._loading.acquire()
 
     def _unloaded_for(self, entry: _Entry, num_bytes: int, is_last_try: bool) -> list[LLM] | None:
         """What has lost its place to a model of this size; None where those in use leave no room, and it waits."""
-        with self._books:
+        with self._held:
             unloaded = self._places_for(entry, num_bytes, is_last_try)
             if unloaded is None:
                 self._waiting.add(entry.path)

@@ -163,7 +163,8 @@ class Stream:
         self._give_up()
 
     def __del__(self) -> None:
-        self._give_up()
+        if hasattr(self, "output"):  # not where an interrupt has kept it from being made
+            self._give_up()
 
     def _open(self, letter: Letter | End) -> Piece | None:
         """The piece that a letter completes. Tokens whose text is held back wait for a later one."""

@@ -21,7 +21,8 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         """Starts the thread."""
         self._engine = engine
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()  # by itself: a signal that raises in a Condition's `with` leaves it locked
+        self._wake = threading.Condition(self._lock)
         self._is_open = True
         self._pid = os.getpid()
         self._drains = True
@@ -49,7 +50,7 @@ class Worker:
     def submit(self, request: Request) -> None:
         """Queue a request; raises what `check_wait` and Engine.submit raise, and Stopped when the engine has ended."""
         self.check_wait()
-        with self._wake:
+        with self._lock:
             if not self._is_open:
                 raise Stopped("the engine has stopped and takes no more requests: load the model again")
             self._engine.submit(request)
@@ -63,7 +64,7 @@ class Worker:
     def wake(self) -> None:
         """Look again who can run: a reader has made room."""
         if not self.is_forked:
-            with self._wake:
+            with self._lock:
                 self._wake.notify()
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -75,7 +76,7 @@ class Worker:
         if self.is_forked:
             return True
         self.check_wait()
-        with self._wake:
+        with self._lock:
             self._is_open = False
             self._wake.notify()
         self._thread.join(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
@@ -88,7 +89,7 @@ class Worker:
         """
         if self.is_forked:
             return  # the thread is not here, and what it held when the process forked is held for ever
-        with self._wake:
+        with self._lock:
             self._is_open = False
             self._drains = self._drains and drain
             self._wake.notify()
@@ -103,7 +104,7 @@ class Worker:
         except BaseException as error:  # a defect of ours: nobody may wait for ever because of it
             logging.getLogger(__name__).exception("the engine's thread failed")
             reason = f"the engine failed: {error!r}"
-        with self._wake:
+        with self._lock:
             self._is_open = False
         self._engine.end_all(Finish("error", error=Stopped(reason)))
 
@@ -112,7 +113,7 @@ class Worker:
         if self._is_open and self._engine.has_turn:
             return True
         self._engine.wakeups.make()
-        with self._wake:
+        with self._lock:
             if not self._is_called():
                 self._wake.wait_for(self._is_called, self._max_sleep_s())
             return self._engine.has_work and (self._is_open or self._drains)

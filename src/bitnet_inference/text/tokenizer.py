@@ -192,9 +192,11 @@ class Tokenizer:
         """Run the library; it raises bare exceptions, and panics that are no Exception at all."""
         try:
             return work()
-        except (BitNetError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        except (BitNetError, KeyboardInterrupt, SystemExit, GeneratorExit, TimeoutError):
             raise
         except BaseException as error:
+            if type(error).__module__ not in ("builtins", "pyo3_runtime"):  # a signal's handler raised it
+                raise
             why = " ".join(str(error).split())[:300] or type(error).__name__
             place = re.search(r" at (line \d+ column \d+)$", why)
             where = place.group(1) if place else ""
