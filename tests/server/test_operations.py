@@ -352,6 +352,14 @@ def test_the_journal_counts_all_prompts_once_and_how_their_choices_ended(served:
     assert line["finish"] == {"stop": 2, "length": 2}
 
 
+def test_the_journal_counts_what_clients_cost_that_have_left(served: ServedModels, tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "log")) as journal:
+        with Running(served, ServerOptions(), journal) as server, post(f"{server.url}/v1/completions", LONG) as answer:
+            answer.readline()
+        line = json.loads((tmp_path / "log").read_text())
+    assert (line["finish"], line["prompt_tokens"]) == ("cancelled", 5) and line["output_tokens"] >= 1
+
+
 def test_a_full_disk_for_lines_stops_nobody() -> None:
     with closing(Journal(Path("/dev/full"))) as journal:
         assert call(Journaled(empty, journal))[0] == 200

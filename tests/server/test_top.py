@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -44,6 +46,15 @@ def test_one_table_of_what_has_happened(server: Running) -> None:
     row = next(line for line in text.splitlines() if line.startswith("story"))
     assert row.count("ms/") == 2, "two quantiles of the first token and of the gaps"
     assert "MB" in row and "0%" in row
+
+
+def test_a_table_an_interval_where_no_terminal_is(server: Running) -> None:
+    command = [sys.executable, "-m", "bitnet_inference", "top", server.url, "--api-key", KEY, "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        heads = (line for line in process.stdout if line.startswith("bitnet "))
+        assert next(heads) and next(heads)
+        process.terminate()
 
 
 def test_without_the_key_it_says_what_to_give(server: Running) -> None:

@@ -348,6 +348,12 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["pull", "default"], "comes with the package"),
         (["convert", "default", "x.gguf", "--no-check"], "leave --no-check out"),
         (["convert", "default", "x.gguf", "--quantize", ""], "quantize is ''"),
+        (["frob"], "no such command 'frob'"),
+        (["run", "x", "-t", "hot"], "--temperature / -t is 'hot': give a number\n"),
+        (["serve", "--port", "1e3"], "--port (env var: BITNET_PORT) is '1e3': give a whole number\n"),
+        (["run", "x", "--ctx-size", "9"], "no such option: --ctx-size: did you mean --max-cache-tokens?"),
+        (["run", "x", "--top_p", "1"], "no such option: --top_p: did you mean --top-p?"),
+        (["run", "x", "--max-cache-tokens", "0"], "max_cache_tokens is 0"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, message):

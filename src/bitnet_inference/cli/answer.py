@@ -14,6 +14,7 @@ from bitnet_inference.cli.beams import BEAMS, beam_params
 from bitnet_inference.cli.form import FORM, grammar_option
 from bitnet_inference.cli.hub import offer_to_pull
 from bitnet_inference.cli.options import (
+    CACHE,
     DRAFTS,
     FILTERING,
     LOADING,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from bitnet_inference.stream import Generation, Stream
 
 
-@with_options(LOADING, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS)
+@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,

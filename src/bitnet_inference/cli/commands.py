@@ -17,6 +17,7 @@ from bitnet_inference.cli.batch import batch
 from bitnet_inference.cli.conversation import chat
 from bitnet_inference.cli.convert import convert
 from bitnet_inference.cli.hub import list_models, pull, remove, show
+from bitnet_inference.cli.mistakes import UsageError, told
 from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
 from bitnet_inference.cli.serve import serve
@@ -39,19 +40,37 @@ class _Commands(TyperGroup):
             sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
             sys.exit(EXIT_MISTAKE)
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse what stands before the command."""
+        try:
+            return super().make_context(*args, **options)
+        except UsageError as error:
+            _end(told(error))
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Parse what stands behind the command, and run it."""
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            _end(told(error))
         except BitNetError as error:
-            typer.echo(f"bitnet: {error}", err=True)
-            raise typer.Exit(EXIT_MISTAKE) from None
+            _end(str(error))
         except (KeyboardInterrupt, typer.Abort):  # the latter at a question
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
+def _end(why: str) -> NoReturn:
+    typer.echo(f"bitnet: {why}", err=True)
+    raise typer.Exit(EXIT_MISTAKE) from None
+
+
 app = typer.Typer(
-    cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -105,7 +124,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def bitnet(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Run language models whose weights are -1, 0 and +1.

@@ -12,6 +12,7 @@ import typer
 from bitnet_inference.cli.answer import context_note, print_answer, system_messages
 from bitnet_inference.cli.hub import offer_to_pull
 from bitnet_inference.cli.options import (
+    CACHE,
     DRAFTS,
     FILTERING,
     LOADING,
@@ -34,7 +35,7 @@ CHAT_HELP = """Write a message, and Enter sends it; Alt+Enter begins a new line.
 /exit   leave; Ctrl-D too. Ctrl-C stops an answer."""
 
 
-@with_options(LOADING, DRAFTS, FILTERING, SAMPLING)
+@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING)
 def chat(
     ctx: typer.Context,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,

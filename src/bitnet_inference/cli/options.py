@@ -19,6 +19,7 @@ from bitnet_inference.errors import InvalidParams
 if TYPE_CHECKING:
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.llm import LLM
+    from bitnet_inference.text.word_filter import WordFilter
 
 EXIT_MISTAKE = 2
 
@@ -67,6 +68,12 @@ LOADING: Mapping[str, Any] = {
         typer.Option(help='"cpu" goes on there where the device fails; "none" (the default) ends what it was doing.'),
     ],
 }
+CACHE: Mapping[str, Any] = {
+    "max_cache_tokens": Annotated[
+        int | None,
+        typer.Option(metavar="N", help="So many tokens the KV cache holds: no context is longer. Default: what fits."),
+    ],
+}
 DRAFTS: Mapping[str, Any] = {
     "drafts": Annotated[
         str | None,
@@ -91,7 +98,9 @@ SAMPLING: Mapping[str, Any] = {
             "--temperature", "-t", metavar="X", help="0 takes the likeliest token always, 1 draws as the model says."
         ),
     ],
-    "top_k": Annotated[int | None, typer.Option(metavar="K", help="Draw among the K likeliest tokens; 0 is off.")],
+    "top_k": Annotated[
+        int | None, typer.Option(metavar="K", help="Draw among the K likeliest tokens; 0 and -1 are off.")
+    ],
     "top_p": Annotated[
         float | None, typer.Option(metavar="P", help="Draw among the likeliest that make up P together; 1 is off.")
     ],
@@ -157,21 +166,26 @@ def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
 
 
 def load_llm(ctx: typer.Context, **more: Any) -> LLM:
-    """The model that the options of LOADING name, with those of DRAFTS and FILTERING where a command has them.
+    """The model that the options of LOADING name, with those of CACHE, DRAFTS and FILTERING where a command has them.
 
     `more` goes to LLM.load.
     """
     from bitnet_inference.llm import LLM
-    from bitnet_inference.text.word_filter import WordFilter
 
     model, options = loading_options(ctx)
-    if ctx.params.get("drafts") is not None:
-        options["drafts"] = ctx.params["drafts"]
-    options["filters"] = list(map(WordFilter.from_file, ctx.params.get("filter") or []))
+    options |= {name: ctx.params[name] for name in (*CACHE, *DRAFTS) if ctx.params.get(name) is not None}
+    options["filters"] = word_filters(ctx)
     with progress_bar() as progress:
         llm = LLM.load(model, progress=progress, **options, **more)
     print_notes(llm.notes)
     return llm
+
+
+def word_filters(ctx: typer.Context) -> list[WordFilter]:
+    """The filters in the files that the option of FILTERING names, where a command has it."""
+    from bitnet_inference.text.word_filter import WordFilter
+
+    return list(map(WordFilter.from_file, ctx.params.get("filter") or []))
 
 
 def print_notes(notes: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitnet_inference.cli.options import (
+    CACHE,
     EXIT_MISTAKE,
     LOADING,
     MODEL_HELP,
@@ -114,7 +115,7 @@ def _load(concurrency: str) -> Load:
         raise InvalidParams(f"--concurrency is {concurrency!r}: {cure}") from None
 
 
-@with_options({name: kind for name, kind in LOADING.items() if name != "model"})
+@with_options({name: kind for name, kind in LOADING.items() if name != "model"}, CACHE)
 def evaluate(
     ctx: typer.Context,
     text: Annotated[Path, typer.Option(metavar="FILE", help="The text, in UTF-8.")],

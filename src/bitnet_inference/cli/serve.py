@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitnet_inference.cli.options import LOADING, progress_bar, with_options
+from bitnet_inference.cli.options import DRAFTS, FILTERING, LOADING, progress_bar, with_options, word_filters
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ ROOM: Mapping[str, Any] = {
     "max_bytes": _option(int, "max-bytes", "For all models and caches: three quarters of what is free.", "N"),
     "max_cache_tokens": _option(int, "max-cache-tokens", "Each model's cache and context: 8192 if not given.", "N"),
 }
-_LOADING: Mapping[str, Any] = {name: kind for name, kind in LOADING.items() if name != "model"}
+_OF_MODELS = {name: kind for name, kind in {**ROOM, **LOADING, **DRAFTS}.items() if name != "model"}
 _MODELS = typer.Argument(metavar="MODEL", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH.")
 _OTLP = typer.Option(
     envvar=["BITNET_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
@@ -70,7 +70,7 @@ _OTLP = typer.Option(
 )
 
 
-@with_options(LISTENING, KEYS, TREATING, ROOM, _LOADING)
+@with_options(LISTENING, KEYS, TREATING, _OF_MODELS, FILTERING)
 def serve(
     ctx: typer.Context,
     models: Annotated[list[str] | None, _MODELS] = None,
@@ -109,7 +109,7 @@ def serve(
         tracing = stack.enter_context(closing(_tracing(otlp_endpoint))) if otlp_endpoint else None
         listener = tracing.beside(watch.listener) if tracing else watch.listener
         with progress_bar() as progress:
-            held = Models(progress=progress, listener=listener, **_given(ctx, {**ROOM, **_LOADING}))
+            held = Models(progress=progress, listener=listener, filters=word_filters(ctx), **_given(ctx, _OF_MODELS))
             stack.callback(held.close)
             held.preload(next(iter(paths.values())))
         front = make_front(ServedModels(held, paths), options, journal, watch, tracing)

@@ -45,24 +45,31 @@ def top(
 ) -> None:
     """Show what a running server does.
 
-    Tokens a second, requests, times, cache, memory and errors.
+    Tokens a second, requests, times, cache, memory and errors. Where output is no terminal, a table an interval.
     """
-    from bitnet_inference.top import overview, read_server
-
-    if not once:
-        _watch(url, api_key, interval)
-        return
-    before = read_server(url, api_key)
-    time.sleep(interval)
-    _print(overview(read_server(url, api_key), before))
-
-
-def _print(shown: Overview) -> None:
     from rich.console import Console
 
     console = Console()
-    width = None if console.is_terminal else 160  # a file has no width, and a script wants all columns
-    Console(width=width).print(_picture(shown))
+    if once or not console.is_terminal or console.is_dumb_terminal:  # where no picture can be drawn over another one
+        _print(url, api_key, interval, once)
+    else:
+        _watch(url, api_key, interval)
+
+
+def _print(url: str, api_key: str | None, interval: float, once: bool) -> None:
+    from rich.console import Console
+
+    from bitnet_inference.top import overview, read_server
+
+    width = None if Console().is_terminal else 160  # a file has no width, and a script wants all columns
+    before = read_server(url, api_key)
+    while True:
+        time.sleep(interval)
+        now = read_server(url, api_key)
+        Console(width=width).print(_picture(overview(now, before)))
+        if once:
+            return
+        before = now
 
 
 def _watch(url: str, api_key: str | None, interval: float) -> None:

@@ -99,10 +99,10 @@ def _cost(streams: Sequence[Stream]) -> dict[str, Any]:
     """Tokens, a prompt's once for all its choices; and how these ended, which a client that has left may not see."""
     if not streams:
         return {}
-    found = [(each.request.choice, each.usage) for each in streams if each.usage is not None]
+    found = [(each.request.choice, each.usage or each.request.usage()) for each in streams]
     ends = Counter(each.finish_reason or "cancelled" for each in streams)
     return {
-        "prompt_tokens": sum(usage.num_prompt_tokens for choice, usage in found if not choice) if found else None,
+        "prompt_tokens": sum(usage.num_prompt_tokens for choice, usage in found if not choice),
         "output_tokens": sum(usage.num_output_tokens for _, usage in found),
         "finish": ends if len(ends) > 1 else next(iter(ends)),
     }
