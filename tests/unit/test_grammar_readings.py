@@ -136,3 +136,25 @@ def test_grammars_of_llama_cpp(llm, gbnf, form):
 def test_half_a_character_is_refused():
     with pytest.raises(InvalidParams, match=r"ud800 is no character"):
         Grammar(gbnf=r'root ::= "\ud800"')
+
+
+@pytest.mark.parametrize(
+    "characters, inside, outside",
+    [
+        ("[^a&&b]", "c", "a&b"),
+        ("[a[b]", "a[b", "c]"),
+        ("[[:alpha:]", "[:alph", "bq]"),
+        ("[+--]", "+,-", "*."),
+        ("[--9]", "-./5", ",:"),
+        ("[%--z]", "%&,-z", "$.y"),
+        ("[a~~]", "a~", "b"),
+        (r"[\[a-c-]", "[-abc", "d\\"),
+    ],
+)
+def test_characters_of_a_class_are_characters(characters, inside, outside):
+    """The library reads some as operations on sets."""
+    of_pattern = Grammar(json_schema={"type": "string", "pattern": f"^{characters}$"})
+    of_gbnf = Grammar(gbnf=f"root ::= {characters}")
+    for each in inside + outside:
+        assert accepts(of_pattern, json.dumps(each)) == (each in inside), each
+        assert accepts(of_gbnf, each) == (each in inside), each

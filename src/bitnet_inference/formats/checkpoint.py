@@ -14,7 +14,7 @@ Canonical names (N counts the layers from 0):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
+from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.floats import FloatName
 
-_MAX_LINES = 100
+_MAX_LINES, _MAX_TOLD = 100, 3
 GROUP_SIZES = (64, 128)  # columns that may share a scale
 Activation = Literal["relu2", "silu", "gelu"]  # "gelu" by its tanh form
 Pooling = Literal["last", "mean"]
@@ -294,3 +295,10 @@ def problem_lines(path: Path, problems: Iterable[object]) -> list[str]:
     """What is wrong with a file, a line each, but not more lines than a person reads."""
     lines = list(islice(map(str, problems), _MAX_LINES + 1))
     return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{path}: and more"]
+
+
+def unsound(path: Path, problems: Sequence[str]) -> FormatError:
+    """The error of a checkpoint in which `check` has found these problems: one line with the first of them."""
+    first = "; ".join(each.removeprefix(f"{path}: ") for each in problems[:_MAX_TOLD])
+    num_more = len(problems) - _MAX_TOLD
+    return FormatError(path, "", f"{first}; {num_more} more: bitnet inspect tells them" if num_more > 0 else first)

@@ -12,7 +12,7 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.endless import is_endless
-from bitnet_inference.grammar.regex import check_counts, check_regex
+from bitnet_inference.grammar.regex import check_counts, check_regex, plain_classes
 from bitnet_inference.grammar.schema import check_schema, readable_schema
 
 MAX_CHARS = 1 << 16
@@ -179,7 +179,8 @@ def _readable_gbnf(text: str) -> str:
     def part(found: re.Match[str]) -> str:
         if found[0] == "start":
             return other
-        return _GBNF_ESCAPE.sub(_character, found[0]) if found[0][0] in '"[' else found[0]
+        plain = plain_classes(found[0]) if found[0][0] == "[" else found[0]
+        return _GBNF_ESCAPE.sub(_character, plain) if plain[0] in '"[' else plain
 
     return _GBNF_PARTS.sub(part, text)
 

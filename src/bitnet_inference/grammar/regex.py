@@ -13,6 +13,24 @@ _COUNT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _LOOK_AROUND = ("?=", "?!", "?<=", "?<!")
 # Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
 _SIGN = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]|{_COUNT.pattern}", re.DOTALL)
+_CLASS = re.compile(r"\\.|\[(\^?\]?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+_RANGE = re.compile(r"(\\.|[^\\])-(\\.|[^\\])|\\.|.", re.DOTALL)  # of a class, or one of its characters
+
+
+def plain_classes(regex: str) -> str:
+    """With `[`, `-`, `&` and `~` by their numbers where they are characters of a class.
+
+    For the library they are operations on sets: [^a&&b], [+--] and [a[b]] say something else than in ECMA-262 and GBNF.
+    """
+
+    def plain(found: re.Match[str]) -> str:
+        return found[0] if found[2] is None else f"[{found[1]}{_RANGE.sub(numbered, found[2])}]"
+
+    def numbered(found: re.Match[str]) -> str:
+        ends = [found[0]] if found[1] is None else [found[1], found[2]]
+        return "-".join(f"\\x{ord(end):02x}" if end in "[-&~" else end for end in ends)
+
+    return _CLASS.sub(plain, regex)
 
 
 def check_regex(where: str, regex: str) -> None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, NoReturn, TypeGuard
 
 from bitnet_inference.errors import InvalidParams
-from bitnet_inference.grammar.regex import check_regex
+from bitnet_inference.grammar.regex import check_regex, plain_classes
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
@@ -120,6 +120,10 @@ def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     for keyword in (*_LOWEST, *_HIGHEST):
         if _is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
+    if isinstance(pattern := readable.get("pattern"), str):
+        readable["pattern"] = plain_classes(pattern)
+    if isinstance(named := readable.get("patternProperties"), Mapping):
+        readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
     if readable.get("format") in ("time", "date-time"):  # a minute has a 60th second at the end of a few days only
         readable["allOf"] = [*readable.get("allOf", ()), {"pattern": _SECONDS_TO_59}]
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.

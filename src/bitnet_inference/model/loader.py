@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import (
+    Checkpoint,
+    Dense,
+    ModelConfig,
+    Ternary,
+    expected_shapes,
+    is_projection,
+    unsound,
+)
 from bitnet_inference.model import decoder
 from bitnet_inference.model.fusion import PRODUCTS, fuse
 from bitnet_inference.model.plan import Plan, Recorder, Value
@@ -31,9 +39,9 @@ class Plans:
 
 
 def require_sound(checkpoint: Checkpoint) -> None:
-    """Raises FormatError that names everything wrong with the checkpoint."""
+    """Raises FormatError that names what is wrong with the checkpoint."""
     if problems := checkpoint.check():
-        raise FormatError(checkpoint.path, "", "; ".join(problems))
+        raise unsound(checkpoint.path, problems)
 
 
 def sound_matrix(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
