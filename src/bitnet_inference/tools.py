@@ -152,7 +152,7 @@ def call_style(templates: Mapping[str, str]) -> Style:
 def read_tools(tools: object, choice: object) -> Tools | None:
     """OpenAI's `tools` and `tool_choice`; None where nothing may be called. Raises InvalidParams."""
     if not tools:
-        if choice not in (None, "none"):
+        if choice not in (None, "none") and (tools is None or choice != "auto"):  # who filters a list may leave none
             raise InvalidParams(f"tool_choice is {choice!r:.80}, and there are no tools: give some")
         return None
     if isinstance(tools, str) or not isinstance(tools, Sequence):

@@ -266,6 +266,7 @@ def test_regular_expressions_that_others_fear(llm, regex):
         ({"oneOf": [{"type": "object", "properties": {"k": {"const": kind}}, "required": ["k"]} for kind in "ab"]},
          '{"k": "b"}', '{"k": "c"}'),
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, "[1, 1]", '["a"]'),
+        ({"additionalProperties": {"type": "integer"}, "propertyNames": {"type": "string"}}, '{"a": 1}', '{"a": ""}'),
         ({"properties": {"uniqueItems": {"const": 1}}}, '{"uniqueItems": 1}', '{"uniqueItems": 2}'),
     ],
 )  # fmt: skip

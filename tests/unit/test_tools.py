@@ -262,3 +262,7 @@ def test_what_is_refused(tools, choice, message):
     with pytest.raises(InvalidParams, match=message):
         read_tools(tools, choice)
     assert read_tools(None, None) is None and read_tools(None, "none") is None
+
+
+def test_a_list_of_tools_in_which_none_is_left_calls_none():
+    assert read_tools([], "auto") is None

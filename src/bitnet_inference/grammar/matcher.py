@@ -202,4 +202,4 @@ def _at_the_door(what: str, work: Callable[[], Result]) -> Result:
         raise
     except BaseException as error:
         why = _line(str(error)) or type(error).__name__
-        raise InvalidParams(f"grammar: {what} cannot be used ({why}): change it") from None
+        raise InvalidParams(f"grammar: {what} is not supported ({why}): change it") from None

@@ -116,7 +116,7 @@ def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, An
 
 
 def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    readable = {keyword: value for keyword, value in schema.items() if keyword != "uniqueItems"}
+    readable = {keyword: value for keyword, value in schema.items() if keyword not in _IMPOSSIBLE}
     for keyword in (*_LOWEST, *_HIGHEST):
         if _is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
@@ -144,7 +144,7 @@ def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) 
 
 def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
     for keyword, value in schema.items():
-        if keyword == "uniqueItems" and value is False:  # asks for nothing
+        if _asks_nothing(keyword, value):
             continue
         if keyword in _IMPOSSIBLE:
             _refuse(place, f"{keyword} cannot be kept", "leave it out")
@@ -155,6 +155,13 @@ def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
     for regex in [schema.get("pattern"), *_names(schema.get("patternProperties"))]:
         if isinstance(regex, str):
             check_regex(f"json_schema: at {place or '/'}", regex)
+
+
+def _asks_nothing(keyword: str, value: object) -> bool:
+    """As some writers of schemas do; of names in JSON all are strings."""
+    if keyword == "propertyNames":
+        return value in ({}, {"type": "string"}) or value is True
+    return keyword == "uniqueItems" and value is False
 
 
 def _check_numbers(place: str, schema: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from bitnet_inference.server.failures import CLIENT_GONE
 from bitnet_inference.telemetry import SECONDS, Histogram
 
 METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
-LARGE_BYTES = 1 << 20  # of a body
+LARGE_BYTES = 1 << 20  # of bodies
 OTHER = "other"  # methods and paths that nobody has here: strangers shall not make up labels
 
 
@@ -74,6 +74,7 @@ class Metered:
 
     def __init__(self, app: ASGIApp, traffic: Traffic, routes: Sequence[BaseRoute]) -> None:
         self._app, self._traffic, self._routes = app, traffic, routes
+        self._num_bytes = 0  # since memory was given back
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -100,7 +101,9 @@ class Metered:
         finally:
             kind = Kind(method_of(scope), template_of(scope, self._routes), status)
             self._traffic.end(kind, time.monotonic() - start, num_bytes_in, num_bytes_out)
-            if num_bytes_in > LARGE_BYTES:
+            self._num_bytes += num_bytes_in
+            if self._num_bytes > LARGE_BYTES:
+                self._num_bytes = 0
                 asyncio.get_running_loop().run_in_executor(None, _give_memory_back)
 
 
