@@ -158,3 +158,9 @@ def test_characters_of_a_class_are_characters(characters, inside, outside):
     for each in inside + outside:
         assert accepts(of_pattern, json.dumps(each)) == (each in inside), each
         assert accepts(of_gbnf, each) == (each in inside), each
+
+
+@pytest.mark.parametrize("form", [{"regex": "[" * 60_000}, {"json_schema": {"pattern": "[a" * 30_000 + "\\"}}])
+def test_classes_without_an_end_are_refused_at_once(form):
+    with pytest.raises(InvalidParams):
+        Grammar(**form)

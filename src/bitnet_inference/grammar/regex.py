@@ -11,9 +11,10 @@ MAX_REPEATS = 10_000  # the library takes seconds to refuse much more
 
 _COUNT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _LOOK_AROUND = ("?=", "?!", "?<=", "?<!")
-# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
-_SIGN = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]|{_COUNT.pattern}", re.DOTALL)
-_CLASS = re.compile(r"\\.|\[(\^?\]?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a]. One without an
+# end goes on to that of the text: to look for it from every bracket anew would take minutes.
+_SIGN = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|[()]|{_COUNT.pattern}", re.DOTALL)
+_CLASS = re.compile(r"\\.|\[(\^?\]?)((?:\\.|[^\]\\])*+)(\]|\\?\Z)", re.DOTALL)
 _RANGE = re.compile(r"(\\.|[^\\])-(\\.|[^\\])|\\.|.", re.DOTALL)  # of a class, or one of its characters
 
 
@@ -24,7 +25,7 @@ def plain_classes(regex: str) -> str:
     """
 
     def plain(found: re.Match[str]) -> str:
-        return found[0] if found[2] is None else f"[{found[1]}{_RANGE.sub(numbered, found[2])}]"
+        return found[0] if found[2] is None else f"[{found[1]}{_RANGE.sub(numbered, found[2])}{found[3]}"
 
     def numbered(found: re.Match[str]) -> str:
         ends = [found[0]] if found[1] is None else [found[1], found[2]]
