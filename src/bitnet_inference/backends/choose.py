@@ -8,12 +8,12 @@ from dataclasses import replace
 from bitnet_inference.backends.automatic import Choice, choose
 from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Unavailable
-from bitnet_inference.formats.checkpoint import Checkpoint
+from bitnet_inference.formats.checkpoint import Checkpoint, require_sound
 from bitnet_inference.formats.coreml import CoreMLCheckpoint
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.ternarized import quantized
 from bitnet_inference.model.contract import Model
-from bitnet_inference.model.loader import Progress, require_sound
+from bitnet_inference.model.loader import Progress
 
 Loader = Callable[[Checkpoint, EngineConfig, Progress], Model]
 

@@ -45,7 +45,7 @@ def told(error: Any) -> str:
     if found := re.match(r"Invalid value for (.+?['\)]): ", message):
         place, message = found[1].replace("'", ""), message[found.end() :]
         if hasattr(error.__cause__, "errors"):  # pydantic's, which knows the value
-            (fault,) = error.__cause__.errors()
+            fault = error.__cause__.errors()[0]
             wanted = _WANTED.get(fault["type"].split("_")[0], fault["msg"][:1].lower() + fault["msg"][1:])
             return f"{place} is {str(fault['input'])!r:.60}: {wanted}"
         message = f"{place}: {message}"

@@ -12,7 +12,7 @@ from bitnet_inference.amounts import told_bytes
 from bitnet_inference.errors import BitNetError
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
     from bitnet_inference.top import ModelRow, Overview, Reading
 
@@ -51,22 +51,21 @@ def top(
 
     console = Console()
     if once or not console.is_terminal or console.is_dumb_terminal:  # where no picture can be drawn over another one
-        _print(url, api_key, interval, once)
+        if not console.is_terminal:
+            console.width = 160  # a file has no width, and a script wants all columns
+        _print(console, url, api_key, interval, once)
     else:
         _watch(url, api_key, interval)
 
 
-def _print(url: str, api_key: str | None, interval: float, once: bool) -> None:
-    from rich.console import Console
-
+def _print(console: Console, url: str, api_key: str | None, interval: float, once: bool) -> None:
     from bitnet_inference.top import overview, read_server
 
-    width = None if Console().is_terminal else 160  # a file has no width, and a script wants all columns
     before = read_server(url, api_key)
     while True:
         time.sleep(interval)
         now = read_server(url, api_key)
-        Console(width=width).print(_picture(overview(now, before)))
+        console.print(_picture(overview(now, before)))
         if once:
             return
         before = now

@@ -17,7 +17,7 @@ from bitnet_inference.conversion.gguf_tensors import GgufTensors, Kind, Written
 from bitnet_inference.conversion.onnx_files import write_onnx_model
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes, is_projection, require_sound
 from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gguf_config import ARCHITECTURES
@@ -29,7 +29,7 @@ from bitnet_inference.formats.packed import is_packed
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE
 from bitnet_inference.formats.ternarized import findings_of, quantized
-from bitnet_inference.model.loader import Progress, require_sound
+from bitnet_inference.model.loader import Progress
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.embedded import to_embedded

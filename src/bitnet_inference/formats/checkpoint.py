@@ -14,7 +14,7 @@ Canonical names (N counts the layers from 0):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -297,8 +297,10 @@ def problem_lines(path: Path, problems: Iterable[object]) -> list[str]:
     return lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"{path}: and more"]
 
 
-def unsound(path: Path, problems: Sequence[str]) -> FormatError:
-    """The error of a checkpoint in which `check` has found these problems: one line with the first of them."""
-    first = "; ".join(each.removeprefix(f"{path}: ") for each in problems[:_MAX_TOLD])
-    num_more = len(problems) - _MAX_TOLD
-    return FormatError(path, "", f"{first}; {num_more} more: bitnet inspect tells them" if num_more > 0 else first)
+def require_sound(checkpoint: Checkpoint) -> None:
+    """Raises FormatError where `check` finds anything wrong, one line with the first of it."""
+    problems, path = checkpoint.check(), checkpoint.path
+    if problems:
+        first = "; ".join(each.removeprefix(f"{path}: ") for each in problems[:_MAX_TOLD])
+        num_more = len(problems) - _MAX_TOLD
+        raise FormatError(path, "", f"{first}; {num_more} more: bitnet inspect tells them" if num_more > 0 else first)

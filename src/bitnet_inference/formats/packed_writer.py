@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, InvalidParams
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, unsound
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, require_sound
 from bitnet_inference.formats.compressed import SUFFIX, compress
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES
 from bitnet_inference.formats.kinds import kind_of
@@ -50,8 +50,7 @@ def write_packed(
     if path.suffix != ".safetensors":
         raise InvalidParams(f"{path}: a packed file is called NAME.safetensors: choose such a name")
     refuse_unwritable(path)
-    if problems := checkpoint.check():
-        raise unsound(checkpoint.path, problems)
+    require_sound(checkpoint)
     shapes, done = dict(expected_shapes(checkpoint.config)), 0
     said = {"format": FORMAT, "version": str(VERSION), "config": write_config(checkpoint.config)}
     said |= _provenance(checkpoint, compressed)

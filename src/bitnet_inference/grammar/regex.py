@@ -11,10 +11,12 @@ MAX_REPEATS = 10_000  # the library takes seconds to refuse much more
 
 _COUNT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _LOOK_AROUND = ("?=", "?!", "?<=", "?<!")
-# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a]. One that has
-# no end goes on to that of the text: to look for it from every bracket anew would take minutes.
-_SIGN = re.compile(rf"\\.|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|[()]|{_COUNT.pattern}", re.DOTALL)
-_CLASS = re.compile(r"\\.|\[(\^?\]?)((?:\\.|[^\]\\])*+)(\]|\\?\Z)", re.DOTALL)
+# Of a class, what it holds and its end. One without an end goes on to that of the text: to look for it from every
+# bracket anew would take minutes.
+_INSIDE, _END = r"(?:\\.|[^\]\\])*+", r"(?:\]|\\?\Z)"
+# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
+_SIGN = re.compile(rf"\\.|\[\^?\]?{_INSIDE}{_END}|[()]|{_COUNT.pattern}", re.DOTALL)
+_CLASS = re.compile(rf"\\.|\[(\^?\]?)({_INSIDE})({_END})", re.DOTALL)
 _RANGE = re.compile(r"(\\.|[^\\])-(\\.|[^\\])|\\.|.", re.DOTALL)  # of a class, or one of its characters
 
 

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import (
-    Checkpoint,
-    Dense,
-    ModelConfig,
-    Ternary,
-    expected_shapes,
-    is_projection,
-    unsound,
-)
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
 from bitnet_inference.model import decoder
 from bitnet_inference.model.fusion import PRODUCTS, fuse
 from bitnet_inference.model.plan import Plan, Recorder, Value
@@ -36,12 +28,6 @@ class Plans:
     body: Plan
     head: Plan
     norm: Plan
-
-
-def require_sound(checkpoint: Checkpoint) -> None:
-    """Raises FormatError that names what is wrong with the checkpoint."""
-    if problems := checkpoint.check():
-        raise unsound(checkpoint.path, problems)
 
 
 def sound_matrix(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
