@@ -133,6 +133,23 @@ def test_grammars_of_llama_cpp(llm, gbnf, form):
         assert re.fullmatch(form, write(llm, Grammar(gbnf=gbnf), seed=seed).text)
 
 
+@pytest.mark.parametrize(
+    "gbnf, inside, outside",
+    [
+        ('root ::= word "s"\nword ::= [a-z]+', ["as", "sss"], ["a", "s"]),  # not a word that swallows every s
+        ('root ::= (a ",")+ # of root\na ::= "x" | "x,y"', ["x,", "x,y,x,"], ["x,y"]),
+        ('root ::= ("a"* | ("b"?)+)*', ["", "aba"], ["c"]),
+        ("root ::= . .?", ["a", "a\n"], ["", "abc"]),
+        ('root ::= Foo foo foo0\nFoo ::= "a"\nfoo ::= "b"\nfoo0 ::= "c"', ["abc"], ["aac", "bbc"]),
+        ('root ::= fooBar foo-bar{2}\nfooBar ::= "a"\nfoo-bar ::= "b"', ["abb"], ["aaa", "ab"]),
+        ('root ::= "a" root? "b"', ["ab", "aabb"], ["aab"]),
+    ],
+)
+def test_rules_are_read_as_llama_cpp_reads_them(gbnf, inside, outside):
+    grammar = Grammar(gbnf=gbnf)
+    assert [text for text in inside + outside if accepts(grammar, text)] == inside
+
+
 def test_half_a_character_is_refused():
     with pytest.raises(InvalidParams, match=r"ud800 is no character"):
         Grammar(gbnf=r'root ::= "\ud800"')

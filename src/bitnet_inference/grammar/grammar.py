@@ -22,7 +22,8 @@ MAX_RULES = 500  # some thousands in a chain overflow the library's stack
 _RULE_SIGNS = re.compile(r"[:(\[]")
 _LENIENT = re.compile(r'"(?:lenient|coerce_one_of)"\s*:\s*true')  # would ignore parts of a schema
 _LARK_JSON = re.compile(r"%json\s*")
-_GBNF_PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|#[^\n]*|[A-Za-z_][\w-]*')
+_GBNF_PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|#[^\n]*|\{[^}\n]*\}|[\w-]+|[.)]')
+_GBNF_SIGNS = {".": r'(.|"\n")', ")": ' "")'}
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 _NO_EFFECT = re.compile(r"\b(?:temperature|stop)\s*=(?=[^\n]*\]\s*:)")
 
@@ -172,17 +173,34 @@ def _read_gbnf(gbnf: object) -> str:
 
 
 def _readable_gbnf(text: str) -> str:
-    """In words that the library reads rightly: characters for their numbers, and no rule of the name that it gives."""
-    names = set(_GBNF_PARTS.findall(text))
-    other = next(name for number in count() if (name := f"start{number}") not in names)
+    """In words that the library reads rightly: characters for their numbers, any character but none of a line's end.
+
+    It takes rules of names that differ by case for one, calls the first one start, and writes ("a"*)* as "a"**. Where
+    no other rule uses the first one, that stands behind another, so that all is one terminal if no rule uses itself:
+    it reads each terminal as far as it goes, and "ab" as [a-z]+ "b" would never end.
+    """
+    others: dict[str, str] = {}
+
+    def renamed(name: str) -> str:
+        if name not in others:
+            plain, taken = _plain_name(name), {"root", "start", *map(_plain_name, others.values())}
+            free = (f"{plain}{number}" for number in count())
+            others[name] = name if plain not in taken else next(each for each in free if each not in taken)
+        return others[name]
 
     def part(found: re.Match[str]) -> str:
-        if found[0] == "start":
-            return other
-        plain = plain_classes(found[0]) if found[0][0] == "[" else found[0]
-        return _GBNF_ESCAPE.sub(_character, plain) if plain[0] in '"[' else plain
+        sign = found[0]
+        if sign[0] in '"[':
+            return _GBNF_ESCAPE.sub(_character, plain_classes(sign) if sign[0] == "[" else sign)
+        return sign if sign[0] in "#{" else _GBNF_SIGNS.get(sign) or renamed(sign)
 
-    return _GBNF_PARTS.sub(part, text)
+    readable = _GBNF_PARTS.sub(part, text)
+    return f"{readable}\nroot ::= {others['root']}\n" if "root" in others else readable
+
+
+def _plain_name(name: str) -> str:
+    """As the library writes a rule's name, but for its case."""
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name.replace("-", "_")).lower()
 
 
 def _character(escape: re.Match[str]) -> str:
