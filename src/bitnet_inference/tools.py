@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Literal, TypedDict
 
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.grammar.schema import changed_schema, closed_schema
+from bitnet_inference.grammar.schema import changed_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
 # with a semicolon between them; or {"name": ..., "arguments": ...} in tags, with text around.

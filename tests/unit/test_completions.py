@@ -178,3 +178,18 @@ def test_a_response_format_has_no_properties_but_those_it_names(more, is_open):
     schema = {"properties": {"t": {"const": 1}}, "required": ["t"], **more}
     form = read_response_format({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert accepts(form, '{"t": 1}') and accepts(form, '{"t": 1, "u": 2}') == is_open
+
+
+def test_one_object_of_several_parts_leaves_the_others_closed():
+    closed = {"properties": {"t": {"const": 1}}}
+    parts = {
+        "closed": closed,
+        "alone": {"allOf": [{"$ref": "#/$defs/alone"}], "description": "as some write a reference"},
+        "joined": {"allOf": [{"$ref": "#/$defs/joined"}, {"properties": {"u": {"const": 2}}}]},
+        "beside": {"anyOf": [{"properties": {"t": {"const": 1}}}], "required": ["u"]},
+    }
+    schema = {"properties": parts, "$defs": {"alone": dict(closed), "joined": dict(closed)}}
+    form = read_response_format({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    for name in parts:
+        assert accepts(form, f'{{"{name}": {{"t": 1, "u": 2}}}}') == (name in ("joined", "beside")), name
+    assert not accepts(form, '{"other": 1}')

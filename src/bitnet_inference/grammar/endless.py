@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
-from urllib.parse import unquote
+
+from bitnet_inference.grammar.references import references, target
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any], int)
 
 
 def is_endless(schema: Mapping[str, Any]) -> bool:
     """Whether a sound schema lets no text end."""
-    targets = {ref: _target(schema, ref) for ref in _references(schema)}
+    targets = {ref: target(schema, ref) for ref in references(schema)}
     users: dict[str, list[str]] = {ref: [] for ref in targets}  # by the reference that stands in what they stand for
-    for ref, target in targets.items():
-        for inner in dict.fromkeys(_references(target)):
+    for ref, part in targets.items():
+        for inner in dict.fromkeys(references(part)):
             users[inner].append(ref)
     ending, waiting = set[str](), list(targets)
     while waiting:
@@ -60,31 +61,3 @@ def _sound(schema: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
     """What stands there; an empty one where that is of another kind."""
     value = schema.get(name)
     return value if isinstance(value, kind) else kind()
-
-
-def _references(schema: Any) -> Iterator[str]:
-    """All that stand in it, also where they are no keyword: those change nothing."""
-    parts = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, Mapping):
-            if isinstance(part.get("$ref"), str):
-                yield part["$ref"]
-            parts += part.values()
-        elif isinstance(part, list | tuple):
-            parts += part
-
-
-def _target(schema: Any, ref: str) -> Any:
-    """What a reference stands for; None where that is not in the schema."""
-    if ref[:1] != "#":
-        return None
-    for name in unquote(ref[1:]).split("/")[1:]:
-        key = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, Mapping) and key in schema:
-            schema = schema[key]
-        elif isinstance(schema, list | tuple) and key.isdecimal() and int(key) < len(schema):
-            schema = schema[int(key)]
-        else:
-            return None
-    return schema

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.grammar.schema import closed_schema
 
 _FORMS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeGuard
@@ -28,23 +29,24 @@ _VALUES = (
     "$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maxProperties",
     "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required", "type",
 )  # fmt: skip
-# With these beside its properties a schema says what else there may be.
-_OPENING = frozenset(("additionalProperties", "const", "enum", "minProperties", "patternProperties"))
-# Of what has some of these, other schemas tell more where it has some of those, too.
-_OF_OBJECTS = _OPENING | {"properties", "required"}
-_COMBINING = frozenset(("$ref", "anyOf", "oneOf"))
+COMBINING = frozenset(("$ref", "anyOf", "oneOf"))  # beside other words they tell more of the same value
 _LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-# What says nothing about the text.
-_NOTES = (
-    "$comment", "$id", "$schema", "default", "deprecated", "description", "discriminator", "example", "examples",
-    "readOnly", "title", "writeOnly",
-)  # fmt: skip
-_KNOWN = frozenset((*_ONE, *_LISTS, *_NAMED, *_VALUES, *_NOTES))
+# What says nothing about the text, as all does that begins with x-; the last lines are other programs' words.
+_NOTES = frozenset((
+    "$comment", "$id", "$schema", "contentEncoding", "contentMediaType", "contentSchema", "default", "deprecated",
+    "description", "discriminator", "example", "examples", "readOnly", "title", "writeOnly",
+    "enumDescriptions", "enumNames", "externalDocs", "id", "markdownDescription", "propertyOrdering", "xml",
+))  # fmt: skip
+_READ = frozenset(("$id", "$schema", *_ONE, *_LISTS, *_NAMED, *_VALUES))
+_KNOWN = _READ | _NOTES | {"nullable"}
+# What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
+_LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
+_UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
 # Part of JSON Schema, and beyond what can be kept token by token.
 _IMPOSSIBLE = frozenset((
     "$anchor", "$dynamicAnchor", "$dynamicRef", "additionalItems", "contains", "dependencies", "dependentRequired",
     "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems",
-    "unevaluatedProperties", "uniqueItems",
+    "unevaluatedProperties", "uniqueItems", "x-guidance",
 ))  # fmt: skip
 
 
@@ -94,29 +96,8 @@ def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[st
     return copy
 
 
-def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, Any]:
-    """Of a schema that is silent about properties it does not name: one without others, which small models make up.
-
-    vLLM and llama.cpp read it so too. Where several parts tell of one object, all stays as it is. Raises InvalidParams
-    as check_schema.
-    """
-    check_schema(schema, place)
-    parts: list[Mapping[str, Any]] = []
-
-    def close(part: Mapping[str, Any]) -> Mapping[str, Any]:
-        parts.append(part)
-        named, required = part.get("properties", {}), part.get("required", [])
-        is_silent = "properties" in part and not part.keys() & _OPENING and isinstance(required, list)
-        names_all = is_silent and all(isinstance(name, str) and name in named for name in required)
-        return {**part, "additionalProperties": False} if names_all else part
-
-    closed: Mapping[str, Any] = changed_schema(schema, close)
-    is_shared = any("allOf" in part or (part.keys() & _OF_OBJECTS and part.keys() & _COMBINING) for part in parts)
-    return schema if is_shared else closed
-
-
 def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    readable = {keyword: value for keyword, value in schema.items() if keyword not in _IMPOSSIBLE}
+    readable = {keyword: value for keyword, value in schema.items() if keyword in _READ}
     for keyword in (*_LOWEST, *_HIGHEST):
         if _is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
@@ -124,13 +105,27 @@ def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         readable["pattern"] = plain_classes(pattern)
     if isinstance(named := readable.get("patternProperties"), Mapping):
         readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
-    if readable.get("format") in ("time", "date-time"):  # a minute has a 60th second at the end of a few days only
-        readable["allOf"] = [*readable.get("allOf", ()), {"pattern": _SECONDS_TO_59}]
+    _read_format(readable)
+    if schema.get("nullable") is True and isinstance(kind := readable.get("type"), str):  # as OpenAPI has it
+        readable["type"] = [kind, "null"]
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
     for name, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
         if name in schema:
             readable[name] = _moved_end(schema, name, inclusive, sign)
     return readable
+
+
+def _read_format(readable: dict[str, Any]) -> None:
+    form = readable.get("format")
+    pattern = ""
+    if form in ("time", "date-time"):  # a minute has a 60th second at the end of a few days only
+        pattern = _SECONDS_TO_59
+    elif isinstance(form, str) and (found := _UUID_OF_VERSION.fullmatch(form)):
+        readable["format"], pattern = "uuid", f"^.{{14}}{found[1]}"
+    elif form in _LOOSE_FORMATS:
+        del readable["format"]
+    if pattern:
+        readable["allOf"] = [*readable.get("allOf", ()), {"pattern": pattern}]
 
 
 def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) -> Any:
@@ -146,9 +141,11 @@ def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
     for keyword, value in schema.items():
         if _asks_nothing(keyword, value):
             continue
+        if keyword == "nullable" and not isinstance(value, bool):
+            _refuse(place, f"{keyword} is {value!r:.40}", "give true or false")
         if keyword in _IMPOSSIBLE:
             _refuse(place, f"{keyword} cannot be kept", "leave it out")
-        if keyword not in _KNOWN:
+        if keyword not in _KNOWN and not str(keyword).startswith("x-"):
             nearest = difflib.get_close_matches(str(keyword), _KNOWN, n=1)
             cure = f"did you mean {nearest[0]}?" if nearest else "leave it out"
             _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
@@ -206,8 +203,8 @@ def _whole_numbers(value: object) -> Iterator[int]:
 
 def _combines(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas tell of one value."""
-    others = schema.keys() - _COMBINING - {*_NOTES, "$defs", "definitions"}
-    return "allOf" in schema or bool(others and schema.keys() & _COMBINING)
+    others = schema.keys() & _READ - COMBINING - {"$id", "$schema", "$defs", "definitions"}
+    return "allOf" in schema or bool(others and schema.keys() & COMBINING)
 
 
 def _parts(place: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

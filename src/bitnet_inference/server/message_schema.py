@@ -11,8 +11,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.grammar.schema import closed_schema
 from bitnet_inference.server.replies import Talk
 from bitnet_inference.server.schema import Count, Each, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
 from bitnet_inference.text.messages import check_messages

@@ -13,9 +13,9 @@ from bitnet_inference.engine.params import MAX_LOGPROBS, MAX_TEMPERATURE, Overfl
 from bitnet_inference.engine.scheduler import MAX_WAITING
 from bitnet_inference.engine.terms import MAX_PRIORITY
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar, parsed_schema
 from bitnet_inference.grammar.response_format import read_response_format
-from bitnet_inference.grammar.schema import closed_schema
 from bitnet_inference.text.messages import ROLES, check_messages
 from bitnet_inference.tools import Tools, read_tools
 

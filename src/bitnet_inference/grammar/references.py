@@ -1,0 +1,35 @@
+"""What the references in a JSON schema stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+
+def references(schema: Any) -> Iterator[str]:
+    """All that stand in it, also where they are no keyword: those change nothing."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$ref"), str):
+                yield part["$ref"]
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+
+
+def target(schema: Any, ref: str) -> Any:
+    """What a reference stands for; None where that is not in the schema."""
+    if ref[:1] != "#":
+        return None
+    for name in unquote(ref[1:]).split("/")[1:]:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, Mapping) and key in schema:
+            schema = schema[key]
+        elif isinstance(schema, list | tuple) and key.isdecimal() and int(key) < len(schema):
+            schema = schema[int(key)]
+        else:
+            return None
+    return schema
