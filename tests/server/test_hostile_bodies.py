@@ -91,7 +91,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": TALK, "functions": []}, "functions"),
     ("/v1/chat/completions", {"messages": TALK, "reasoning_effort": "low"}, "reasoning_effort"),
     ("/v1/chat/completions", {"messages": TALK, "top_logprobs": 2}, "top_logprobs"),
-    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
     ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"x": 1}}, "logit_bias"),
     ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"99999": 1}}, "logit_bias"),
     ("/v1/chat/completions", {"messages": TALK, "logit_bias": {"5_0": 1}}, "logit_bias"),
@@ -112,10 +112,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": TALK, "stop": [""]}, "stop"),
     ("/v1/chat/completions", {"messages": TALK, "min_tokens": 5, "max_tokens": 1}, "min_tokens"),
     ("/v1/chat/completions", {"messages": TALK, "n": 1.5}, "n"),
-    ("/v1/completions", {"prompt": ""}, "prompt"),
     ("/v1/completions", {"prompt": []}, "prompt"),
     ("/v1/completions", {"prompt": [[]]}, "prompt"),
-    ("/v1/completions", {"prompt": ["a", ""]}, "prompt"),
     ("/v1/completions", {"prompt": [99999]}, "prompt"),
     ("/v1/embeddings", {"input": [99999]}, "input"),
     ("/v1/embeddings", {"input": [[1], [99999]]}, "input"),
@@ -196,7 +194,8 @@ def test_a_value_of_another_kind_is_told_as_what_it_is(app: Any, path: str, body
 
 def test_null_counts_as_left_out_inside_objects_too() -> None:
     chat = {"messages": TALK, "stream": True, "stream_options": {"include_usage": None}}
-    assert not parse(ChatRequest, json.dumps(chat).encode()).wants_usage
+    options = parse(ChatRequest, json.dumps(chat).encode()).stream_options
+    assert options and not options.include_usage
     result = {"type": "tool_result", "tool_use_id": "x", "content": None, "is_error": None}
     asked = {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1, "tool_choice": None}
     assert parse(MessagesRequest, json.dumps(asked).encode()).talk.messages[0]["content"] == ""

@@ -37,6 +37,22 @@ def test_a_stream_gives_the_same_text_and_its_cost(client: openai.OpenAI, expect
     assert chunks[-1].usage and chunks[-1].usage.completion_tokens == 20
 
 
+def test_each_chunk_says_what_its_choice_has_cost_so_far(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    limits: Any = {"max_tokens": 6, "n": 2, "seed": 3}
+    chats = client.chat.completions.create(
+        model="story", messages=TALK, max_completion_tokens=6, stream=True, stream_options=options, **limits
+    )
+    texts = client.completions.create(model="story", prompt="Once", stream=True, stream_options=options, **limits)
+    for chunks in (list(chats), list(texts)):
+        for index in range(2):
+            costs = [each.usage for each in chunks if each.choices and each.choices[0].index == index]
+            counts = [cost.completion_tokens for cost in costs if cost]
+            assert len(counts) == len(costs) and counts == sorted(counts) and counts[-1] == 6
+        assert chunks[-1].usage and chunks[-1].usage.completion_tokens == 12
+        assert chunks[0].usage and chunks[0].usage.completion_tokens < 12
+
+
 def test_choices_are_seeded(client: openai.OpenAI) -> None:
     answers = [
         client.chat.completions.create(model="story", messages=TALK, n=3, seed=5, temperature=1, max_tokens=12)

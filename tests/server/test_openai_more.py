@@ -103,6 +103,15 @@ def test_forms_of_vllm(client: openai.OpenAI, form: Any, texts: set[str] | None)
     assert text in texts if texts else (text[:3].isdigit() and text[3:] == "x")
 
 
+def test_what_clients_of_vllm_always_send_is_taken(client: openai.OpenAI) -> None:
+    always: Any = {"skip_special_tokens": True, "include_stop_str_in_output": False, "use_beam_search": False}
+    text = client.completions.create(model="story", prompt="", max_tokens=3, seed=1, extra_body=always)
+    assert text.usage and text.usage.prompt_tokens == 1, "the beginning of text"
+    both: Any = {"max_tokens": 3, "max_completion_tokens": 3, "extra_body": always | {"add_generation_prompt": True}}
+    chat = client.chat.completions.create(model="story", messages=TALK, **both)
+    assert chat.usage and chat.usage.completion_tokens == 3
+
+
 def test_a_forced_call(client: openai.OpenAI) -> None:
     asked: Any = {"model": "story", "messages": TALK, "tools": [WEATHER], "tool_choice": "required"}
     (choice,) = client.chat.completions.create(**asked).choices

@@ -46,6 +46,13 @@ def test_a_response_is_the_chats_answer_and_can_be_gone_on_with(client: openai.O
     assert client.responses.create(input=items, store=False, **options).output_text == then.output_text
     counted = client.responses.input_tokens.count(model="story", input=items)
     assert then.usage and counted.input_tokens == then.usage.input_tokens
+    (asked,) = client.responses.input_items.list(first.id).data
+    by_id: Any = [{"type": "item_reference", "id": each.id} for each in (asked, *first.output)]
+    again = client.responses.create(input=[*by_id, items[-1]], **options)
+    assert again.output_text == then.output_text
+    assert client.responses.input_items.list(again.id, order="asc").data[0].id == asked.id
+    with pytest.raises(openai.BadRequestError, match="is not stored here: send the item itself"):
+        client.responses.create(input=[{"type": "item_reference", "id": "msg_1"}, items[-1]], **options)
 
 
 def test_what_is_stored_can_be_fetched_and_forgotten(client: openai.OpenAI) -> None:
@@ -74,6 +81,8 @@ def test_what_is_stored_is_its_callers_own(running: Running) -> None:
                     ask(made.id)
             with pytest.raises(openai.BadRequestError, match="not stored"):
                 boris.responses.create(model="story", input=ASK, previous_response_id=made.id)
+            with pytest.raises(openai.BadRequestError, match="is not stored here"):
+                boris.responses.create(model="story", input=[{"type": "item_reference", "id": made.output[0].id}])
 
 
 def test_a_stream_tells_of_every_step(client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.server.answers import Answers, Asked
-from bitnet_inference.server.choices import finish_reason, finished, output_of, parts, usage
+from bitnet_inference.server.choices import RunningCosts, finish_reason, finished, output_of, parts, usage
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.replies import Reply, Talk, open_talk, reply_style
@@ -37,7 +37,8 @@ class ChatAnswer:
     """The answer to one request: its streams, in OpenAI's shapes."""
 
     def __init__(self, asked: Asked, body: ChatRequest, streams: Sequence[Stream]) -> None:
-        self._tokenizer, self.streams, self._wants_usage = asked.llm.tokenizer, streams, body.wants_usage
+        self._tokenizer, self.streams = asked.llm.tokenizer, streams
+        self._costs = RunningCosts(streams, body.stream_options)
         style = reply_style(asked.llm)
         one_call = body.parallel_tool_calls is False
         self._replies = [Reply(style, body.callable_tools, one_call) for _ in streams]
@@ -49,8 +50,6 @@ class ChatAnswer:
             "system_fingerprint": asked.fingerprint,
         }
         self._chunk_head = self._head | {"object": "chat.completion.chunk"}
-        if body.wants_usage:
-            self._chunk_head["usage"] = None
 
     def failed(self, failure: Failure) -> bytes:
         """See Answer."""
@@ -71,15 +70,16 @@ class ChatAnswer:
         for index in range(len(self.streams)):
             yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
         async for part in parts(self.streams):
+            self._costs.note(part)
             if part.piece is None:
                 for chunk in self._last(part.index):
                     yield chunk
             elif part.piece.logprobs is not None:
                 yield self._scored(part.index, part.piece)
             elif text := self._replies[part.index].push(part.piece.text):
-                before, behind = texts[part.index]
+                before, behind = self._template(part.index) if self._costs.are_shown else texts[part.index]
                 yield before + dumps(text) + behind
-        if self._wants_usage:
+        if self._costs.are_wanted:
             cost = usage([output_of(stream) for stream in self.streams])
             yield event(self._chunk_head | {"choices": [], "usage": cost})
         yield DONE
@@ -96,7 +96,7 @@ class ChatAnswer:
 
     def _template(self, index: int) -> tuple[bytes, bytes]:
         choice = {"index": index, "delta": {"content": _HOLE}, "logprobs": None, "finish_reason": None}
-        return template(self._chunk_head | {"choices": [choice]}, _HOLE)
+        return template(self._chunk_head | self._costs.field(index) | {"choices": [choice]}, _HOLE)
 
     def _scored(self, index: int, piece: Piece) -> bytes:
         delta = {"content": self._replies[index].push(piece.text)}
@@ -115,7 +115,7 @@ class ChatAnswer:
 
     def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return event(self._chunk_head | {"choices": [choice]})
+        return event(self._chunk_head | self._costs.field(index) | {"choices": [choice]})
 
     def _logprobs(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return {"content": chat_logprobs(self._tokenizer, token_ids, entries), "refusal": None}

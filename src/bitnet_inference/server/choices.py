@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bitnet_inference.server.schema import StreamOptions
 from bitnet_inference.stream import Generation, Piece, Stream
 
 _FINISH = {"stop": "stop", "length": "length", "timeout": "length", "filtered": "content_filter"}
@@ -67,6 +68,29 @@ def output_of(stream: Stream) -> Generation:
 def finish_reason(output: Generation) -> str:
     """In OpenAI's words."""
     return _FINISH.get(output.finish_reason, "stop")
+
+
+class RunningCosts:
+    """What stands in a stream's chunks under "usage", besides its own event at the end, if that is asked for."""
+
+    def __init__(self, streams: Sequence[Stream], options: StreamOptions | None) -> None:
+        self._streams, self._num_written = streams, [0] * len(streams)
+        self.are_wanted = options is not None and options.include_usage
+        self.are_shown = options is not None and options.continuous_usage_stats
+
+    def note(self, part: Part) -> None:
+        """Count the tokens of a piece; at the end the one that ended the text, too."""
+        if part.piece:
+            self._num_written[part.index] += len(part.piece.token_ids)
+        else:
+            self._num_written[part.index] = output_of(self._streams[part.index]).usage.num_output_tokens
+
+    def field(self, index: int) -> dict[str, Any]:
+        """For a chunk of this choice."""
+        if not self.are_shown:
+            return {"usage": None} if self.are_wanted else {}
+        prompt, written = len(self._streams[index].request.prompt), self._num_written[index]
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}}
 
 
 def usage(found: Sequence[Generation]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def add_responses(app: FastAPI, answers: Answers) -> None:
     @app.post("/v1/responses", **describe(ResponsesRequest, "Answer a conversation.", streams=True))
     async def create(request: Request) -> Response:
         body = await answers.read(request, ResponsesRequest)
+        body.resolve(partial(kept.find_item, _caller(request)))
         begin: Begin = partial(
             open_response, previous=_previous(kept, request, body), owner=_caller(request), keep=kept.keep
         )
@@ -42,6 +43,7 @@ def add_responses(app: FastAPI, answers: Answers) -> None:
     @app.post("/v1/responses/input_tokens", **describe(InputTokensRequest, "How many tokens an input has."))
     async def count(request: Request) -> Response:
         body = await answers.read(request, InputTokensRequest)
+        body.resolve(partial(kept.find_item, _caller(request)))
         return await answers.compute(request, body, partial(_count, previous=_previous(kept, request, body)))
 
     _add_stored(app, kept)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
@@ -74,6 +74,13 @@ class CallOutputItem(Inner):
     status: Status | None = None
 
 
+class ReferenceItem(Inner):
+    """An item of a stored response, asked or answered, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 class FunctionTool(Inner):
     """A function that may be called."""
 
@@ -138,7 +145,8 @@ def _kind_of_choice(choice: Any) -> str:
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<function_call>")]
-    | Annotated[CallOutputItem, Tag("<function_call_output>")],
+    | Annotated[CallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReferenceItem, Tag("<item_reference>")],
     Discriminator(_kind_of_item),
 ]
 Choice = Annotated[
@@ -147,6 +155,9 @@ Choice = Annotated[
     | Annotated[AllowedChoice, Tag("<allowed_tools>")],
     Discriminator(_kind_of_choice),
 ]
+
+
+_ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 
 
 class InputTokensRequest(Fields):
@@ -170,9 +181,17 @@ class InputTokensRequest(Fields):
         SamplingParams(grammar=self.grammar)
         check_tools(self.callable_tools, self.nested_tools)
 
+    def resolve(self, find: Callable[[str], Mapping[str, Any]]) -> None:
+        """Put the items that references stand for, by their ids, in the place of these."""
+        if not isinstance(self.input, str) and any(isinstance(item, ReferenceItem) for item in self.input):
+            self.input = [
+                _ITEM.validate_python(find(item.id)) if isinstance(item, ReferenceItem) else item for item in self.input
+            ]
+            del self.messages
+
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
-        """The input as the library knows it, without instructions."""
+        """The input as the library knows it, without instructions; references are empty until they are resolved."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return list(_messages(self.input))
@@ -242,7 +261,8 @@ class ResponsesRequest(InputTokensRequest):
             raise ValueError("background is for answers that are stored and fetched later: set store, and no stream")
         if self.top_logprobs is not None and LOGPROBS not in (self.include or ()):
             raise ValueError(f'top_logprobs needs include: ["{LOGPROBS}"]')
-        if self.stream_options is not None and (self.stream_options.include_usage or not self.stream):
+        options = self.stream_options
+        if options is not None and (options.include_usage or options.continuous_usage_stats or not self.stream):
             raise ValueError("stream_options: a stream ends with its usage anyway: leave it out")
         return self
 
@@ -276,7 +296,9 @@ def _messages(items: list[Item]) -> Iterator[dict[str, Any]]:
         if calls:
             yield {"role": "assistant", "content": "", "tool_calls": calls}
             calls = []
-        if isinstance(item, MessageItem):
+        if isinstance(item, ReferenceItem):
+            yield {"role": "user", "content": ""}
+        elif isinstance(item, MessageItem):
             yield {"role": item.role, "content": _text(item.content)}
         else:
             yield {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}

@@ -105,9 +105,13 @@ class Inner(BaseModel):
 
 
 class StreamOptions(Inner):
-    """`include_usage`: one more event before the end, which says what the request has cost."""
+    """`include_usage`: one more event before the end says what the request has cost.
+
+    With vLLM's `continuous_usage_stats` each event says what its choice has cost so far.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
@@ -164,6 +168,13 @@ class SamplingFields(Fields):
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    # Accepted at the values that say what happens anyway; some clients of vLLM send them always.
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    return_token_ids: Literal[False] | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> SamplingFields:
@@ -174,11 +185,6 @@ class SamplingFields(Fields):
     def check(self) -> None:
         """See Fields."""
         SamplingParams(**self.sampling(), grammar=self.grammar)
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with its cost."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def salt(self) -> str:
@@ -238,13 +244,16 @@ class ChatRequest(SamplingFields):
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: Each[Literal["text"]] | None = None
+    echo: Literal[False] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _limits_agree(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is given without logprobs: set logprobs to true")
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise ValueError("max_tokens is the old name of max_completion_tokens: give one of them")
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise ValueError("max_tokens is the old name of max_completion_tokens, and says something else: give one")
         return self
 
     def check(self) -> None:

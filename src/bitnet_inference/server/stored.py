@@ -30,6 +30,11 @@ class StoredResponse:
     owner: str = ""
     task: asyncio.Task[None] | None = None
     num_bytes: int = field(default=0, init=False)
+    items: Mapping[str, Mapping[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Its items by their ids."""
+        self.items = {item["id"]: item for item in (*self.input_items, *self.body["output"])}
 
     def measure(self) -> None:
         """Note how much it takes."""
@@ -42,6 +47,7 @@ class StoredResponses:
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._items: dict[str, StoredResponse] = {}  # by the id of an item: the newest that has it
         self._num_bytes = self._num_running = 0
 
     @contextmanager
@@ -62,6 +68,7 @@ class StoredResponses:
         self._forget(identity)
         response.measure()
         self._kept[identity] = response
+        self._items |= dict.fromkeys(response.items, response)
         self._num_bytes += response.num_bytes
         ended = (each for each in list(self._kept) if self._kept[each].task is None)
         while len(self._kept) > self._max_responses or self._num_bytes > self._max_bytes:
@@ -83,6 +90,14 @@ class StoredResponses:
             raise Failure(404 if param is None else 400, why, param=param, code="response_not_found")
         return found
 
+    def find_item(self, owner: str, identity: str) -> Mapping[str, Any]:
+        """An item that was asked or answered, by its id. Raises Failure."""
+        found = self._items.get(identity)
+        if found is None or found.owner != owner:
+            why = f"input: the item {identity!r:.80} is not stored here: send the item itself"
+            raise Failure(400, why, param="input", code="item_not_found")
+        return found.items[identity]
+
     def delete(self, owner: str, identity: str) -> None:
         """Forget it, and end it where it is still being made. Raises Failure."""
         task = self.find(owner, identity).task
@@ -91,5 +106,8 @@ class StoredResponses:
         self._forget(identity)
 
     def _forget(self, identity: str) -> None:
-        old = self._kept.pop(identity, None)
-        self._num_bytes -= old.num_bytes if old is not None else 0
+        if (old := self._kept.pop(identity, None)) is not None:
+            self._num_bytes -= old.num_bytes
+            for item in old.items:
+                if self._items.get(item) is old:
+                    del self._items[item]

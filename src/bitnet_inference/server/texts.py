@@ -14,7 +14,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
 from bitnet_inference.ranked import best_texts, cancelling
 from bitnet_inference.server.answers import Answers, Asked
-from bitnet_inference.server.choices import Part, finish_reason, finished, output_of, parts, usage_of_all
+from bitnet_inference.server.choices import Part, RunningCosts, finish_reason, finished, output_of, parts, usage_of_all
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.replies import sampling
@@ -44,10 +44,10 @@ class Continued:
 
     def __init__(self, llm: LLM, prompt: str | list[int]) -> None:
         """Raises InvalidParams."""
-        if not prompt:
-            raise InvalidParams("prompt is empty: give some text")
         self._tokenizer, self.num_hidden = llm.tokenizer, 0
         self.ids = self._tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+        if not self.ids:  # an empty text is a prompt where the tokenizer begins it
+            raise InvalidParams("prompt is empty: give some text")
         if isinstance(prompt, str):
             before = self._tokenizer.affixes[0]
             is_spelt = prompt.startswith(self._tokenizer.decode(before, skip_special_tokens=False))
@@ -72,7 +72,7 @@ class TextAnswer:
             "model": asked.name,
             "system_fingerprint": asked.fingerprint,
         }
-        self._chunk_head = self._head | {"usage": None} if body.wants_usage else self._head
+        self._costs = RunningCosts(streams, body.stream_options)
 
     def failed(self, failure: Failure) -> bytes:
         """See Answer."""
@@ -101,15 +101,16 @@ class TextAnswer:
             waiting.remove(index)
             yield self._chunk(index, self._prompt(index).text, None)
         async for part in parts(self.streams):
+            self._costs.note(part)
             if part.index in waiting:  # now its log-probabilities are there
                 waiting.remove(part.index)
                 yield self._scored_prompt(part.index, scores[part.index])
             if part.piece is not None and part.piece.logprobs is None:
-                before, behind = texts[part.index]
+                before, behind = self._template(part.index) if self._costs.are_shown else texts[part.index]
                 yield before + dumps(part.piece.text) + behind
             else:
                 yield self._part(part, scores[part.index])
-        if self._body.wants_usage:
+        if self._costs.are_wanted:
             yield event(self._head | {"choices": [], "usage": usage_of_all(self._groups())})
         yield DONE
 
@@ -119,7 +120,7 @@ class TextAnswer:
 
     def _template(self, index: int) -> tuple[bytes, bytes]:
         choice = {"index": index, "text": _HOLE, "logprobs": None, "finish_reason": None}
-        return template(self._chunk_head | {"choices": [choice]}, _HOLE)
+        return template(self._head | self._costs.field(index) | {"choices": [choice]}, _HOLE)
 
     def _part(self, part: Part, scores: TextLogprobs) -> bytes:
         if part.piece is None:
@@ -139,7 +140,7 @@ class TextAnswer:
 
     def _chunk(self, index: int, text: str, entries: Any, reason: str | None = None) -> bytes:
         choice = {"index": index, "text": text, "logprobs": entries, "finish_reason": reason}
-        return event(self._chunk_head | {"choices": [choice]})
+        return event(self._head | self._costs.field(index) | {"choices": [choice]})
 
     def _choice(self, index: int, prompt: Continued, output: Generation) -> dict[str, Any]:
         text = prompt.text + output.text if self._body.echo else output.text
