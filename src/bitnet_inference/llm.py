@@ -289,6 +289,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     def close(self) -> None:
         """End all requests and give memory and threads back. Further requests raise Stopped."""
+        self._worker.stop(drain=False)  # Ctrl-C may end this wait, and a finalizer is called once
         self._close()
 
     def __reduce__(self) -> NoReturn:

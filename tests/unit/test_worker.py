@@ -160,6 +160,22 @@ def test_stopping_from_a_sink_does_not_lock_up():
     worker.stop(drain=False)
 
 
+@pytest.mark.parametrize("end", ["stop", "drain"])
+def test_stopping_in_the_middle_of_submit_does_not_lock_up(end):
+    """As a signal's handler does."""
+
+    class Interrupted(Engine):
+        def submit(self, request):
+            worker.stop(drain=False) if end == "stop" else worker.drain()
+            super().submit(request)
+
+    worker, waiter = Worker(Interrupted(ScriptedModel())), Waiter()
+    worker.submit(Request([1], GREEDY, waiter))
+    assert waiter.ended.wait(LONG)
+    assert waiter.reason == "error" and isinstance(waiter.finishes[0].error, Stopped)
+    worker.stop(drain=False)
+
+
 def test_refusals_reach_the_caller():
     model = ScriptedModel()
     gate = Gate(model)

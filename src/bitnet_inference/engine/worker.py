@@ -23,7 +23,8 @@ class Worker:
         self._engine = engine
         self._lock = threading.RLock()  # by itself: a signal that raises in a Condition's `with` leaves it locked
         self._wake = threading.Condition(self._lock)
-        self._is_open = True
+        self._end = threading.Condition(self._lock)
+        self._is_open, self._has_ended = True, False
         self._pid = os.getpid()
         self._drains = True
         self._thread = threading.Thread(target=self._run, name="bitnet-engine", daemon=True)
@@ -55,6 +56,8 @@ class Worker:
                 raise Stopped("the engine has stopped and takes no more requests: load the model again")
             self._engine.submit(request)
             self._wake.notify()
+            if self._has_ended:  # in the middle of this: by a signal's handler
+                self._engine.end_all(_stopped("the engine was stopped"))
 
     def cancel(self, request: Request) -> None:
         """End a request soon; nothing happens if it has ended."""
@@ -79,8 +82,7 @@ class Worker:
         with self._lock:
             self._is_open = False
             self._wake.notify()
-        self._thread.join(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
-        return not self._thread.is_alive()
+            return self._wait_for_end(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
     def stop(self, *, drain: bool) -> None:
         """Take no more requests, finish those that are there (`drain`) or end them with Stopped, and end the thread.
@@ -93,8 +95,15 @@ class Worker:
             self._is_open = False
             self._drains = self._drains and drain
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+            if threading.current_thread() is not self._thread:
+                self._wait_for_end(None)
+
+    def _wait_for_end(self, timeout_s: float | None) -> bool:
+        """Whether the thread has done its work, after that time at most.
+
+        Lets go of the lock, which the caller holds, perhaps twice: in a signal's handler, in the middle of `submit`.
+        """
+        return self._end.wait_for(lambda: self._has_ended, timeout_s)
 
     def _run(self) -> None:
         reason = "the engine was stopped"
@@ -106,7 +115,12 @@ class Worker:
             reason = f"the engine failed: {error!r}"
         with self._lock:
             self._is_open = False
-        self._engine.end_all(Finish("error", error=Stopped(reason)))
+        try:
+            self._engine.end_all(_stopped(reason))
+        finally:
+            with self._lock:
+                self._has_ended = True
+                self._end.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
@@ -128,3 +142,7 @@ class Worker:
             return None
         seconds = self._engine.seconds_to_deadline()
         return MAX_SLEEP_S if seconds is None else min(seconds, MAX_SLEEP_S)
+
+
+def _stopped(reason: str) -> Finish:
+    return Finish("error", error=Stopped(reason))
