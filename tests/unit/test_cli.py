@@ -311,6 +311,9 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
     [
         (["run", "x", "-m", "nowhere"], "nowhere: there is no such file or folder"),
         (["run", ""], "the prompt is empty"),
+        (["run", "falcon3-1b"], 'falcon3-1b is a model, and no prompt: bitnet run --model falcon3-1b "your prompt"'),
+        (["run", "Tell", "me"], "(me): put the prompt in quotes; the model is an option"),
+        (["run", "x", "-m", "models/x.gguf"], "models/x.gguf: there is no such file or folder: check the path"),
         (["run", "x", "--top-p", "3"], "top_p is 3"),
         (["run", "x", "--logit-bias", "a=b"], "--logit-bias is 'a=b'"),
         (["run", "x", "--logit-bias", "99999=1"], "token 99999 does not exist"),

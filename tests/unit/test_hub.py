@@ -71,6 +71,22 @@ class TestNames:
         wanted = parse("me/you/q/x[1].gguf@refs/pr/3")
         assert (wanted.repository, wanted.revision, wanted.files) == ("me/you", "refs/pr/3", ("q/x[[]1].gguf",))
 
+    @pytest.mark.parametrize(
+        "address, name",
+        [
+            ("https://huggingface.co/me/tiny", "me/tiny"),
+            ("hf.co/me/tiny/", "me/tiny"),
+            ("https://huggingface.co/me/tiny/tree/v1", "me/tiny@v1"),
+            ("https://huggingface.co/me/tiny/resolve/main/q/x.gguf?download=true", "me/tiny/q/x.gguf@main"),
+        ],
+    )
+    def test_addresses(self, address, name):
+        assert parse(address) == parse(name)
+
+    def test_a_mistyped_path_is_no_name(self):
+        with pytest.raises(InvalidParams, match="is no name of a model"):
+            parse("models/x.gguf")
+
     def test_typos(self):
         with pytest.raises(NotFound, match=r"no model is called falcom3-1b: did you mean falcon3-1b"):
             parse("falcom3-1b")

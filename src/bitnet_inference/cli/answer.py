@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,6 +58,8 @@ def run(
     """
     if logprobs is not None and not as_json:
         raise InvalidParams("--logprobs are shown with --json only: add it")
+    if prompt is not None and ctx.params["model"] is None and _is_model(prompt):
+        raise InvalidParams(f'{prompt} is a model, and no prompt: bitnet run --model {prompt} "your prompt"')
     text, grammar, search = _read_prompt(prompt), grammar_option(ctx), beam_params(ctx)
     check_sampling(ctx, logprobs=logprobs)
     offer_to_pull(ctx.params["model"])
@@ -71,6 +74,14 @@ def run(
             typer.echo(json.dumps(asdict(stream.read()), ensure_ascii=False))
         else:
             _print_speed(print_answer(stream))
+
+
+def _is_model(prompt: str) -> bool:
+    """Whether it names a model, as behind Ollama's `run`."""
+    from bitnet_inference.hub.names import is_in_registry
+
+    is_folder = os.path.isfile(os.path.join(prompt, "config.json"))
+    return is_folder or (prompt.endswith(".gguf") and os.path.isfile(prompt)) or is_in_registry(prompt)
 
 
 def _read_prompt(prompt: str | None) -> str:

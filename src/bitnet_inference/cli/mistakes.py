@@ -26,6 +26,11 @@ _OURS = {
     "--tensor-parallel-size": "--gpus",
     "-c": "--max-cache-tokens",
 }
+# Where words are left over: the prompt without its quotes, or a model in front of it, as Ollama has it.
+_QUOTES = {
+    "chat": "the model is an option: bitnet chat --model NAME",
+    "run": 'put the prompt in quotes; the model is an option: bitnet run --model NAME "the prompt"',
+}
 _WANTED = {"float": "give a number", "int": "give a whole number"}
 
 
@@ -35,6 +40,8 @@ def told(error: Any) -> str:
         raise error
     ctx, option = error.ctx, getattr(error, "option_name", None)
     cure = f"{ctx.command_path if ctx else 'bitnet'} --help lists what there is"
+    if ctx and "unexpected extra argument" in error.format_message():
+        cure = _QUOTES.get(ctx.command.name, cure)
     if ctx and option:
         names = [name for each in ctx.command.params for name in each.opts if name.startswith("--")]
         option = option.replace("_", "-")

@@ -16,6 +16,10 @@ from bitnet_inference.errors import InvalidParams, NotFound
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?/[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*", re.ASCII)
+# How a browser's address, and Ollama, begin a name; and what stands in the address of a revision or a file.
+_HOST = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
+_PAGE = re.compile(r"([^/]+/[^/]+)/(?:tree|blob|resolve)/([^/?]+)(/[^?]*)?(?:\?.*)?")
+_FILE_ENDINGS = (".gguf", ".safetensors", ".onnx", ".bin", ".json")  # of files on this disk, and of no repository
 _MAX_NAME = 96
 _NUM_NEAR = 3
 
@@ -63,12 +67,14 @@ def _entry(name: str, fields: dict[str, Any]) -> Entry:
 def parse(text: str) -> Wanted:
     """What NAME, owner/repository or owner/repository/FILE stands for, each with @REVISION or without.
 
-    Raises NotFound for a name that models.toml doesn't have, and InvalidParams for what can be no name.
+    The address of a repository or of its file on huggingface.co does so too. Raises NotFound for a name that
+    models.toml doesn't have, and InvalidParams for what can be no name.
     """
     if not isinstance(text, str):
         raise InvalidParams(f"the name of a model must be a string, not {type(text).__name__}")
     if not text:
         raise InvalidParams("the name of a model is empty: give one that bitnet show lists, or owner/repository")
+    text = _without_host(text)
     name, at, revision = text.partition("@")
     if name == "default":
         raise InvalidParams('"default" comes with the package, not from the hub: bitnet inspect tells what it is')
@@ -85,6 +91,11 @@ def parse(text: str) -> Wanted:
     return Wanted(name=text, repository=repository, revision=revision, files=files, entry=entry)
 
 
+def is_in_registry(text: str) -> bool:
+    """Whether a text is a name in models.toml, or the repository of one."""
+    return _by_name(text) is not None or any(each.repository == text for each in registry().values())
+
+
 def is_name(text: str) -> bool:
     """Whether a text stands for a model on the hub, pulled or not."""
     try:
@@ -99,6 +110,14 @@ def name_of(repository: str) -> str:
     return next((each.name for each in registry().values() if each.repository == repository), repository)
 
 
+def _without_host(text: str) -> str:
+    if (host := _HOST.match(text)) is None:
+        return text
+    name = text[host.end() :].rstrip("/")
+    page = _PAGE.fullmatch(name)
+    return name if page is None else f"{page[1]}{page[3] or ''}@{page[2]}"
+
+
 def _by_name(name: str) -> Entry | None:
     wanted = name.lower()
     return next((each for each in registry().values() if wanted in (each.name, *each.aliases)), None)
@@ -110,7 +129,8 @@ def _split(name: str) -> tuple[str, tuple[str, ...]]:
     if not repository:
         raise NotFound(_unknown(name))
     repository = f"{owner}/{repository}"
-    if not is_repository(repository) or (file and not is_inside(file)) or name.endswith("/"):
+    is_path = not file and repository.lower().endswith(_FILE_ENDINGS)
+    if is_path or not is_repository(repository) or (file and not is_inside(file)) or name.endswith("/"):
         raise InvalidParams(
             f"{name[:200]!r} is no name of a model: give NAME, owner/repository, or owner/repository/FILE"
         )
