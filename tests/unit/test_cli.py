@@ -313,6 +313,8 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", ""], "the prompt is empty"),
         (["run", "falcon3-1b"], 'falcon3-1b is a model, and no prompt: bitnet run --model falcon3-1b "your prompt"'),
         (["run", "Tell", "me"], "(me): put the prompt in quotes; the model is an option"),
+        (["bench", "default"], "(default): the model is an option: bitnet bench --model NAME"),
+        (["serve", "-m", "default"], "no such option: -m: the model is no option here: bitnet serve NAME"),
         (["run", "x", "-m", "models/x.gguf"], "models/x.gguf: there is no such file or folder: check the path"),
         (["run", "x", "--top-p", "3"], "top_p is 3"),
         (["run", "x", "--logit-bias", "a=b"], "--logit-bias is 'a=b'"),

@@ -26,11 +26,6 @@ _OURS = {
     "--tensor-parallel-size": "--gpus",
     "-c": "--max-cache-tokens",
 }
-# Where words are left over: the prompt without its quotes, or a model in front of it, as Ollama has it.
-_QUOTES = {
-    "chat": "the model is an option: bitnet chat --model NAME",
-    "run": 'put the prompt in quotes; the model is an option: bitnet run --model NAME "the prompt"',
-}
 _WANTED = {"float": "give a number", "int": "give a whole number"}
 
 
@@ -38,16 +33,7 @@ def told(error: Any) -> str:
     """The line about a UsageError, which is raised again where it tells the whole help."""
     if "\n" in error.format_message():
         raise error
-    ctx, option = error.ctx, getattr(error, "option_name", None)
-    cure = f"{ctx.command_path if ctx else 'bitnet'} --help lists what there is"
-    if ctx and "unexpected extra argument" in error.format_message():
-        cure = _QUOTES.get(ctx.command.name, cure)
-    if ctx and option:
-        names = [name for each in ctx.command.params for name in each.opts if name.startswith("--")]
-        option = option.replace("_", "-")
-        ours = _OURS.get(option, option)
-        near = [ours] if ours in names else difflib.get_close_matches(option, names, n=1, cutoff=0.75)
-        cure = f"did you mean {near[0]}?" if near else cure
+    cure = _cure(error.ctx, error.format_message(), getattr(error, "option_name", None))
     message = " ".join(error.format_message().split()).partition(" (Possible options")[0].rstrip(".")
     if found := re.match(r"Invalid value for (.+?['\)]): ", message):
         place, message = found[1].replace("'", ""), message[found.end() :]
@@ -57,3 +43,19 @@ def told(error: Any) -> str:
             return f"{place} is {str(fault['input'])!r:.60}: {wanted}"
         message = f"{place}: {message}"
     return f"{message[:1].lower()}{message[1:]}: {cure}"
+
+
+def _cure(ctx: Any, message: str, option: str | None) -> str:
+    if ctx is None:
+        return "bitnet --help lists what there is"
+    path, names = ctx.command_path, [name for each in ctx.command.params for name in each.opts if name[:2] == "--"]
+    if "unexpected extra argument" in message and "--model" in names:  # with Ollama the model stands there
+        if ctx.command.name == "run":
+            return f'put the prompt in quotes; the model is an option: {path} --model NAME "the prompt"'
+        return f"the model is an option: {path} --model NAME"
+    if option in ("-m", "--model") and "--model" not in names:
+        return f"the model is no option here: {path} NAME"
+    name = (option or "").replace("_", "-")
+    ours = _OURS.get(name, name)
+    near = [ours] if ours in names else difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"did you mean {near[0]}?" if near else f"{path} --help lists what there is"
