@@ -39,7 +39,9 @@ def parse_json(data: bytes, path: Path, where: str, cure: str = _AGAIN) -> Any:
         return result
 
     try:
-        return json.loads(data, object_pairs_hook=unique)
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)  # of bytes it would guess an encoding
+    except UnicodeDecodeError as error:
+        raise FormatError(path, where, f"this is not UTF-8 at byte {error.start}: {cure}") from error
     except RecursionError as error:
         raise FormatError(path, where, f"the JSON is nested too deeply: {cure}") from error
     except json.JSONDecodeError as error:

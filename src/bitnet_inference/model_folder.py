@@ -69,7 +69,9 @@ def default_params(generation: Mapping[str, Any]) -> SamplingParams:
 
     Raises InvalidParams for impossible values.
     """
-    samples = generation.get("do_sample", "temperature" in generation)
+    samples = generation.get("do_sample")
+    if samples is None:
+        samples = generation.get("temperature") is not None
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
     options = {name: generation[name] for name in names if generation.get(name) is not None}
     if not samples:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.references import local
 from bitnet_inference.grammar.schema import changed_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
@@ -227,7 +228,7 @@ def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     target = schema.get("$ref")
     if "$id" in schema:
         return None
-    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+    if isinstance(target, str) and ((target := local(target)) == "#" or target.startswith("#/")):
         return {**schema, "$ref": f"#{place}{target[1:]}"}
     return schema
 

@@ -119,6 +119,32 @@ def test_a_schema_in_a_grammar_is_read_as_elsewhere(llm):
             Grammar(lark=lark)
 
 
+CASES = {
+    "a": {"type": "object", "properties": {"t": {"const": "a"}, "x": {"type": "integer"}}, "required": ["t"]},
+    "b": {"type": "object", "properties": {"t": {"enum": ["b", "c"]}, "kids": {"items": {"$ref": "#/$defs/any"}}}},
+    "any": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b", "title": "B"}]},
+    "names": {"enum": ["r", "g"]},
+}
+
+
+@pytest.mark.parametrize(
+    "schema, fits, fits_not",
+    [
+        ({"$ref": "#/$defs/any"}, '{"t": "c", "kids": [{"t": "a", "x": 1}]}', '{"kids": []}'),  # without a tag: both
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "null", "1"),
+        ({"items": [{"type": "boolean"}, {"const": 3}], "additionalItems": False, "minItems": 1}, "[true, 3]", "[3]"),
+        ({"items": [{"type": "boolean"}], "additionalItems": {"type": "null"}}, "[true, null]", "[true, 3]"),
+        ({"propertyNames": {"$ref": "#/$defs/names"}, "additionalProperties": {"const": 1}}, '{"g": 1}', '{"z": 1}'),
+        ({"$ref": "/$defs/names"}, '"r"', '"z"'),
+        ({"type": "string", "format": "date"}, '"0001-01-31"', '"0000-01-31"'),
+        ({"type": "string", "format": "date-time"}, '"2024-01-31T10:00:00.123456Z"', '"2024-01-31T10:00:00.1234567Z"'),
+    ],
+)
+def test_words_that_the_library_does_not_know(schema, fits, fits_not):
+    grammar = Grammar(json_schema={**schema, "$defs": CASES})
+    assert accepts(grammar, fits) and not accepts(grammar, fits_not)
+
+
 @pytest.mark.parametrize(
     "gbnf, form",
     [

@@ -397,6 +397,13 @@ def test_stop_tokens_of_both_files(tmp_path):
     assert checkpoint.generation["temperature"] == 0.6
 
 
+def test_stop_tokens_of_the_generation_config_stand_for_those_of_the_family(tmp_path):
+    model = folder(quantization=OFFLINE)
+    model.config.pop("eos_token_id", None)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert open_checkpoint(model.write(tmp_path)).config.eos_ids == (9,)
+
+
 def test_remote_code_is_not_run(tmp_path):
     model = folder(quantization=OFFLINE)
     model.config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}

@@ -132,7 +132,8 @@ def test_yarn_is_that_of_transformers(tmp_path, scaling, frequencies, sharpness)
     [
         (3, 1, ((3,), 1)),
         ([3, 4, 3], 1, ((3, 4), 1)),
-        (None, None, ((2,), 1)),
+        (ABSENT, ABSENT, ((2,), 1)),
+        (None, None, ((), None)),
         (-1, -1, ((), None)),
         (99, 99, ((), None)),
     ],

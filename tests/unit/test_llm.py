@@ -803,6 +803,7 @@ class TestLife:
     [
         ({}, SamplingParams(temperature=0.0)),
         ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0.0)),
+        ({"temperature": None, "top_p": None}, SamplingParams(temperature=0.0)),
         ({"temperature": 0.6}, SamplingParams(temperature=0.6)),
         ({"do_sample": True, "top_p": 0.9, "top_k": None}, SamplingParams(top_p=0.9)),
         ({"max_new_tokens": 7, "eos_token_id": 3}, SamplingParams(temperature=0.0, max_tokens=7)),

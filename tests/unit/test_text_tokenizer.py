@@ -281,7 +281,7 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
         ("added_tokens.json", '{"<|new|>": 377}', "the token '<|new|>' has the id 377, which is not the next free"),
         ("added_tokens.json", '{"x": true}', "True is no id"),
         ("chat_template.jinja", b"\xff", "byte 0: is not UTF-8"),
-        ("tokenizer_config.json", b"\xff\xfe", "this is not JSON"),
+        ("tokenizer_config.json", '{"a": 1}'.encode("utf-16"), "this is not UTF-8 at byte 0"),
     ],
 )
 def test_broken_files_are_named(tmp_path, file, content, message):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bitnet_inference.grammar.references import target
-from bitnet_inference.grammar.schema import COMBINING, changed_schema, check_schema
+from bitnet_inference.grammar.schema import COMBINING, changed_schema, check_schema, parts_of
 
 # With these beside its properties a schema says what else there may be.
 _OPENING = frozenset(("additionalProperties", "const", "enum", "minProperties", "patternProperties"))
@@ -35,14 +35,7 @@ def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, An
 
 def _shared_parts(schema: Mapping[str, Any]) -> set[int]:
     """The identities of the parts beside which others tell of the same object."""
-    parts: list[Mapping[str, Any]] = []
-
-    def note(part: Mapping[str, Any]) -> Mapping[str, Any]:
-        parts.append(part)
-        return part
-
-    changed_schema(schema, note)
-    waiting: list[Any] = [part for part in parts if _shares(part)]
+    waiting: list[Any] = [part for part in parts_of(schema) if _shares(part)]
     shared = set[int]()
     while waiting:
         part = waiting.pop()

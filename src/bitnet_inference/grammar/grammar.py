@@ -12,8 +12,9 @@ from typing import Any
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.endless import is_endless
+from bitnet_inference.grammar.readable import readable_schema
 from bitnet_inference.grammar.regex import check_counts, check_regex, plain_classes
-from bitnet_inference.grammar.schema import check_schema, readable_schema
+from bitnet_inference.grammar.schema import check_schema
 
 MAX_CHARS = 1 << 16
 MAX_CHOICES = 1000

@@ -24,8 +24,8 @@ _OWN_WORDS = {
     "<non-verbose/>": "",
     "NoExtensionBias": "it allows no text",
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf":
-        "the cases of oneOf are told apart by their types, or by constant strings or booleans, their own or those of "
-        "required properties, and not behind a $ref; those of anyOf may overlap",
+        "the cases of oneOf are told apart by their types, or by constants, their own or those of a property; "
+        "those of anyOf may overlap",
 }  # fmt: skip
 # One line, with or without a space after commas and colons: free white space lets a model write blanks for ever.
 _JSON_STYLE: llguidance._lib.JsonCompileOptions = {

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+_REFERRING = {"$comment", "$ref", "default", "description", "title"}
+
 
 def references(schema: Any) -> Iterator[str]:
     """All that stand in it, also where they are no keyword: those change nothing."""
@@ -18,6 +20,21 @@ def references(schema: Any) -> Iterator[str]:
             parts += part.values()
         elif isinstance(part, list | tuple):
             parts += part
+
+
+def local(ref: str) -> str:
+    """A reference as it is meant: some clients write /$defs/X for #/$defs/X."""
+    return f"#{ref}" if ref.startswith(("/$defs/", "/definitions/")) else ref
+
+
+def resolved(root: Any, schema: Any) -> Any:
+    """A schema, or what it stands for where it is a reference with notes, of which a few may follow each other."""
+    for _ in range(8):
+        is_reference = isinstance(schema, Mapping) and schema.keys() <= _REFERRING
+        if not is_reference or not isinstance(ref := schema.get("$ref"), str):
+            break
+        schema = target(root, local(ref))
+    return schema
 
 
 def target(schema: Any, ref: str) -> Any:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeGuard
 
 from bitnet_inference.errors import InvalidParams
-from bitnet_inference.grammar.regex import check_regex, plain_classes
+from bitnet_inference.grammar.references import resolved
+from bitnet_inference.grammar.regex import check_regex
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
 MAX_MULTIPLE = 1 << 15  # the digits of multipleOf: the library tells all remainders apart
 MAX_VALUES = 1 << 16
 MAX_WHOLE = 1 << 53  # the library rounds what is larger, and overflows its stack at -2^63
-_TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
-
-_SECONDS_TO_59 = "^[^:]*:[^:]*:[0-5]"
 
 # Keywords whose value is a schema, a list of schemas, and a mapping from names to schemas.
-_ONE = ("additionalProperties", "items")
+_ONE = ("additionalItems", "additionalProperties", "items")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _VALUES = (
@@ -30,21 +27,18 @@ _VALUES = (
     "maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required", "type",
 )  # fmt: skip
 COMBINING = frozenset(("$ref", "anyOf", "oneOf"))  # beside other words they tell more of the same value
-_LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+LOWEST, HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 # What says nothing about the text, as all does that begins with x-; the last lines are other programs' words.
 _NOTES = frozenset((
     "$comment", "$id", "$schema", "contentEncoding", "contentMediaType", "contentSchema", "default", "deprecated",
     "description", "discriminator", "example", "examples", "readOnly", "title", "writeOnly",
     "enumDescriptions", "enumNames", "externalDocs", "id", "markdownDescription", "propertyOrdering", "xml",
 ))  # fmt: skip
-_READ = frozenset(("$id", "$schema", *_ONE, *_LISTS, *_NAMED, *_VALUES))
-_KNOWN = _READ | _NOTES | {"nullable"}
-# What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
-_LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
-_UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
+READ = frozenset(("$id", "$schema", *_ONE, *_LISTS, *_NAMED, *_VALUES))
+_KNOWN = READ | _NOTES | {"nullable"}
 # Part of JSON Schema, and beyond what can be kept token by token.
 _IMPOSSIBLE = frozenset((
-    "$anchor", "$dynamicAnchor", "$dynamicRef", "additionalItems", "contains", "dependencies", "dependentRequired",
+    "$anchor", "$dynamicAnchor", "$dynamicRef", "contains", "dependencies", "dependentRequired",
     "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems",
     "unevaluatedProperties", "uniqueItems", "x-guidance",
 ))  # fmt: skip
@@ -66,7 +60,7 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
             continue
         if not isinstance(part, Mapping):
             _refuse(place, f"is {part!r:.40}", "give a schema, which is an object, or true or false")
-        _check_keywords(place, part)
+        _check_keywords(schema, place, part)
         _check_numbers(place, part)
         parts.append(part)
         waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
@@ -75,71 +69,36 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
         _refuse(start, "the common multiple of its multipleOf is too large", "say it in one place, and of less digits")
 
 
-def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked schema in words that the library reads rightly."""
-    readable: dict[str, Any] = changed_schema(schema, _readable)
-    return readable
-
-
 def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> Any:
     """A copy of a checked schema with `change` made to it and to each one inside; None leaves one as it is."""
     if isinstance(schema, bool) or (changed := change(schema)) is None:
         return schema
     copy = dict(changed)
     for keyword in copy:
-        if keyword in _ONE:
-            copy[keyword] = changed_schema(copy[keyword], change)
-        elif keyword in _LISTS:
+        if keyword in _LISTS or (keyword == "items" and isinstance(copy[keyword], list)):
             copy[keyword] = [changed_schema(inner, change) for inner in copy[keyword]]
+        elif keyword in _ONE:
+            copy[keyword] = changed_schema(copy[keyword], change)
         elif keyword in _NAMED:
             copy[keyword] = {name: changed_schema(inner, change) for name, inner in copy[keyword].items()}
     return copy
 
 
-def _readable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    readable = {keyword: value for keyword, value in schema.items() if keyword in _READ}
-    for keyword in (*_LOWEST, *_HIGHEST):
-        if _is_number(end := readable.get(keyword)):
-            readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
-    if isinstance(pattern := readable.get("pattern"), str):
-        readable["pattern"] = plain_classes(pattern)
-    if isinstance(named := readable.get("patternProperties"), Mapping):
-        readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
-    _read_format(readable)
-    if schema.get("nullable") is True and isinstance(kind := readable.get("type"), str):  # as OpenAPI has it
-        readable["type"] = [kind, "null"]
-    # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
-    for name, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-        if name in schema:
-            readable[name] = _moved_end(schema, name, inclusive, sign)
-    return readable
+def parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A checked schema and all inside, but true and false."""
+    parts: list[Mapping[str, Any]] = []
+
+    def note(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        parts.append(part)
+        return part
+
+    changed_schema(schema, note)
+    return parts
 
 
-def _read_format(readable: dict[str, Any]) -> None:
-    form = readable.get("format")
-    pattern = ""
-    if form in ("time", "date-time"):  # a minute has a 60th second at the end of a few days only
-        pattern = _SECONDS_TO_59
-    elif isinstance(form, str) and (found := _UUID_OF_VERSION.fullmatch(form)):
-        readable["format"], pattern = "uuid", f"^.{{14}}{found[1]}"
-    elif form in _LOOSE_FORMATS:
-        del readable["format"]
-    if pattern:
-        readable["allOf"] = [*readable.get("allOf", ()), {"pattern": pattern}]
-
-
-def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) -> Any:
-    """A whole number that is the end next to 0, further from it by the last of 15 digits, which no reader rounds."""
-    end = schema.get(inclusive) if schema[name] is True else schema[name]  # True is what draft 4 says
-    if isinstance(end, bool) or not isinstance(end, int | float) or end % 1 or not 0 <= sign * end < 1e14:
-        return schema[name]
-    num_places = 15 - len(str(abs(int(end))))
-    return round(end + sign * 10.0**-num_places, num_places) if end else sign * _TINY
-
-
-def _check_keywords(place: str, schema: Mapping[str, Any]) -> None:
+def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, Any]) -> None:
     for keyword, value in schema.items():
-        if _asks_nothing(keyword, value):
+        if _asks_nothing(keyword, value) or (keyword == "propertyNames" and listed_names(root, schema) is not None):
             continue
         if keyword == "nullable" and not isinstance(value, bool):
             _refuse(place, f"{keyword} is {value!r:.40}", "give true or false")
@@ -161,30 +120,42 @@ def _asks_nothing(keyword: str, value: object) -> bool:
     return keyword == "uniqueItems" and value is False
 
 
+def listed_names(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str] | None:
+    """The names that `propertyNames` allows, where it lists them, and nothing else says what a name may be."""
+    rule = resolved(root, schema.get("propertyNames"))
+    if not isinstance(rule, Mapping) or schema.keys() & {"patternProperties", "minProperties"}:
+        return None
+    names = rule.get("enum", [rule["const"]] if "const" in rule else None)
+    is_plain = rule.keys() <= {"const", "enum", "type"} | _NOTES and rule.get("type", "string") == "string"
+    found = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_plain and found else None
+
+
 def _check_numbers(place: str, schema: Mapping[str, Any]) -> None:
     for keyword in ("const", "enum"):
         if any(abs(number) > MAX_WHOLE for number in _whole_numbers(schema.get(keyword))):
             _refuse(place, f"{keyword} has a number beyond 2^53", "give it as a string")
-    for keyword, sign in ((keyword, sign) for ends, sign in ((_LOWEST, 1), (_HIGHEST, -1)) for keyword in ends):
-        if _is_number(end := schema.get(keyword)) and not sign * end <= MAX_WHOLE:
+    for keyword, sign in ((keyword, sign) for ends, sign in ((LOWEST, 1), (HIGHEST, -1)) for keyword in ends):
+        if is_number(end := schema.get(keyword)) and not sign * end <= MAX_WHOLE:
             _refuse(place, f"{keyword} lies beyond 2^53", "give a nearer one")
     step = schema.get("multipleOf")
-    if _is_number(step) and (not 0 < step < 1e30 or _digits(step) > MAX_MULTIPLE):
+    if is_number(step) and (not 0 < step < 1e30 or _digits(step) > MAX_MULTIPLE):
         cure = f"give at most {MAX_MULTIPLE}, with any point"
         _refuse(place, "multipleOf is not above 0, or has too many digits", cure)
     least, required = schema.get("minProperties"), schema.get("required", ())
-    if _is_number(least) and isinstance(required, Sequence) and least > len(required) + 1:
+    if is_number(least) and isinstance(required, Sequence) and least > len(required) + 1:
         why = "which could be one name several times"
         _refuse(place, f"minProperties is {least}, {why}", "give at most one more than are required")
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a JSON value is one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _digits(number: object) -> int:
     """A number without its point and the zeros at its ends."""
-    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits))) if _is_number(number) else 1
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits))) if is_number(number) else 1
 
 
 def _whole_numbers(value: object) -> Iterator[int]:
@@ -203,15 +174,16 @@ def _whole_numbers(value: object) -> Iterator[int]:
 
 def _combines(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas tell of one value."""
-    others = schema.keys() & _READ - COMBINING - {"$id", "$schema", "$defs", "definitions"}
+    others = schema.keys() & READ - COMBINING - {"$id", "$schema", "$defs", "definitions"}
     return "allOf" in schema or bool(others and schema.keys() & COMBINING)
 
 
 def _parts(place: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    is_tuple = isinstance(schema.get("items"), list)  # as before prefixItems
     for keyword in _ONE:
-        if keyword in schema:
+        if keyword in schema and not (is_tuple and keyword == "items"):
             yield keyword, schema[keyword]
-    for keyword in _LISTS:
+    for keyword in (*_LISTS, *(["items"] if is_tuple else ())):
         listed = schema.get(keyword, ())
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             _refuse(place, f"{keyword} is no list", "give a list of schemas")

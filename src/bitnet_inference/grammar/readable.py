@@ -1,0 +1,163 @@
+"""JSON schemas in words that the library reads rightly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from bitnet_inference.grammar.references import local, resolved
+from bitnet_inference.grammar.regex import plain_classes
+from bitnet_inference.grammar.schema import (
+    HIGHEST,
+    LOWEST,
+    MAX_WHOLE,
+    READ,
+    changed_schema,
+    is_number,
+    listed_names,
+    parts_of,
+)
+
+_TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
+
+# What Python's datetime can hold: seconds to 59 (a minute has a 60th at the end of a few days only), six digits behind
+# them, and no year 0.
+_SECONDS = ("^[^:]*:[^:]*:[0-5]", r"^[^.]*(\.[0-9]{1,6}[^0-9].*)?$")
+_YEARS = ("^([1-9]|0[1-9]|00[1-9]|000[1-9])",)
+_PATTERNS = {"date": _YEARS, "date-time": (*_YEARS, *_SECONDS), "time": _SECONDS}
+# What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
+_LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
+_UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
+Tag = tuple[str, Any]  # a value, and the kind of value that it is in JSON
+
+
+def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked schema in words that the library reads rightly."""
+    unions = _Unions(schema)
+    readable: dict[str, Any] = changed_schema(schema, lambda part: _readable(schema, unions, part))
+    return readable
+
+
+def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    readable = {keyword: value for keyword, value in schema.items() if keyword in READ}
+    for keyword in (*LOWEST, *HIGHEST):
+        if is_number(end := readable.get(keyword)):
+            readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
+    if isinstance(pattern := readable.get("pattern"), str):
+        readable["pattern"] = plain_classes(pattern)
+    if isinstance(named := readable.get("patternProperties"), Mapping):
+        readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
+    _read_tuple(readable)
+    _read_names(root, schema, readable)
+    unions.read(schema, readable)
+    _read_format(readable)
+    if isinstance(ref := readable.get("$ref"), str):
+        readable["$ref"] = local(ref)
+    if schema.get("nullable") is True and isinstance(kind := readable.get("type"), str):  # as OpenAPI has it
+        readable["type"] = [kind, "null"]
+    # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.
+    for name, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if name in schema:
+            readable[name] = _moved_end(schema, name, inclusive, sign)
+    return readable
+
+
+def _read_format(readable: dict[str, Any]) -> None:
+    form = readable.get("format")
+    if not isinstance(form, str):
+        return
+    patterns = _PATTERNS.get(form, ())
+    if found := _UUID_OF_VERSION.fullmatch(form):
+        readable["format"], patterns = "uuid", (f"^.{{14}}{found[1]}",)
+    elif form in _LOOSE_FORMATS:
+        del readable["format"]
+    if patterns:
+        readable["allOf"] = [*readable.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]
+
+
+def _moved_end(schema: Mapping[str, Any], name: str, inclusive: str, sign: int) -> Any:
+    """A whole number that is the end next to 0, further from it by the last of 15 digits, which no reader rounds."""
+    end = schema.get(inclusive) if schema[name] is True else schema[name]  # True is what draft 4 says
+    if isinstance(end, bool) or not isinstance(end, int | float) or end % 1 or not 0 <= sign * end < 1e14:
+        return schema[name]
+    num_places = 15 - len(str(abs(int(end))))
+    return round(end + sign * 10.0**-num_places, num_places) if end else sign * _TINY
+
+
+def _read_tuple(readable: dict[str, Any]) -> None:
+    """As before draft 2020-12: a list of `items`, and `additionalItems` behind them."""
+    more = readable.pop("additionalItems", None)
+    if isinstance(readable.get("items"), list):
+        readable["prefixItems"] = readable.pop("items")
+        readable |= {} if more is None else {"items": more}
+
+
+def _read_names(root: Mapping[str, Any], schema: Mapping[str, Any], readable: dict[str, Any]) -> None:
+    """The names that `propertyNames` lists are those of properties, and there are no others."""
+    if (names := listed_names(root, schema)) is not None:
+        named, other = readable.get("properties", {}), readable.get("additionalProperties", True)
+        readable["properties"] = {name: named.get(name, other) for name in names}
+        readable["additionalProperties"] = False
+
+
+class _Unions:
+    """Cases of which a text fits one at most may as well be those of `anyOf`: the library follows no references.
+
+    Where objects are told apart by a property, each must have it: without it a text could fit several.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._apart: set[int] = set()  # the identities of such unions
+        self._required: dict[int, set[str]] = {}  # what their cases must have, by the cases' identities
+        for part in parts_of(root):
+            meant = [resolved(root, case) for case in part.get("oneOf", ())]
+            if not meant or "anyOf" in part or not all(isinstance(case, Mapping) for case in meant):
+                continue
+            tag = _tag_name(root, meant) if all(case.get("type") == "object" for case in meant) else None
+            if tag is not None:
+                for case in meant:
+                    self._required.setdefault(id(case), set()).add(tag)
+            if tag is not None or _are_apart([_kinds(case) for case in meant]):
+                self._apart.add(id(part))
+
+    def read(self, schema: Mapping[str, Any], readable: dict[str, Any]) -> None:
+        """Put it so in a schema."""
+        if id(schema) in self._apart:
+            readable["anyOf"] = readable.pop("oneOf")
+        required = given if isinstance(given := readable.get("required"), list) else []
+        if more := sorted(self._required.get(id(schema), set()).difference(required)):
+            readable["required"] = [*required, *more]
+
+
+def _tag_name(root: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str | None:
+    """The property that has other values in each case."""
+    properties = [named if isinstance(named := case.get("properties"), Mapping) else {} for case in cases]
+    shared = [name for name in properties[0] if all(name in named for named in properties)]
+    return next((name for name in shared if _are_apart([_tags(root, named[name]) for named in properties])), None)
+
+
+def _are_apart(sets: Sequence[set[Any]]) -> bool:
+    return all(sets) and not any(one & other for one, other in combinations(sets, 2))
+
+
+def _tags(root: Mapping[str, Any], schema: Any) -> set[Any]:
+    """All values that a tag may have; empty where these are not listed."""
+    schema = resolved(root, schema)
+    listed = schema.get("enum", [schema["const"]] if "const" in schema else ()) if isinstance(schema, Mapping) else ()
+    return {_tag(value) for value in listed} if isinstance(listed, list) and all(map(_is_plain, listed)) else set()
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | bool | int | float)
+
+
+def _tag(value: Any) -> Tag:
+    return ("number" if is_number(value) else type(value).__name__), value
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[Any]:
+    """The kinds of value that a schema allows; empty where it does not say."""
+    kinds = schema.get("type", [])
+    return {"number" if kind == "integer" else kind for kind in (kinds if isinstance(kinds, list) else [kinds])}
