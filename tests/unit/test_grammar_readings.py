@@ -132,6 +132,7 @@ CASES = {
     [
         ({"$ref": "#/$defs/any"}, '{"t": "c", "kids": [{"t": "a", "x": 1}]}', '{"kids": []}'),  # without a tag: both
         ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "null", "1"),
+        ({"oneOf": [{"const": 1}, {"const": 2}, {"$ref": "#/$defs/names"}, {"const": True}]}, "2", "3"),
         ({"items": [{"type": "boolean"}, {"const": 3}], "additionalItems": False, "minItems": 1}, "[true, 3]", "[3]"),
         ({"items": [{"type": "boolean"}], "additionalItems": {"type": "null"}}, "[true, null]", "[true, 3]"),
         ({"propertyNames": {"$ref": "#/$defs/names"}, "additionalProperties": {"const": 1}}, '{"g": 1}', '{"z": 1}'),

@@ -30,7 +30,8 @@ _PATTERNS = {"date": _YEARS, "date-time": (*_YEARS, *_SECONDS), "time": _SECONDS
 # What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
 _LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
 _UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
-Tag = tuple[str, Any]  # a value, and the kind of value that it is in JSON
+Constant = tuple[str, Any]  # a value, behind its kind: 1 is 1.0, and not true
+_KINDS = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
 
 def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +120,8 @@ class _Unions:
             if tag is not None:
                 for case in meant:
                     self._required.setdefault(id(case), set()).add(tag)
-            if tag is not None or _are_apart([_kinds(case) for case in meant]):
+            values, kinds = [_tags(root, case) for case in meant], [_kinds(root, case) for case in meant]
+            if tag is not None or _are_apart(values) or _are_apart(kinds):
                 self._apart.add(id(part))
 
     def read(self, schema: Mapping[str, Any], readable: dict[str, Any]) -> None:
@@ -142,22 +144,17 @@ def _are_apart(sets: Sequence[set[Any]]) -> bool:
     return all(sets) and not any(one & other for one, other in combinations(sets, 2))
 
 
-def _tags(root: Mapping[str, Any], schema: Any) -> set[Any]:
-    """All values that a tag may have; empty where these are not listed."""
+def _tags(root: Mapping[str, Any], schema: Any) -> set[Constant]:
+    """All values that a schema allows; empty where these are not listed."""
     schema = resolved(root, schema)
     listed = schema.get("enum", [schema["const"]] if "const" in schema else ()) if isinstance(schema, Mapping) else ()
-    return {_tag(value) for value in listed} if isinstance(listed, list) and all(map(_is_plain, listed)) else set()
+    is_plain = isinstance(listed, list) and all(type(value) in _KINDS for value in listed)
+    return {(_KINDS[type(value)], value) for value in listed} if is_plain else set()
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | bool | int | float)
-
-
-def _tag(value: Any) -> Tag:
-    return ("number" if is_number(value) else type(value).__name__), value
-
-
-def _kinds(schema: Mapping[str, Any]) -> set[Any]:
+def _kinds(root: Mapping[str, Any], schema: Mapping[str, Any]) -> set[str]:
     """The kinds of value that a schema allows; empty where it does not say."""
-    kinds = schema.get("type", [])
-    return {"number" if kind == "integer" else kind for kind in (kinds if isinstance(kinds, list) else [kinds])}
+    if "type" not in schema:
+        return {kind for kind, _ in _tags(root, schema)}
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {"number" if kind == "integer" else str(kind) for kind in kinds}
