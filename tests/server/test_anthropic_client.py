@@ -100,6 +100,31 @@ def test_refusals_have_anthropics_shape(claude: anthropic.Anthropic, options: An
         claude.messages.create(model="other", messages=TALK, max_tokens=3)
 
 
+def test_what_another_model_has_thought_is_left_out(claude: anthropic.Anthropic) -> None:
+    thought: Any = [{"type": "thinking", "thinking": "a", "signature": "b"}, {"type": "redacted_thinking", "data": "c"}]
+    said: Any = {"type": "text", "text": "Hello"}
+    counts = [
+        claude.messages.count_tokens(
+            model="story", messages=[*TALK, {"role": "assistant", "content": [*more, said]}, *TALK]
+        ).input_tokens
+        for more in (thought, [])
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_runners_of_tools_learn_that_there_are_no_threads(claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="send the whole conversation") as caught:
+        claude.messages.create(model="story", messages=TALK, max_tokens=3, extra_body={"thread": {"type": "create"}})
+    error: Any = caught.value.body
+    assert error["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_models_are_listed_in_anthropics_words(claude: anthropic.Anthropic) -> None:
+    (found,) = claude.models.list().data
+    assert (found.type, found.id, found.display_name) == ("model", "story", "story")
+    assert claude.models.retrieve("story").created_at == found.created_at
+
+
 def test_a_form_is_that_of_a_response_format() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     form = {"format": {"type": "json_schema", "schema": schema}}

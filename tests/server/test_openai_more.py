@@ -107,7 +107,9 @@ def test_what_clients_of_vllm_always_send_is_taken(client: openai.OpenAI) -> Non
     always: Any = {"skip_special_tokens": True, "include_stop_str_in_output": False, "use_beam_search": False}
     text = client.completions.create(model="story", prompt="", max_tokens=3, seed=1, extra_body=always)
     assert text.usage and text.usage.prompt_tokens == 1, "the beginning of text"
-    both: Any = {"max_tokens": 3, "max_completion_tokens": 3, "extra_body": always | {"add_generation_prompt": True}}
+    always |= {"bad_words": [], "detokenize": True, "length_penalty": 1}
+    both: Any = {"max_tokens": 3, "max_completion_tokens": 3, "reasoning_effort": "none", "verbosity": "medium"}
+    both["extra_body"] = always | {"add_generation_prompt": True, "chat_template_kwargs": {}}
     chat = client.chat.completions.create(model="story", messages=TALK, **both)
     assert chat.usage and chat.usage.completion_tokens == 3
 

@@ -44,6 +44,7 @@ def test_a_response_is_the_chats_answer_and_can_be_gone_on_with(client: openai.O
     assert then.output_text == chatted(running, *talk)
     items: Any = [{"role": "user", "content": ASK}, *first.output, {"role": "user", "content": "And a dog?"}]
     assert client.responses.create(input=items, store=False, **options).output_text == then.output_text
+    items.insert(1, {"type": "reasoning", "id": "rs_1", "summary": []})  # of another model
     counted = client.responses.input_tokens.count(model="story", input=items)
     assert then.usage and counted.input_tokens == then.usage.input_tokens
     (asked,) = client.responses.input_items.list(first.id).data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -67,7 +68,9 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
 
     @app.get("/v1/models", **describe(None, "The models that are served."))
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(served, name, started) for name in served.names]})
+        found = [_model(served, name, started) for name in served.names]
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
+        return json_response({"object": "list", "data": found, "has_more": False, **ends})
 
     @app.get("/v1/models/{name:path}", **describe(None, "A model that is served."))
     async def model(name: str) -> Response:
@@ -102,7 +105,12 @@ def _add_heads(app: FastAPI) -> None:
 def _model(served: ServedModels, name: str, created: int) -> dict[str, Any]:
     state = served.state(name)
     known = {} if state is None else {"max_model_len": state.max_context, "can_chat": state.can_chat}
-    return {"id": name, "object": "model", "created": created, "owned_by": "bitnet-inference", **known}
+    ours = {"id": name, "object": "model", "created": created, "owned_by": "bitnet-inference", **known}
+    return ours | {"type": "model", "display_name": name, "created_at": _iso(created)}  # in Anthropic's words
+
+
+def _iso(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bitnet_inference.errors import (
@@ -34,12 +35,14 @@ class Failure(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
+        """`details` are for Anthropic's clients."""
         self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
         self.message += _TOO_LONG if code == TOO_LONG else ""
         super().__init__(self.message)
         self.status, self.param, self.code = status, param and param[:MAX_PARAM], code
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.details = retry_after_s, details
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,7 +60,8 @@ class Failure(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """The answer's JSON, as Anthropic's API has it."""
         kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        details = {} if self.details is None else {"details": self.details}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
     def body_at(self, path: str) -> dict[str, Any]:
         """The answer's JSON in the shape of the API that this path belongs to."""

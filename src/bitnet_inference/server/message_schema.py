@@ -13,6 +13,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.replies import Talk
 from bitnet_inference.server.schema import Count, Each, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
@@ -35,6 +36,21 @@ class TextBlock(Inner):
     citations: None = None
 
 
+class ThinkingBlock(Inner):
+    """What another model has thought: it says nothing to this one."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
+    signature: str = ""
+    data: str = ""
+
+
+class Caller(Inner):
+    """Who has called: the model itself."""
+
+    type: Literal["direct"]
+
+
 class ToolUseBlock(Inner):
     """A call that the assistant has made."""
 
@@ -43,7 +59,7 @@ class ToolUseBlock(Inner):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
-    caller: None = None
+    caller: Caller | None = None
     toolset_name: None = None
 
 
@@ -61,7 +77,9 @@ class ToolResultBlock(Inner):
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[ThinkingBlock, Tag("<redacted_thinking>")],
     Discriminator(type_of),
 ]
 
@@ -134,9 +152,14 @@ class CountRequest(Fields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    thread: dict[str, Any] | None = None
 
     def check(self) -> None:
         """See Fields."""
+        if self.thread is not None:  # the SDK's runner of tools knows by the details that it shall do without
+            why = "thread is not supported: send the whole conversation each time"
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            raise Failure(400, why, param="thread", details=details)
         check_messages(self.talk.messages)
         check_tools(self.talk.tools, self.talk.shown_tools)
 

@@ -81,6 +81,17 @@ class ReferenceItem(Inner):
     id: str
 
 
+class ReasoningItem(Inner):
+    """What another model has thought: it says nothing to this one."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
 class FunctionTool(Inner):
     """A function that may be called."""
 
@@ -146,6 +157,7 @@ Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[CallItem, Tag("<function_call>")]
     | Annotated[CallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ReferenceItem, Tag("<item_reference>")],
     Discriminator(_kind_of_item),
 ]
@@ -289,6 +301,8 @@ def _messages(items: list[Item]) -> Iterator[dict[str, Any]]:
     """Calls that stand in a row are one message."""
     calls: list[dict[str, Any]] = []
     for item in items:
+        if isinstance(item, ReasoningItem):
+            continue
         if isinstance(item, CallItem):
             function = {"name": item.name, "arguments": item.arguments}
             calls.append({"id": item.call_id, "type": "function", "function": function})

@@ -175,6 +175,9 @@ class SamplingFields(Fields):
     use_beam_search: Literal[False] | None = None
     return_token_ids: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
+    detokenize: Literal[True] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> SamplingFields:
@@ -247,6 +250,9 @@ class ChatRequest(SamplingFields):
     echo: Literal[False] | None = None
     add_generation_prompt: Literal[True] | None = None
     continue_final_message: Literal[False] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
 
     @model_validator(mode="after")
     def _limits_agree(self) -> ChatRequest:
