@@ -28,6 +28,12 @@ LLAMA3_PATTERN = (
     r"\s+(?!\S)|\s+"
 )
 _QWEN2 = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+# Mistral's: a word begins with capital letters and goes on with small ones, each digit is alone.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 THREE_DIGITS = "[0-9][0-9][0-9]"
 NFC = {"type": "NFC"}
 # What cuts a text into words, one pattern after the other, by the name of the pre-tokenizer.
@@ -37,12 +43,17 @@ PATTERNS = {
     "qwen2": (_QWEN2,),
     "deepseek-r1-qwen": (_QWEN2,),  # the same for texts as they are; Qwen's own tokenizers compose accents first
     "gpt-2": (GPT2,),
+    "smollm": (r"\p{N}", GPT2),
+    "tekken": (_TEKKEN,),
     "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, THREE_DIGITS),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
 }
+_WHOLE_WORDS = ("llama-bpe", "tekken")  # of which a word that is a token is not merged, and a BOS stands in front
 _ALIASES = {
     "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon_e": "llama-bpe",
-    "falcon-h1": "llama-bpe", "gpt2": "gpt-2", "megrez": "qwen2",
+    "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "lfm2": "llama-bpe", "dbrx": "smaug-bpe", "gpt2": "gpt-2",
+    "mpt": "gpt-2", "olmo": "gpt-2", "jais": "gpt-2", "megrez": "qwen2", "starcoder": "smollm", "refact": "smollm",
+    "command-r": "smollm", "exaone": "smollm", "codeshell": "smollm",
 }  # fmt: skip
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
 _TEMPLATE = "tokenizer.chat_template"
@@ -62,7 +73,7 @@ def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
         path=path,
         tokenizer_json=json.dumps({"version": "1.0", "added_tokens": vocab.added(), **spelled}).encode(),
         named=named,
-        add_bos=vocab.flag("add_bos_token", vocab.model == "llama" or vocab.pre == "llama-bpe"),
+        add_bos=vocab.flag("add_bos_token", vocab.model == "llama" or vocab.pre in _WHOLE_WORDS),
         add_eos=vocab.flag("add_eos_token", False),
         templates=_templates(path, metadata),
         generation={},
@@ -202,12 +213,13 @@ class _Vocab:
     def bpe(self) -> dict[str, Any]:
         """Byte-level BPE: what differs from model to model is how a text is cut into words first."""
         if self.pre not in PATTERNS:
-            known = ", ".join([*PATTERNS, *_ALIASES])
-            raise Unsupported(f'{self._path}: the pre-tokenizer "{self.pre:.40}" is not supported: only {known}')
+            known = f"only {', '.join(PATTERNS)} and the like"
+            cure = "use the model's Hugging Face folder"
+            raise Unsupported(f'{self._path}: the pre-tokenizer "{self.pre:.40}" is not supported, {known}: {cure}')
         merges = [merge.split(" ", 1) for merge in self._strings("merges", at_least=0)]
         if any(len(merge) != 2 for merge in merges):
             raise self._wrong("merges", "has an entry that is no pair")
-        spec = byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre == "llama-bpe")
+        spec = byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre in _WHOLE_WORDS)
         return spec | ({"normalizer": NFC} if self.pre == "qwen2" else {})
 
     def sentencepiece(self) -> dict[str, Any]:
