@@ -234,6 +234,12 @@ def test_eval_measures_a_text(tmp_path):
     assert other.exit_code == 0 and json.loads(file.read_text())["perplexity"] != numbers["perplexity"]
 
 
+def test_eval_scores_the_ends_of_lines_as_they_are(tmp_path):
+    text = tmp_path / "dos.txt"
+    text.write_bytes(b"Once upon a time\r\nthere was a fox\r\n")
+    assert ", 35 bytes" in bitnet("eval", "--text", str(text), "--threads", "1").stdout
+
+
 def test_numbers_go_to_stdout_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
@@ -564,7 +570,7 @@ def test_a_chat_on_a_terminal():
 
 
 def test_ctrl_c_at_a_question_ends_with_130():
-    with on_a_terminal("rm", "bitnet-2b") as (process, ours):
+    with on_a_terminal("run", "x", "-m", "bitnet-2b") as (process, ours):
         read_until(ours, b"[y/N]")
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # it has ended; a signal between question and reading is seen when a line has come

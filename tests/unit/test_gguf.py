@@ -332,6 +332,10 @@ ARCH = (b"general.architecture", 8, (5).to_bytes(8, "little") + b"llama")
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 0, 1 << 62).write(p), "the file at"),
         (lambda p: Bytes().key(*ARCH).tensor(b"x", [4], 0, 0).tensor(b"y", [4], 0, 0).write(p), "overlaps|ends at"),
         (lambda p: Bytes().key(*ARCH).write(p), "table of embeddings is missing"),
+        (
+            lambda p: Bytes().key(*ARCH).key(b"general.type", 8, (7).to_bytes(8, "little") + b"adapter").write(p),
+            "is 'adapter', and no model",
+        ),
         (lambda p: Bytes().write(p), "is no name"),
         (lambda p: Bytes().key(b"general.architecture", 8, (4).to_bytes(8, "little") + b"mpt9").write(p), "mpt9"),
     ],

@@ -282,3 +282,6 @@ def test_a_folder_without_config_says_so(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(FormatError, match=r"config\.json: is missing beside the weights"):
         open_checkpoint(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(Unsupported, match="is an adapter, and no model: merge it"):
+        open_checkpoint(tmp_path)

@@ -326,6 +326,8 @@ class TestCommands:
     def test_rm(self, cache):
         code, _, err = bitnet(cache, "rm", "bitnet-2b")
         assert code == 2 and "add --yes" in err
+        code, _, err = bitnet(cache, "rm", "nobody/nothing")  # and nothing is asked
+        assert code == 2 and "nobody/nothing is not in" in err
         assert bitnet(cache, "rm", "bitnet-2b", "--yes")[0] == 0
         assert [path.name for path in cache.iterdir()] == ["models--google--bert"]
 

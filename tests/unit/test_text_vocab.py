@@ -176,7 +176,7 @@ def test_a_template_that_is_known_to_be_wrong_is_replaced():
     "more, message",
     [
         ({"tokenizer.ggml.model": "bert"}, '"bert" is not supported'),
-        ({"tokenizer.ggml.model": None}, "is not supported"),
+        ({"tokenizer.ggml.model": None}, "has no tokenizer: convert"),
         ({"tokenizer.ggml.pre": "gpt-4o"}, '"gpt-4o" is not supported'),
         ({"tokenizer.ggml.tokens": None}, "tokens"),
         ({"tokenizer.ggml.tokens": []}, "tokens"),

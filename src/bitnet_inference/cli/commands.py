@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -36,7 +37,8 @@ class _Commands(TyperGroup):
             return super().main(*args, **options)
         except OSError as error:
             cure = "give a shorter one" if error.errno == errno.ENAMETOOLONG else "free space, or check the device"
-            typer.echo(f"bitnet: input or output fails ({error}): {cure}", err=True)
+            with suppress(OSError):  # that may be what fails
+                typer.echo(f"bitnet: input or output fails ({error}): {cure}", err=True)
             sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
             sys.exit(EXIT_MISTAKE)
 

@@ -40,7 +40,7 @@ def grammar_option(ctx: typer.Context) -> Grammar | None:
         raise InvalidParams(f"{names} exclude each other: give one of them")
     if "grammar" in given:
         file = given["grammar"]
-        text = read_text(file)
+        text = read_text(file).replace("\r\n", "\n")
         return Grammar(gbnf=text) if _is_gbnf(file, text) else Grammar(lark=text)
     if "choice" in given:
         return Grammar(choice=[argument("--choice", text) for text in given["choice"]])

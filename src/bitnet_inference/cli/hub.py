@@ -82,10 +82,12 @@ def remove(
 
     All of its repository goes, or with @REVISION one commit of it.
     """
+    from bitnet_inference.hub.local import check_removable
     from bitnet_inference.hub.local import remove as remove_model
     from bitnet_inference.hub.names import parse
 
     repository = parse(name).repository
+    check_removable(name)
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidParams(f"nobody is here to be asked whether {repository} shall go: add --yes")

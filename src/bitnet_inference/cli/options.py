@@ -71,7 +71,10 @@ LOADING: Mapping[str, Any] = {
 CACHE: Mapping[str, Any] = {
     "max_cache_tokens": Annotated[
         int | None,
-        typer.Option(metavar="N", help="So many tokens the KV cache holds: no context is longer. Default: what fits."),
+        typer.Option(
+            metavar="N",
+            help="So many tokens the KV cache holds, in whole blocks: no context is longer. Default: what fits.",
+        ),
     ],
 }
 DRAFTS: Mapping[str, Any] = {
@@ -195,9 +198,9 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def read_text(file: Path) -> str:
-    """What is in a file of text, without the byte order mark of Windows' editors."""
+    """What is in a file of text, ends of lines as they are, without the byte order mark of Windows' editors."""
     try:
-        return file.read_text(encoding="utf-8").removeprefix("\ufeff")
+        return file.read_bytes().decode().removeprefix("\ufeff")
     except OSError as error:
         raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

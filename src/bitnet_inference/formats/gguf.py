@@ -68,6 +68,8 @@ class GgufCheckpoint:
         if arm and not any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
             raise InvalidParams(f"{path} has no I2_S weights: leave arm_i2_s out")
         self._kind = read_architecture(path, self.metadata)
+        if (kind := str(self.metadata.get("general.type", "model"))) != "model":
+            raise Unsupported(f"{path}: is {kind!r:.40}, and no model: give the model that it is for, merged with it")
         embed = self._tensors.get("token_embd.weight")
         if embed is None or len(embed.shape) != 2:
             raise FormatError(path, "token_embd.weight", f"the table of embeddings is missing: {_AGAIN}")

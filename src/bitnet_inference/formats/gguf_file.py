@@ -150,7 +150,8 @@ class _Cursor:
     def _strings(self, where: str, length: int) -> list[str]:
         self._num_strings += length
         if self._num_strings > _MAX_STRINGS or 8 * length > self._size - self.position:
-            raise FormatError(self.path, where, f"an array of {length} strings: no vocabulary is so large: {_AGAIN}")
+            why = f"an array of {length} strings: no vocabulary is so large, or the file ends in it: {_AGAIN}"
+            raise FormatError(self.path, where, why)
         start = self.position
         texts = [self.text(where, _MAX_NAME) for _ in range(length)]
         self._num_string_bytes += self.position - start

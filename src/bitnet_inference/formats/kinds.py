@@ -108,6 +108,8 @@ def _kind_of_folder(path: Path) -> str:
     for name, kind in _FOLDERS:
         if os.path.exists(path / name):
             return kind
+    if os.path.exists(path / "adapter_config.json"):
+        raise Unsupported(f"{path}: is an adapter, and no model: merge it into its model, and give that")
     if any(path.glob("*.safetensors")):
         raise FormatError(path, "config.json", "is missing beside the weights: download it too")
     if files := sorted(path.glob("*.gguf")):

@@ -109,11 +109,8 @@ def link(cache: Path, repository: str, commit: str, file: str, blob: str) -> Non
     partial.replace(path)
 
 
-def remove(cache: Path, repository: str, revision: str | None, name: str) -> int:
-    """Remove a repository, or one commit of it and the blobs that no other has; how many bytes that frees.
-
-    Raises NotFound where it is not there or may not be touched, and InvalidParams where the cache leads elsewhere.
-    """
+def find_removable(cache: Path, repository: str, revision: str | None, name: str) -> Snapshot | None:
+    """The commit of this revision, where one is given. Raises what `remove` would raise of what is not there."""
     folder = folder_of(cache, repository)
     if not os.path.lexists(folder):
         raise NotFound(f"{name} is not in {cache}: bitnet list shows what is there")
@@ -122,6 +119,15 @@ def remove(cache: Path, repository: str, revision: str | None, name: str) -> int
     doomed = None if revision is None else find(cache, repository, revision)
     if revision is not None and doomed is None:
         raise NotFound(f"{name} is not in {cache}: bitnet list shows the revisions that are there")
+    return doomed
+
+
+def remove(cache: Path, repository: str, revision: str | None, name: str) -> int:
+    """Remove a repository, or one commit of it and the blobs that no other has; how many bytes that frees.
+
+    Raises NotFound where it is not there or may not be touched, and InvalidParams where the cache leads elsewhere.
+    """
+    folder, doomed = folder_of(cache, repository), find_removable(cache, repository, revision, name)
     with _accessible(folder):
         before = size_of(folder)
         if doomed is None or [doomed] == snapshots(cache, repository):

@@ -35,14 +35,23 @@ def is_here(name: str, *, config: HubConfig | None = None) -> bool:
     return True
 
 
+def check_removable(name: str, *, config: HubConfig | None = None) -> None:
+    """Raises what `remove` would raise."""
+    hub_cache.find_removable(*_removable(name, config))
+
+
 def remove(name: str, *, config: HubConfig | None = None) -> int:
     """Remove all that was fetched of a repository, or with @REVISION one commit; how many bytes that frees.
 
     Raises NotFound and InvalidParams.
     """
+    return hub_cache.remove(*_removable(name, config))
+
+
+def _removable(name: str, config: HubConfig | None) -> tuple[Path, str, str | None, str]:
     config = config or HubConfig.from_env()
     wanted = parse(name)
     base, at, revision = name.partition("@")
     if base.count("/") > 1:
         raise InvalidParams(f"{name} is one file of a repository: remove {wanted.repository}, with all of its files")
-    return hub_cache.remove(config.cache, wanted.repository, revision if at else None, name)
+    return config.cache, wanted.repository, revision if at else None, name

@@ -35,7 +35,9 @@ class Journal:
         try:
             self._file: Any = sys.stderr.buffer if file is None else file.open("ab", buffering=0)
         except OSError as error:
-            raise InvalidParams(f"{file} cannot be written: {error.strerror}") from None
+            raise InvalidParams(
+                f"{file} cannot be written: {error.strerror}: give a file in a folder that is there"
+            ) from None
 
     def write(self, line: dict[str, Any]) -> None:
         """One line."""

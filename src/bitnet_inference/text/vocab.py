@@ -150,6 +150,8 @@ class _Vocab:
     def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         self._path, self._metadata = path, metadata
         self.model = self._text("model", "")
+        if not self.model:
+            raise Unsupported(f"{path}: has no tokenizer: convert the model again, with its tokenizer beside it")
         if self.model not in ("gpt2", "llama"):
             known = '"gpt2" (byte-level BPE) and "llama" (SentencePiece)'
             raise Unsupported(f'{path}: the tokenizer "{self.model:.40}" is not supported: only {known}')
