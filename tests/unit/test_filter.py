@@ -128,6 +128,8 @@ def test_what_counts_as_a_word(words, options, text, found):
         ({"patterns": ["a*"]}, "matches the empty text"),
         ({"patterns": ["a"], "window": 0}, "window is 0"),
         ({"patterns": ["a"], "window": True}, "window is True"),
+        ({"words": ["a"], "label": None}, "label is None: give some text"),
+        ({"words": ["a"], "ignore_case": "no"}, "ignore_case is 'no': give True or False"),
     ],
 )
 def test_impossible_word_filters_are_refused(options, message):

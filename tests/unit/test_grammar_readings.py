@@ -119,6 +119,7 @@ def test_a_schema_in_a_grammar_is_read_as_elsewhere(llm):
             Grammar(lark=lark)
 
 
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # of pydantic
 CASES = {
     "a": {"type": "object", "properties": {"t": {"const": "a"}, "x": {"type": "integer"}}, "required": ["t"]},
     "b": {"type": "object", "properties": {"t": {"enum": ["b", "c"]}, "kids": {"items": {"$ref": "#/$defs/any"}}}},
@@ -138,9 +139,15 @@ CASES = {
         ({"propertyNames": {"$ref": "#/$defs/names"}, "additionalProperties": {"const": 1}}, '{"g": 1}', '{"z": 1}'),
         ({"$ref": "/$defs/names"}, '"r"', '"z"'),
         ({"type": "string", "format": "date"}, '"0001-01-31"', '"0000-01-31"'),
+        ({"type": "string", "format": "date"}, '"2000-02-29"', '"1900-02-29"'),
+        ({"type": "string", "format": "date-time"}, '"2024-02-29T10:00:00Z"', '"2023-02-29T10:00:00Z"'),
+        ({"type": "string", "format": "uuid4"}, '"4c5bd4f3-9d76-4f9c-8b63-2f7a3e6d1c00"',
+         '"4c5bd4f3-9d76-4f9c-7b63-2f7a3e6d1c00"'),
+        ({"type": "string", "pattern": DECIMAL + r"\d*\.?\d*$"}, '"-1.50"', '"-."'),
+        ({"type": "string", "pattern": DECIMAL + r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)"}, '"12.3"', '"12.34"'),
         ({"type": "string", "format": "date-time"}, '"2024-01-31T10:00:00.123456Z"', '"2024-01-31T10:00:00.1234567Z"'),
     ],
-)
+)  # fmt: skip
 def test_words_that_the_library_does_not_know(schema, fits, fits_not):
     grammar = Grammar(json_schema={**schema, "$defs": CASES})
     assert accepts(grammar, fits) and not accepts(grammar, fits_not)

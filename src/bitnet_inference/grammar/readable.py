@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from bitnet_inference.grammar.references import local, resolved
-from bitnet_inference.grammar.regex import plain_classes
+from bitnet_inference.grammar.regex import plain_classes, plain_decimals
 from bitnet_inference.grammar.schema import (
     HIGHEST,
     LOWEST,
@@ -23,10 +23,14 @@ from bitnet_inference.grammar.schema import (
 _TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
 
 # What Python's datetime can hold: seconds to 59 (a minute has a 60th at the end of a few days only), six digits behind
-# them, and no year 0.
+# them, and no year 0. The library (1.9.1) lets February have a 29th in each year.
 _SECONDS = ("^[^:]*:[^:]*:[0-5]", r"^[^.]*(\.[0-9]{1,6}[^0-9].*)?$")
-_YEARS = ("^([1-9]|0[1-9]|00[1-9]|000[1-9])",)
-_PATTERNS = {"date": _YEARS, "date-time": (*_YEARS, *_SECONDS), "time": _SECONDS}
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAYS = (
+    "^([1-9]|0[1-9]|00[1-9]|000[1-9])",
+    f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)",
+)
+_PATTERNS = {"date": _DAYS, "date-time": (*_DAYS, *_SECONDS), "time": _SECONDS}
 # What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
 _LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
 _UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
@@ -47,7 +51,9 @@ def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any
         if is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
     if isinstance(pattern := readable.get("pattern"), str):
-        readable["pattern"] = plain_classes(pattern)
+        readable["pattern"] = plain_classes(plain_decimals(pattern))
+        if readable["pattern"] != plain_classes(pattern):
+            readable["allOf"] = [*readable.get("allOf", ()), {"pattern": "[0-9]"}]
     if isinstance(named := readable.get("patternProperties"), Mapping):
         readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
     _read_tuple(readable)
@@ -71,7 +77,7 @@ def _read_format(readable: dict[str, Any]) -> None:
         return
     patterns = _PATTERNS.get(form, ())
     if found := _UUID_OF_VERSION.fullmatch(form):
-        readable["format"], patterns = "uuid", (f"^.{{14}}{found[1]}",)
+        readable["format"], patterns = "uuid", (f"^.{{14}}{found[1]}.{{4}}[89abAB]",)
     elif form in _LOOSE_FORMATS:
         del readable["format"]
     if patterns:

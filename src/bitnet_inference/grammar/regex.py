@@ -15,6 +15,10 @@ _LOOK_AROUND = ("?=", "?!", "?<=", "?<!")
 # bracket anew would take minutes.
 _INSIDE, _END = r"(?:\\.|[^\]\\])*+", r"(?:\]|\\?\Z)"
 # Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
+_DECIMAL = "^(?!^[-+.]*$)"
+_MOST_DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,(\d+)\}0\*\$\)")
+_WHOLE = re.compile(r"(\(\?:\\d\{0,\d+\})\|")
+_WITHIN_DIGITS = re.compile(_MOST_DIGITS.pattern + r"\\d\*\\\.\\d\*0\*\$")
 _SIGN = re.compile(rf"\\.|\[\^?\]?{_INSIDE}{_END}|[()]|{_COUNT.pattern}", re.DOTALL)
 _CLASS = re.compile(rf"\\.|\[(\^?\]?)({_INSIDE})({_END})", re.DOTALL)
 _RANGE = re.compile(r"(\\.|[^\\])-(\\.|[^\\])|\\.|.", re.DOTALL)  # of a class, or one of its characters
@@ -34,6 +38,23 @@ def plain_classes(regex: str) -> str:
         return "-".join(f"\\x{ord(end):02x}" if end in "[-&~" else end for end in ends)
 
     return _CLASS.sub(plain, regex)
+
+
+def plain_decimals(regex: str) -> str:
+    """Pydantic's patterns of a Decimal, without look-ahead; that there is a digit is left to be asked for.
+
+    Where the places behind the point have a limit of their own, the one of all digits adds nothing.
+    """
+    if not regex.startswith(_DECIMAL):
+        return regex
+    regex = _WHOLE.sub(r"\1$|", "^" + regex[len(_DECIMAL) :])  # pydantic forgets that nothing may follow
+    regex = _WITHIN_DIGITS.sub(_of_digits, regex)
+    return _MOST_DIGITS.sub("", regex)
+
+
+def _of_digits(found: re.Match[str]) -> str:
+    most = min(int(found[1][:3]) - 1, 99)
+    return "(?:" + "|".join(rf"\d{{0,{most - behind}}}\.\d{{0,{behind}}}0*" for behind in range(most + 1)) + ")$"
 
 
 def check_regex(where: str, regex: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.references import resolved
-from bitnet_inference.grammar.regex import check_regex
+from bitnet_inference.grammar.regex import check_regex, plain_decimals
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
@@ -110,7 +110,7 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
             _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
     for regex in [schema.get("pattern"), *_names(schema.get("patternProperties"))]:
         if isinstance(regex, str):
-            check_regex(f"json_schema: at {place or '/'}", regex)
+            check_regex(f"json_schema: at {place or '/'}", plain_decimals(regex))
 
 
 def _asks_nothing(keyword: str, value: object) -> bool:

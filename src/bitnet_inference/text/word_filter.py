@@ -37,6 +37,9 @@ class WordFilter:
         window: int = WINDOW,
         label: str = "words",
     ) -> None:
+        _check("label", label, str, "some text, by which a refusal is told")
+        _check("ignore_case", ignore_case, bool, "True or False")
+        _check("whole_words", whole_words, bool, "True or False")
         flags = re.IGNORECASE if ignore_case else re.NOFLAG
         self.label = label
         self._words = _Words(_strings("words", words), str.casefold if ignore_case else str, whole_words)
@@ -162,6 +165,11 @@ def _strings(name: str, values: object) -> list[str]:
     if not all(isinstance(each, str) and each for each in strings):
         raise InvalidParams(f"{name} is {values!r:.80}: give a list of strings that are not empty")
     return strings
+
+
+def _check(name: str, value: object, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind) or value == "":
+        raise InvalidParams(f"{name} is {value!r:.40}: give {wanted}")
 
 
 def _compiled(pattern: str, flags: re.RegexFlag) -> re.Pattern[str]:
