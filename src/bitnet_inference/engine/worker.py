@@ -95,8 +95,10 @@ class Worker:
             self._is_open = False
             self._drains = self._drains and drain
             self._wake.notify()
-            if threading.current_thread() is not self._thread:
-                self._wait_for_end(None)
+            if threading.current_thread() is self._thread:
+                return
+            self._wait_for_end(None)
+        self._thread.join()  # which takes no lock any more
 
     def _wait_for_end(self, timeout_s: float | None) -> bool:
         """Whether the thread has done its work, after that time at most.
