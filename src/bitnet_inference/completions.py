@@ -12,6 +12,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, NotRequired, TypedDict
 
+from bitnet_inference.config import check_flag
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
@@ -68,6 +69,7 @@ def text_completion(
     is part of the generation, and of the logprobs, where the first token has 0.0. `seed`: prompt i draws with
     seed + i. Raises InvalidParams and PromptTooLong.
     """
+    check_flag("echo", echo)
     if not _is_list(prompts) or not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidParams("prompts must be a list of strings")
     ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
@@ -144,6 +146,7 @@ def _params(
     grammar: Grammar | None = None,
     scores_prompt: bool = False,
 ) -> list[SamplingParams]:
+    check_flag("logprobs", logprobs)
     shared = SamplingParams(
         temperature=temperature,
         top_p=top_p,

@@ -266,6 +266,12 @@ def check_progress(progress: object) -> None:
         raise InvalidParams(f"progress is {progress!r:.60}: give a function of (done, total)")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False, as "no", which would count as the first. Raises InvalidParams."""
+    if not isinstance(value, bool):
+        raise InvalidParams(f"{name} is {value!r:.60}: give True or False")
+
+
 def _whole_number(name: str, text: str) -> int:
     try:
         return int(text)

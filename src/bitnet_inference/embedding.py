@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.config import check_flag
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.errors import EngineError, InvalidParams
 from bitnet_inference.formats.checkpoint import Pooling
@@ -48,5 +49,4 @@ def check_embedding(pooling: object, normalize: object) -> None:
     """Raises InvalidParams for what is no way to pool."""
     if pooling not in (None, "last", "mean"):
         raise InvalidParams(f'pooling is {pooling!r}: choose "last" or "mean", or None for what the model says')
-    if not isinstance(normalize, bool):
-        raise InvalidParams(f"normalize is {normalize!r}: give True or False")
+    check_flag("normalize", normalize)

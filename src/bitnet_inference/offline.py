@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from bitnet_inference.answer_file import AnswerFile
-from bitnet_inference.config import check_progress
+from bitnet_inference.config import check_flag, check_progress
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams, ModelError, Stopped
 from bitnet_inference.in_flight import Ended, InFlight
@@ -67,6 +67,7 @@ class BatchRun:
 
     def __init__(self, input_path: str | Path, output_path: str | Path, *, retry_errors: bool = True) -> None:
         """Raises what generate_file raises for files."""
+        check_flag("retry_errors", retry_errors)
         source, target = Path(input_path), Path(output_path)
         if source.exists() and target.exists() and source.samefile(target):
             raise InvalidParams(f"{target} is the input: give another output file")

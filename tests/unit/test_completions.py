@@ -193,3 +193,9 @@ def test_one_object_of_several_parts_leaves_the_others_closed():
     for name in parts:
         assert accepts(form, f'{{"{name}": {{"t": 1, "u": 2}}}}') == (name in ("joined", "beside")), name
     assert not accepts(form, '{"other": 1}')
+
+
+@pytest.mark.parametrize("options", [{"logprobs": "no"}, {"echo": "no"}])
+def test_flags_are_true_or_false(llm, options):
+    with pytest.raises(InvalidParams, match="is 'no': give True or False"):
+        text_completion(llm, ["The"], **options)

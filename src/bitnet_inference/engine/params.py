@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.config import check_flag
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 
@@ -133,8 +134,7 @@ class SamplingParams:
         self._set("stop", _stop(self.stop))
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("logit_bias", _bias(self.logit_bias))
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParams(f"ignore_eos is {self.ignore_eos!r:.60}: give True or False")
+        check_flag("ignore_eos", self.ignore_eos)
         if not isinstance(self.grammar, Grammar | None):
             raise InvalidParams(f'grammar is {self.grammar!r:.60}: give a Grammar, as in Grammar(regex="[0-9]+")')
         if self.prompt_logprobs is None and self.prompt_logprobs_from:

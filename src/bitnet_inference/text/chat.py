@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from bitnet_inference.config import check_flag
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.budget import Budget, OverBudget
 from bitnet_inference.text.filter import Filters
@@ -81,6 +82,7 @@ class Chat:
         return self._tokenizer.encode_pieces(marks.split(text))
 
     def _render(self, inputs: dict[str, Any], name: str | None, add_generation_prompt: bool) -> str:
+        check_flag("add_generation_prompt", add_generation_prompt)
         template = self._template(name, inputs["tools"] is not None)
         variables, messages = inputs.pop("variables"), inputs.pop("messages")
         if not template.knows_developer:  # OpenAI's newer name of the same role

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bitnet_inference.config import check_flag
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.text.filter import Verdict
 
@@ -37,9 +38,9 @@ class WordFilter:
         window: int = WINDOW,
         label: str = "words",
     ) -> None:
-        _check("label", label, str, "some text, by which a refusal is told")
-        _check("ignore_case", ignore_case, bool, "True or False")
-        _check("whole_words", whole_words, bool, "True or False")
+        _check_label(label)
+        check_flag("ignore_case", ignore_case)
+        check_flag("whole_words", whole_words)
         flags = re.IGNORECASE if ignore_case else re.NOFLAG
         self.label = label
         self._words = _Words(_strings("words", words), str.casefold if ignore_case else str, whole_words)
@@ -167,9 +168,9 @@ def _strings(name: str, values: object) -> list[str]:
     return strings
 
 
-def _check(name: str, value: object, kind: type, wanted: str) -> None:
-    if not isinstance(value, kind) or value == "":
-        raise InvalidParams(f"{name} is {value!r:.40}: give {wanted}")
+def _check_label(label: object) -> None:
+    if not isinstance(label, str) or not label:
+        raise InvalidParams(f"label is {label!r:.40}: give some text, by which a refusal is told")
 
 
 def _compiled(pattern: str, flags: re.RegexFlag) -> re.Pattern[str]:
