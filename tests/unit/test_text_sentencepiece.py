@@ -63,6 +63,20 @@ def test_the_ids_are_those_of_the_library(tmp_path, kind):
         assert tokenizer.decode(ids) == text
 
 
+def test_the_configuration_says_where_a_space_is_put_in_front(tmp_path):
+    """As Transformers 5 reads it: always, at the beginning of a text, or never."""
+    for config, ids in (
+        ({}, [["▁a"], ["</s>", "▁a"]]),
+        ({"legacy": False}, [["▁a"], ["</s>", "a"]]),
+        ({"legacy": False, "add_prefix_space": False}, [["a"], ["</s>", "a"]]),
+    ):
+        tokenizer = Tokenizer.from_folder(folder(tmp_path, model(), **config))
+        for text, tokens in zip(("a", "</s>a"), ids, strict=True):
+            found = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+            assert [tokenizer.id_to_token(token_id) for token_id in found] == tokens, (config, text)
+            assert tokenizer.decode(found) == "a"
+
+
 def test_llama_2_has_one_beside_params_json(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(model())
     (tmp_path / "params.json").write_text("{}")

@@ -5,11 +5,13 @@ The file is a protobuf message: pieces with a score and a type, how the model wa
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.text.folder import TextFiles, read_bytes, read_text_files
+from bitnet_inference.text.folder import TextFiles, read_bytes, read_json, read_text_files
 from bitnet_inference.text.vocab import USER_DEFINED, text_files
 
 _FILE = "tokenizer.model"
@@ -45,7 +47,19 @@ def read_sentencepiece_files(path: str | Path) -> TextFiles:
         metadata = _metadata(file, data)
     except (ValueError, TypeError, struct.error) as error:  # a number where bytes should stand, and the other way
         raise FormatError(file, "", f"this is no SentencePiece model ({error}): {_AGAIN}") from None
-    return read_text_files(path, text_files(file, metadata))
+    config = read_json(file.with_name("tokenizer_config.json"))
+    if config.get("add_prefix_space") is False:
+        metadata["tokenizer.ggml.add_space_prefix"] = False
+    files = text_files(file, metadata)
+    has_prefix = metadata["tokenizer.ggml.add_space_prefix"]
+    return read_text_files(path, _with_first_prefix(files) if has_prefix and config.get("legacy") is False else files)
+
+
+def _with_first_prefix(files: TextFiles) -> TextFiles:
+    """As a LlamaTokenizer that is not `legacy`: a space stands before a text, and not behind its special tokens."""
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    spec = json.loads(files.tokenizer_json) | {"normalizer": None, "pre_tokenizer": space}
+    return replace(files, tokenizer_json=json.dumps(spec).encode())
 
 
 def _metadata(file: Path, data: bytes) -> dict[str, Any]:
