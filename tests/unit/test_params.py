@@ -38,6 +38,8 @@ from bitnet_inference.errors import InvalidParams
         ({"seed": 1 << 64}, "seed is"),
         ({"seed": 1.0}, "seed is 1.0: give a whole number"),
         ({"stop": ""}, "stop has an empty string"),
+        ({"stop": "a\ud800"}, "stop has half a surrogate pair"),
+        ({"stop_token_ids": b"ab"}, "stop_token_ids is"),
         ({"stop": ["a", 1]}, "stop is"),
         ({"stop": 1}, "stop is 1"),
         ({"stop": [str(number) for number in range(257)]}, "stop has 257 strings: give at most 256"),
@@ -92,6 +94,8 @@ def test_from_mapping_names_the_nearest_option():
     assert SamplingParams.from_mapping({"top_k": -1}) == SamplingParams()  # vLLM's way to say that it is off
     with pytest.raises(InvalidParams, match="unknown sampling option 'temprature': did you mean temperature"):
         SamplingParams.from_mapping({"temprature": 1.0})
+    with pytest.raises(InvalidParams, match="sampling options are 5: give a mapping"):
+        SamplingParams.from_mapping(5)
     with pytest.raises(InvalidParams, match="there are temperature, top_k"):
         SamplingParams.from_mapping({"zzz": 1})
     with pytest.raises(TypeError):

@@ -150,6 +150,8 @@ class SamplingParams:
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> SamplingParams:
         """The parameters under these names; an unknown name raises InvalidParams, which tells the nearest one."""
+        if not isinstance(options, Mapping):
+            raise InvalidParams(f"sampling options are {options!r:.60}: give a mapping from their names")
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
@@ -227,11 +229,13 @@ def _stop(value: object) -> tuple[str, ...]:
         raise InvalidParams(f"stop has {len(strings)} strings: give at most {MAX_STOPS}")
     if "" in strings:
         raise InvalidParams("stop has an empty string, which would stop at once: leave it out")
+    if any("\ud800" <= letter <= "\udfff" for string in strings for letter in string):
+        raise InvalidParams("stop has half a surrogate pair, which no text has: leave it out")
     return tuple(strings)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(_is_whole(item) for item in value):
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not all(_is_whole(item) for item in value):
         raise InvalidParams(f"stop_token_ids is {value!r:.60}: give a list of token ids")
     return tuple(int(item) for item in value)
 
