@@ -272,6 +272,14 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidParams(f"{name} is {value!r:.60}: give True or False")
 
 
+def check_unicode(what: str, text: str) -> None:
+    """Raises InvalidParams for a text that no UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParams(f"{what} has half a surrogate pair at character {error.start}: leave it out") from None
+
+
 def _whole_number(name: str, text: str) -> int:
     try:
         return int(text)

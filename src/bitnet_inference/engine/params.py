@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.config import check_flag
+from bitnet_inference.config import check_flag, check_unicode
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 
@@ -229,8 +229,8 @@ def _stop(value: object) -> tuple[str, ...]:
         raise InvalidParams(f"stop has {len(strings)} strings: give at most {MAX_STOPS}")
     if "" in strings:
         raise InvalidParams("stop has an empty string, which would stop at once: leave it out")
-    if any("\ud800" <= letter <= "\udfff" for string in strings for letter in string):
-        raise InvalidParams("stop has half a surrogate pair, which no text has: leave it out")
+    for string in strings:
+        check_unicode("stop", string)
     return tuple(strings)
 
 

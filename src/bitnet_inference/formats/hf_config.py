@@ -37,8 +37,8 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     num_heads, num_kv_heads, head_dim = _heads(fields, family.head_dim)
     num_layers = fields.size("num_hidden_layers", MAX_LAYERS)
     max_positions = fields.size("max_position_embeddings", MAX_POSITIONS, family.max_positions)
-    bos_ids = _special_ids(fields, "bos_token_id", family.bos_id)
-    eos_ids = _special_ids(fields, "eos_token_id", None if more_eos_ids else family.eos_id) + more_eos_ids
+    bos_ids = fields.ids("bos_token_id", family.bos_id)
+    eos_ids = fields.ids("eos_token_id", None if more_eos_ids else family.eos_id) + more_eos_ids
     theta, scaling, sharpness = _rope(fields, family, max_positions, head_dim)
     scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
     local = _local_layers(fields, family, num_layers)
@@ -70,11 +70,6 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
     )
-
-
-def _special_ids(fields: Fields, key: str, usual: int | None) -> tuple[int, ...]:
-    """What the file says; null, which is none, too. The family's usual one stands for what it leaves out."""
-    return fields.ids(key, usual) if fields.values.get(key) is not None or key not in fields.values else ()
 
 
 def _refuse_extras(fields: Fields, family: Family) -> None:

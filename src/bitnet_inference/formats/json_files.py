@@ -93,8 +93,12 @@ class Fields:
         return tuple(value)
 
     def ids(self, key: str, default: int | None = None) -> tuple[int, ...]:
-        """A token id or a list of them, as a tuple; without those below 0, which mean "none"."""
-        value = self._get(key, [] if default is None else default)
+        """A token id or a list of them, as a tuple; without those below 0, which mean "none", as null does.
+
+        The default stands for what the file leaves out.
+        """
+        value = self.values.get(key, default)
+        value = [] if value is None else value
         items = value if isinstance(value, list) else [value]
         if not all(type(item) is int for item in items):
             raise self.wrong(key, "is neither a token id nor a list of them: correct it")

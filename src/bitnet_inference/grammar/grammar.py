@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.endless import is_endless
 from bitnet_inference.grammar.readable import readable_schema
@@ -174,7 +175,7 @@ def _read_gbnf(gbnf: object) -> str:
 
 
 def _readable_gbnf(text: str) -> str:
-    """In words that the library reads rightly: characters for their numbers, any character but none of a line's end.
+    """In words that the library reads rightly: characters for their numbers, and `.` for the end of a line, too.
 
     It takes rules of names that differ by case for one, calls the first one start, and writes ("a"*)* as "a"**. Where
     no other rule uses the first one, that stands behind another, so that all is one terminal if no rule uses itself:
@@ -249,10 +250,7 @@ def _checked_text(kind: str, text: object) -> str:
         raise InvalidParams(f"grammar: {kind} has {len(text)} characters: give at most {MAX_CHARS}")
     if not text and kind != "choice":
         raise InvalidParams(f"grammar: {kind} is empty: leave it out")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParams(f"grammar: {kind} has half a surrogate pair at character {error.start}") from None
+    check_unicode(f"grammar: {kind}", text)
     return text
 
 

@@ -17,6 +17,7 @@ from bitnet_inference.grammar.schema import (
     changed_schema,
     is_number,
     listed_names,
+    listed_values,
     parts_of,
 )
 
@@ -51,9 +52,9 @@ def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any
         if is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
     if isinstance(pattern := readable.get("pattern"), str):
-        readable["pattern"] = plain_classes(plain_decimals(pattern))
-        if readable["pattern"] != plain_classes(pattern):
-            readable["allOf"] = [*readable.get("allOf", ()), {"pattern": "[0-9]"}]
+        decimals = plain_decimals(pattern)
+        readable["pattern"] = plain_classes(decimals)
+        _add_patterns(readable, () if decimals == pattern else ("[0-9]",))
     if isinstance(named := readable.get("patternProperties"), Mapping):
         readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
     _read_tuple(readable)
@@ -80,6 +81,10 @@ def _read_format(readable: dict[str, Any]) -> None:
         readable["format"], patterns = "uuid", (f"^.{{14}}{found[1]}.{{4}}[89abAB]",)
     elif form in _LOOSE_FORMATS:
         del readable["format"]
+    _add_patterns(readable, patterns)
+
+
+def _add_patterns(readable: dict[str, Any], patterns: Sequence[str]) -> None:
     if patterns:
         readable["allOf"] = [*readable.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]
 
@@ -153,8 +158,8 @@ def _are_apart(sets: Sequence[set[Any]]) -> bool:
 def _tags(root: Mapping[str, Any], schema: Any) -> set[Constant]:
     """All values that a schema allows; empty where these are not listed."""
     schema = resolved(root, schema)
-    listed = schema.get("enum", [schema["const"]] if "const" in schema else ()) if isinstance(schema, Mapping) else ()
-    is_plain = isinstance(listed, list) and all(type(value) in _KINDS for value in listed)
+    listed = (listed_values(schema) or []) if isinstance(schema, Mapping) else []
+    is_plain = all(type(value) in _KINDS for value in listed)
     return {(_KINDS[type(value)], value) for value in listed} if is_plain else set()
 
 

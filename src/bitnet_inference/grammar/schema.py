@@ -108,9 +108,11 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
             nearest = difflib.get_close_matches(str(keyword), _KNOWN, n=1)
             cure = f"did you mean {nearest[0]}?" if nearest else "leave it out"
             _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
-    for regex in [schema.get("pattern"), *_names(schema.get("patternProperties"))]:
+    pattern = schema.get("pattern")
+    pattern = plain_decimals(pattern) if isinstance(pattern, str) else pattern
+    for regex in [pattern, *_names(schema.get("patternProperties"))]:
         if isinstance(regex, str):
-            check_regex(f"json_schema: at {place or '/'}", plain_decimals(regex))
+            check_regex(f"json_schema: at {place or '/'}", regex)
 
 
 def _asks_nothing(keyword: str, value: object) -> bool:
@@ -125,10 +127,15 @@ def listed_names(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str
     rule = resolved(root, schema.get("propertyNames"))
     if not isinstance(rule, Mapping) or schema.keys() & {"patternProperties", "minProperties"}:
         return None
-    names = rule.get("enum", [rule["const"]] if "const" in rule else None)
+    names = listed_values(rule)
     is_plain = rule.keys() <= {"const", "enum", "type"} | _NOTES and rule.get("type", "string") == "string"
-    found = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if is_plain and found else None
+    return names if is_plain and names is not None and all(isinstance(name, str) for name in names) else None
+
+
+def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema allows, where it lists them."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) else None
 
 
 def _check_numbers(place: str, schema: Mapping[str, Any]) -> None:

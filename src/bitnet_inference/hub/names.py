@@ -85,7 +85,7 @@ def parse(text: str) -> Wanted:
         files, repository, usual = entry.files, entry.repository, entry.revision
     else:
         repository, files = _split(name)
-        entry = next((each for each in registry().values() if each.repository == repository), None)
+        entry = _of_repository(repository)
         files, usual = files or (entry.files if entry else ()), "main"
     revision = revision or usual
     return Wanted(name=text, repository=repository, revision=revision, files=files, entry=entry)
@@ -93,7 +93,7 @@ def parse(text: str) -> Wanted:
 
 def is_in_registry(text: str) -> bool:
     """Whether a text is a name in models.toml, or the repository of one."""
-    return _by_name(text) is not None or any(each.repository == text for each in registry().values())
+    return (_by_name(text) or _of_repository(text)) is not None
 
 
 def is_name(text: str) -> bool:
@@ -107,7 +107,8 @@ def is_name(text: str) -> bool:
 
 def name_of(repository: str) -> str:
     """The name that a repository has in models.toml, or its own."""
-    return next((each.name for each in registry().values() if each.repository == repository), repository)
+    entry = _of_repository(repository)
+    return repository if entry is None else entry.name
 
 
 def _without_host(text: str) -> str:
@@ -121,6 +122,10 @@ def _without_host(text: str) -> str:
 def _by_name(name: str) -> Entry | None:
     wanted = name.lower()
     return next((each for each in registry().values() if wanted in (each.name, *each.aliases)), None)
+
+
+def _of_repository(repository: str) -> Entry | None:
+    return next((each for each in registry().values() if each.repository == repository), None)
 
 
 def _split(name: str) -> tuple[str, tuple[str, ...]]:

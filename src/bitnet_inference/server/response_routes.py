@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
@@ -20,6 +20,7 @@ from bitnet_inference.server.responses import Messages, ResponseAnswer, instruct
 from bitnet_inference.server.sse import json_response
 from bitnet_inference.server.stored import StoredResponses
 
+Form = TypeVar("Form", bound=InputTokensRequest)
 Begin = Callable[[Asked, ResponsesRequest], ResponseAnswer]
 
 _PATH = "/v1/responses/{identity}"
@@ -31,8 +32,7 @@ def add_responses(app: FastAPI, answers: Answers) -> None:
 
     @app.post("/v1/responses", **describe(ResponsesRequest, "Answer a conversation.", streams=True))
     async def create(request: Request) -> Response:
-        body = await answers.read(request, ResponsesRequest)
-        body.resolve(partial(kept.find_item, _caller(request)))
+        body = await _read(answers, kept, request, ResponsesRequest)
         begin: Begin = partial(
             open_response, previous=_previous(kept, request, body), owner=_caller(request), keep=kept.keep
         )
@@ -42,8 +42,7 @@ def add_responses(app: FastAPI, answers: Answers) -> None:
 
     @app.post("/v1/responses/input_tokens", **describe(InputTokensRequest, "How many tokens an input has."))
     async def count(request: Request) -> Response:
-        body = await answers.read(request, InputTokensRequest)
-        body.resolve(partial(kept.find_item, _caller(request)))
+        body = await _read(answers, kept, request, InputTokensRequest)
         return await answers.compute(request, body, partial(_count, previous=_previous(kept, request, body)))
 
     _add_stored(app, kept)
@@ -80,6 +79,13 @@ def _add_stored(app: FastAPI, kept: StoredResponses) -> None:
         after: str | None = None,
     ) -> Response:
         return json_response(_page(list(kept.find(_caller(request), identity).input_items), limit, order, after))
+
+
+async def _read(answers: Answers, kept: StoredResponses, request: Request, form: type[Form]) -> Form:
+    """A request with what its references stand for. Raises Failure."""
+    body = await answers.read(request, form)
+    body.resolve(partial(kept.find_item, _caller(request)))
+    return body
 
 
 def _previous(kept: StoredResponses, request: Request, body: InputTokensRequest) -> Messages:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import InvalidParams
 
 Message = Mapping[str, Any]
@@ -107,14 +108,6 @@ def _text_of_part(place: str, part: Any) -> str:
     if not isinstance(part[kind], str):
         raise InvalidParams(f"{place}.{kind} must be a string")
     return str(part[kind])
-
-
-def check_unicode(what: str, text: str) -> None:
-    """Raises InvalidParams for a text that no UTF-8 can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParams(f"{what} has half a surrogate pair at character {error.start}: leave it out") from None
 
 
 def check_plain(name: str, value: Any) -> Any:

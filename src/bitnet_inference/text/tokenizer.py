@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import tokenizers
 
+from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
-from bitnet_inference.text.messages import check_unicode
 from bitnet_inference.text.pieces import Decoding, read_decoding
 from bitnet_inference.text.vocab import END_OF_TURN, text_files
 
