@@ -91,6 +91,10 @@ class Tools:
             return Grammar.around(_BESIDE_TEXT[style], call=call)
         return Grammar.around(_BESIDE_FORM[style], call=call, form=form)
 
+    def are_certain(self, style: Style) -> bool:
+        """Whether the form leaves nothing else for an answer that begins like a call, and no text beside calls."""
+        return self.forced or (bool(self.strict) and style == "llama")
+
     def find_calls(self, text: str, style: Style) -> tuple[str, list[ToolCall]]:
         """The text without its calls, and the calls; a text with a call that makes no sense is a text.
 
@@ -108,8 +112,13 @@ class Tools:
         arguments = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
         if not isinstance(name, str) or name not in self.functions or not isinstance(arguments, dict):
             raise ValueError("no call of a function that is known")
-        function: FunctionCall = {"name": name, "arguments": _json(arguments)}
-        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        return new_call(name, _json(arguments))
+
+
+def new_call(name: str, arguments: str) -> ToolCall:
+    """A call with an id of its own."""
+    function: FunctionCall = {"name": name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 class HeldText:

@@ -9,6 +9,7 @@ import pytest
 
 from bitnet_inference.server.replies import Reply
 from bitnet_inference.tools import Style, read_tools
+from bitnet_inference.written_calls import CallPart
 
 TOOLS = read_tools([{"type": "function", "function": {"name": "clock"}}], None)
 
@@ -17,8 +18,8 @@ def streamed(text: str, style: Style, one_call: bool = False) -> tuple[list[str]
     """What is shown letter by letter, at the end, and the calls."""
     reply = Reply(style, TOOLS, one_call)
     shown = [each for each in map(reply.push, text) if each]
-    rest, calls = reply.end()
-    return shown, rest, [json.loads(call["function"]["arguments"]) for call in calls]
+    rest = reply.end()
+    return shown, rest, [json.loads(call["function"]["arguments"]) for call in reply.calls]
 
 
 def hermes(number: int) -> str:
@@ -48,11 +49,58 @@ def test_only_what_may_be_a_call_waits(text: str) -> None:
 def test_a_whole_text_has_what_its_stream_has() -> None:
     for text in ("Once", f"Look: {hermes(1)}", f"\n{hermes(1)}\n", f"a {hermes(1)} b", "<tool_call>x", "Once "):
         shown, rest, calls = streamed(text, "hermes")
-        content, found = Reply("hermes", TOOLS).whole(text)
-        assert content == "".join(shown) + rest and len(found) == len(calls)
+        reply = Reply("hermes", TOOLS)
+        reply.read(text)
+        assert reply.text == "".join(shown) + rest and len(reply.calls) == len(calls)
+
+
+FORCED = read_tools([{"type": "function", "function": {"name": "clock"}}], "required")
+STRICT = read_tools([{"type": "function", "function": {"name": "clock", "strict": True}}], None)
+ARGUMENTS = '{"a": "}\\\\", "b": [{}, "\\"]"]}'
+WRITTEN: dict[Style, str] = {
+    "llama": f'{{"name": "clock", "parameters": {ARGUMENTS}}}',
+    "hermes": f'<tool_call>\n{{"name": "clock", "arguments": {ARGUMENTS}}}\n</tool_call>',
+}
+
+
+def parts_of(reply: Reply, text: str) -> list[CallPart]:
+    """What each letter of a text adds to the calls, and its end."""
+    found: list[CallPart] = []
+    for letter in text:
+        assert reply.push(letter) == ""
+        found += reply.parts()
+    assert reply.end() == ""
+    return found + reply.parts()
+
+
+@pytest.mark.parametrize("style", ["llama", "hermes"])
+def test_a_forced_call_is_told_while_it_is_written(style: Style) -> None:
+    reply = Reply(style, FORCED)
+    parts = parts_of(reply, WRITTEN[style])
+    assert "".join(part.piece["function"]["arguments"] for part in parts) == ARGUMENTS and len(parts) > 20
+    assert [part.is_first for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert {part.piece["id"] for part in parts} == {reply.calls[0]["id"]}
+    assert [part.whole for part in parts if part.whole] == reply.calls and reply.is_called
+
+
+def test_strict_calls_are_told_one_after_the_other() -> None:
+    two = f"{WRITTEN['llama']}; {WRITTEN['llama']}"
+    numbers = [part.number for part in parts_of(Reply("llama", STRICT), two)]
+    assert numbers == sorted(numbers) and set(numbers) == {0, 1}
+    assert {part.number for part in parts_of(Reply("llama", STRICT, one_call=True), two)} == {0}
+
+
+def test_a_text_is_read_as_it_is_told() -> None:
+    reply = Reply("llama", STRICT)
+    reply.read(f"{WRITTEN['llama']}; {WRITTEN['llama'][:-9]}")
+    assert [call["function"]["arguments"] for call in reply.calls] == [ARGUMENTS]
+    assert not reply.is_called and reply.cut and reply.cut["function"]["arguments"] == ARGUMENTS[:-8]
+    reply = Reply("llama", STRICT)
+    reply.read(" Once upon a time")
+    assert reply.text == " Once upon a time" and not reply.calls
 
 
 @pytest.mark.parametrize(("text", "style"), [('{"name": "cl', "llama"), ('<tool_call>\n{"name"', "hermes")])
 def test_a_forced_call_that_was_cut_is_no_text(text: str, style: Style) -> None:
-    reply = Reply(style, read_tools([{"type": "function", "function": {"name": "clock"}}], "required"))
-    assert "".join(map(reply.push, text)) == "" and reply.end() == ("", [])
+    reply = Reply(style, FORCED)
+    assert not parts_of(reply, text) and not reply.calls and reply.text == ""

@@ -49,6 +49,7 @@ PARTS = {
     "overflow": "llm",
     "doctor_checks": "doctor",
     "tools": "completions",
+    "written_calls": "completions",
     "trace": "telemetry",
     "onnx_summary": "summary",
     "coreml_summary": "summary",

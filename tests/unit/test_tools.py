@@ -49,8 +49,7 @@ def test_nothing_of_a_call_is_shown_while_it_is_written(opening):
     reply = Reply("llama", read_tools(TOOLS, None))
     text = opening + '{"name": "clock", "parameters": {}}'
     assert "".join(map(reply.push, text)) == ""
-    rest, calls = reply.end()
-    assert rest == "" and [call["function"]["name"] for call in calls] == ["clock"]
+    assert reply.end() == "" and [call["function"]["name"] for call in reply.calls] == ["clock"]
 
 
 def test_hermes_writes_tags_with_text_around():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -74,11 +74,15 @@ class ChatAnswer:
             if part.piece is None:
                 for chunk in self._last(part.index):
                     yield chunk
-            elif part.piece.logprobs is not None:
-                yield self._scored(part.index, part.piece)
-            elif text := self._replies[part.index].push(part.piece.text):
+                continue
+            text = self._replies[part.index].push(part.piece.text)
+            if part.piece.logprobs is not None:
+                yield self._scored(part.index, text, part.piece)
+            elif text:
                 before, behind = self._template(part.index) if self._costs.are_shown else texts[part.index]
                 yield before + dumps(text) + behind
+            if called := self._called(part.index):
+                yield called
         if self._costs.are_wanted:
             cost = usage([output_of(stream) for stream in self.streams])
             yield event(self._chunk_head | {"choices": [], "usage": cost})
@@ -86,32 +90,39 @@ class ChatAnswer:
 
     def _choice(self, index: int) -> dict[str, Any]:
         output = output_of(self.streams[index])
-        content, calls = self._replies[index].whole(output.text)
-        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        if calls:
-            message["tool_calls"] = calls
+        reply = self._replies[index]
+        reply.read(output.text)
+        content = reply.text or (None if reply.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reply.calls:
+            message["tool_calls"] = reply.calls
         entries = None if output.logprobs is None else self._logprobs(output.token_ids, output.logprobs)
-        reason = "tool_calls" if calls else finish_reason(output)
+        reason = "tool_calls" if reply.is_called else finish_reason(output)
         return {"index": index, "message": message, "logprobs": entries, "finish_reason": reason}
 
     def _template(self, index: int) -> tuple[bytes, bytes]:
         choice = {"index": index, "delta": {"content": _HOLE}, "logprobs": None, "finish_reason": None}
         return template(self._chunk_head | self._costs.field(index) | {"choices": [choice]}, _HOLE)
 
-    def _scored(self, index: int, piece: Piece) -> bytes:
-        delta = {"content": self._replies[index].push(piece.text)}
-        return self._chunk(index, delta, logprobs=self._logprobs(piece.token_ids, piece.logprobs or []))
+    def _scored(self, index: int, text: str, piece: Piece) -> bytes:
+        return self._chunk(index, {"content": text}, logprobs=self._logprobs(piece.token_ids, piece.logprobs or []))
 
-    def _last(self, index: int) -> list[bytes]:
-        reason, chunks = finish_reason(output_of(self.streams[index])), []
-        rest, calls = self._replies[index].end()
-        if rest:
-            chunks.append(self._chunk(index, {"content": rest}))
-        if calls:
-            reason = "tool_calls"
-            deltas = [{"index": number, **call} for number, call in enumerate(calls)]
-            chunks.append(self._chunk(index, {"tool_calls": deltas}))
-        return [*chunks, self._chunk(index, {}, reason)]
+    def _called(self, index: int) -> bytes:
+        deltas = [
+            {"index": part.number, **part.piece}
+            if part.is_first
+            else {"index": part.number, "function": {"arguments": part.piece["function"]["arguments"]}}
+            for part in self._replies[index].parts()
+        ]
+        return self._chunk(index, {"tool_calls": deltas}) if deltas else b""
+
+    def _last(self, index: int) -> Iterator[bytes]:
+        reply = self._replies[index]
+        if rest := reply.end():
+            yield self._chunk(index, {"content": rest})
+        if called := self._called(index):
+            yield called
+        yield self._chunk(index, {}, "tool_calls" if reply.is_called else finish_reason(output_of(self.streams[index])))
 
     def _chunk(self, index: int, delta: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

@@ -21,6 +21,7 @@ from bitnet_inference.server.replies import Reply, open_talk, reply_style, tools
 from bitnet_inference.server.sse import dumps, event, template
 from bitnet_inference.stream import Generation, Stream
 from bitnet_inference.tools import ToolCall
+from bitnet_inference.written_calls import CallPart
 
 _HOLE = "\0text"
 _REASONS = {"length": "max_tokens", "timeout": "max_tokens", "filtered": "refusal"}
@@ -68,10 +69,11 @@ class MessageAnswer:
     def whole(self) -> dict[str, Any]:
         """See Answer."""
         output = output_of(self._stream)
-        text, calls = self._reply.whole(output.text)
+        self._reply.read(output.text)
+        text, calls = self._reply.text, self._reply.calls
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
         content += [_block(call) | {"input": json.loads(call["function"]["arguments"])} for call in calls]
-        return self._head | {"content": content, **_end(output, calls), "usage": _usage(output)}
+        return self._head | {"content": content, **_end(output, self._reply), "usage": _usage(output)}
 
     async def events(self) -> AsyncIterator[bytes]:
         """See Answer."""
@@ -85,16 +87,17 @@ class MessageAnswer:
             if text := self._reply.push(piece.text):
                 yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(text) + behind
                 is_open = True
-        rest, calls = self._reply.end()
-        if rest:
+            for part in self._reply.parts():
+                yield _called(part.number, part)
+        if rest := self._reply.end():
             yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(rest) + behind
             is_open = True
         if is_open:
             yield _event({"type": "content_block_stop", "index": 0})
-        for index, call in enumerate(calls, int(is_open)):
-            yield _called(index, call)
+        for part in self._reply.parts():
+            yield _called(part.number + int(is_open), part)
         output = output_of(self._stream)
-        yield _event({"type": "message_delta", "delta": _end(output, calls), "usage": _usage(output)})
+        yield _event({"type": "message_delta", "delta": _end(output, self._reply), "usage": _usage(output)})
         yield _event({"type": "message_stop"})
 
 
@@ -110,9 +113,9 @@ def _count(asked: Asked, body: CountRequest) -> dict[str, Any]:
     return {"input_tokens": len(asked.llm.encode_chat(body.talk.messages, tools=tools_shown(body.talk)))}
 
 
-def _end(output: Generation, calls: list[ToolCall]) -> dict[str, Any]:
+def _end(output: Generation, reply: Reply) -> dict[str, Any]:
     reason, stopped_by = _REASONS.get(output.finish_reason, "end_turn"), None
-    if calls:
+    if reply.is_called:
         reason = "tool_use"
     elif output.finish_reason == "stop" and isinstance(output.stopped_by, str):
         reason, stopped_by = "stop_sequence", output.stopped_by
@@ -135,13 +138,11 @@ def _block(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": identity, "name": call["function"]["name"], "input": {}}
 
 
-def _called(index: int, call: ToolCall) -> bytes:
-    delta = {"type": "input_json_delta", "partial_json": call["function"]["arguments"]}
-    return (
-        _start(index, _block(call))
-        + _event({"type": "content_block_delta", "index": index, "delta": delta})
-        + _event({"type": "content_block_stop", "index": index})
-    )
+def _called(index: int, part: CallPart) -> bytes:
+    delta = {"type": "input_json_delta", "partial_json": part.piece["function"]["arguments"]}
+    begun = _start(index, _block(part.piece)) if part.is_first else b""
+    ended = b"" if part.whole is None else _event({"type": "content_block_stop", "index": index})
+    return begun + _event({"type": "content_block_delta", "index": index, "delta": delta}) + ended
 
 
 def _start(index: int, block: dict[str, Any]) -> bytes:

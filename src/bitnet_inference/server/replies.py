@@ -13,6 +13,7 @@ from bitnet_inference.llm import LLM
 from bitnet_inference.prompts import TermOptions
 from bitnet_inference.stream import Stream
 from bitnet_inference.tools import HeldText, Style, ToolCall, Tools, call_style
+from bitnet_inference.written_calls import CallPart, WrittenCalls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,34 +61,62 @@ def sampling(defaults: SamplingParams, given: Mapping[str, Any], grammar: Gramma
 
 
 class Reply:
-    """One answer on its way: what of it may be shown, and what it ends with."""
+    """One answer on its way: what of it may be shown, what it calls, and what it ends with."""
 
     def __init__(self, style: Style, tools: Tools | None, one_call: bool = False) -> None:
         self._style, self._tools, self._one_call = style, tools, one_call
-        self._held, self._num_shown = HeldText(style), 0
+        self._held = HeldText(style)
+        self._written = None
+        if tools is not None and tools.are_certain(style):
+            self._written = WrittenCalls(style, tools.functions)
+        self._parts: list[CallPart] = []
+        self.text = ""  # all that has been shown
+        self.calls: list[ToolCall] = []  # at the end
+        self.cut: ToolCall | None = None  # one that was begun behind these
 
     def push(self, text: str) -> str:
         """The part of the text so far that may be shown now; the rest may be a call."""
         shown = text if self._tools is None else self._held.push(text)
-        self._num_shown += len(shown)
+        self.text += shown
+        if self._written is not None:
+            self._parts += self._written.push(text)
         return shown
 
-    def end(self) -> tuple[str, list[ToolCall]]:
-        """What is still to be shown, and the calls."""
-        if self._tools is None:
-            return "", []
-        content, calls = self._tools.find_calls(self._held.text, self._style)
-        if not calls:
-            return content[self._num_shown :], []
-        before = self._held.text[: self._num_shown].strip()
-        rest = content[len(before) :] if content.startswith(before) else ""
-        return rest, calls[:1] if self._one_call else calls
+    def parts(self) -> list[CallPart]:
+        """What there is of calls since this was asked last."""
+        parts, self._parts = self._parts, []
+        return [part for part in parts if not (self._one_call and part.number)]
 
-    def whole(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The same for a text that is there: all that is shown of it, and the calls."""
-        shown = self.push(text)
-        rest, calls = self.end()
-        return shown + rest, calls
+    def end(self) -> str:
+        """What is still to be shown; from now on the calls are known."""
+        if self._tools is None:
+            return ""
+        if self._written is not None and (self._written.calls or self._written.cut):
+            rest, calls = "", self._written.calls
+            self.cut = None if self._one_call and calls else self._written.cut
+        else:
+            rest, calls = self._find_calls(self._tools)
+            self._parts = [CallPart(number, call, True, call) for number, call in enumerate(calls)]
+        self.text += rest
+        self.calls = calls[:1] if self._one_call else calls
+        return rest
+
+    @property
+    def is_called(self) -> bool:
+        """Whether it ends with calls, of which none is cut."""
+        return bool(self.calls) and self.cut is None
+
+    def _find_calls(self, tools: Tools) -> tuple[str, list[ToolCall]]:
+        content, calls = tools.find_calls(self._held.text, self._style)
+        if not calls:
+            return content[len(self.text) :], []
+        before = self.text.strip()
+        return content[len(before) :] if content.startswith(before) else "", calls
+
+    def read(self, text: str) -> None:
+        """All of it at once."""
+        self.push(text)
+        self.end()
 
 
 def reply_style(llm: LLM) -> Style:

@@ -56,13 +56,13 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def call_item(call: ToolCall) -> dict[str, Any]:
+def call_item(call: ToolCall, status: str = "completed") -> dict[str, Any]:
     """A call of a function."""
     function = call["function"]
     return {
         "id": call["id"].replace("call_", "fc_", 1),
         "type": "function_call",
-        "status": "completed",
+        "status": status,
         "call_id": call["id"],
         "name": function["name"],
         "arguments": function["arguments"],
@@ -92,7 +92,7 @@ def said(output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     calls = [
         {"id": item["call_id"], "type": "function", "function": {name: item[name] for name in ("name", "arguments")}}
         for item in output
-        if item["type"] == "function_call"
+        if item["type"] == "function_call" and item["status"] == "completed"
     ]
     return [{"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})]
 

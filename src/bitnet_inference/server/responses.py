@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from bitnet_inference.server.answers import Asked
@@ -25,6 +24,7 @@ from bitnet_inference.server.sse import dumps, event, template
 from bitnet_inference.server.stored import StoredResponse
 from bitnet_inference.server.token_texts import chat_logprobs
 from bitnet_inference.stream import Piece, Stream
+from bitnet_inference.written_calls import CallPart
 
 _HOLE = "\0text"
 
@@ -47,8 +47,7 @@ class ResponseAnswer:
         self._tokenizer, self._body, self._messages, self._owner = asked.llm.tokenizer, body, messages, owner
         self.streams, self._stream, self._keep = [stream], stream, keep
         one_call = body.parallel_tool_calls is False
-        self._make_reply = partial(Reply, reply_style(asked.llm), body.callable_tools, one_call)
-        self._reply = self._make_reply()
+        self._reply = Reply(reply_style(asked.llm), body.callable_tools, one_call)
         self._response = response_head(body, asked.name, int(time.time()), stream.request.params)
         self._message_id = self._response["id"].replace("resp_", "msg_", 1)
         self._number = 0
@@ -69,6 +68,7 @@ class ResponseAnswer:
     async def finished(self) -> None:
         """See Answer."""
         await finished([self._stream])
+        self._reply.read(output_of(self._stream).text)
         self._end()
 
     def whole(self) -> dict[str, Any]:
@@ -84,6 +84,8 @@ class ResponseAnswer:
         async for piece in self._stream.in_bulk():
             text = self._reply.push(piece.text)
             held += [] if piece.logprobs is None else [piece]
+            for part in self._reply.parts():
+                yield self._called(part.number, part)
             if not text:
                 continue
             if not is_open:
@@ -101,11 +103,12 @@ class ResponseAnswer:
     def _end(self) -> None:
         """Make the response whole, and keep it."""
         output = output_of(self._stream)
-        text, calls = self._make_reply().whole(output.text)
-        end = ended(output)
+        text, calls, end = self._reply.text, self._reply.calls, ended(output)
         logprobs = chat_logprobs(self._tokenizer, output.token_ids, output.logprobs or []) if output.logprobs else []
         items = [call_item(call) for call in calls]
-        if text or not calls:
+        if self._reply.cut is not None:
+            items.append(call_item(self._reply.cut, "incomplete"))
+        if text or not items:
             items.insert(0, message_item(self._message_id, [text_part(text, logprobs)], end["status"]))
         self._response |= end | {"output": items}
         if end["status"] == "completed":
@@ -114,17 +117,16 @@ class ResponseAnswer:
             self._keep(self.stored(end["status"]))
 
     def _last(self, is_open: bool, held: Sequence[Piece]) -> Iterator[bytes]:
-        rest, _ = self._reply.end()
+        rest = self._reply.end()
         self._end()
-        for index, item in enumerate(self._response["output"]):
-            if item["type"] == "message":
-                yield b"" if is_open else self._opened()
-                yield self._delta(rest, held) if rest or held else b""
-                yield from self._closed(item)
-            else:
-                yield from self._called(index, item)
-        kind = f"response.{self._response['status']}"
-        yield self._event(kind, response=self._response)
+        first = self._response["output"][0] if self._response["output"] else None
+        if has_message := first is not None and first["type"] == "message":
+            yield b"" if is_open else self._opened()
+            yield self._delta(rest, held) if rest or held else b""
+            yield from self._closed(first)
+        for part in self._reply.parts():
+            yield self._called(part.number + int(has_message), part)
+        yield self._event(f"response.{self._response['status']}", response=self._response)
 
     def _template(self) -> tuple[bytes, bytes]:
         """A delta's bytes before its text, and behind it up to its number."""
@@ -149,14 +151,20 @@ class ResponseAnswer:
         yield self._text_event("response.content_part.done", part=part)
         yield self._event("response.output_item.done", output_index=0, item=item)
 
-    def _called(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
-        place: dict[str, Any] = {"output_index": index}
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        yield self._event("response.output_item.added", **place, item=begun)
-        place["item_id"], arguments = item["id"], item["arguments"]
-        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
-        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
-        yield self._event("response.output_item.done", output_index=index, item=item)
+    def _called(self, index: int, part: CallPart) -> bytes:
+        item, place = call_item(part.piece), {"output_index": index}
+        arguments, told = item["arguments"], b""
+        if part.is_first:
+            begun = call_item(part.piece, "in_progress") | {"arguments": ""}
+            told += self._event("response.output_item.added", **place, item=begun)
+        place["item_id"] = item["id"]
+        told += self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        if part.whole is not None:
+            item = call_item(part.whole)
+            named = {"name": item["name"], "arguments": item["arguments"]}
+            told += self._event("response.function_call_arguments.done", **place, **named)
+            told += self._event("response.output_item.done", output_index=index, item=item)
+        return told
 
     def _text_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **fields)

@@ -1,0 +1,73 @@
+"""A forced call in each API's stream: its arguments come as they are written, and are those of the whole answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from conftest import Running
+
+TALK: list[Any] = [{"role": "user", "content": "Remember this."}]
+NOTE = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 30, "maxLength": 40}, "tags": {"enum": [["a", "}"]]}},
+    "required": ["text", "tags"],
+}
+FUNCTION: Any = {"name": "note", "parameters": NOTE}
+ASKED: Any = {"model": "story", "temperature": 0}
+
+
+@pytest.mark.parametrize("logprobs", [None, True])
+def test_in_chats(client: openai.OpenAI, logprobs: Any) -> None:
+    asked = ASKED | {
+        "messages": TALK, "tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required",
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked, max_tokens=200).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.tool_calls
+    num_chunks = 0
+    with client.chat.completions.stream(**asked, max_tokens=200, logprobs=logprobs) as stream:
+        for part in stream:
+            num_chunks += part.type == "tool_calls.function.arguments.delta"
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    (expected,) = whole.message.tool_calls
+    assert num_chunks > 5 and call.function.name == "note"
+    assert call.function.arguments == expected.function.arguments  # type: ignore[union-attr]
+
+
+def test_a_cut_call_ends_with_length(client: openai.OpenAI) -> None:
+    asked = ASKED | {"messages": TALK, "tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 45}
+    chunks = list(client.chat.completions.create(**asked, tool_choice="required", stream=True))
+    deltas = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or ()]
+    assert deltas[0].function and deltas[0].function.name == "note" and chunks[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("max_tokens", "status"), [(200, "completed"), (45, "incomplete")])
+def test_in_responses(client: openai.OpenAI, max_tokens: int, status: Any) -> None:
+    asked = ASKED | {"input": "Remember this.", "tools": [FUNCTION | {"type": "function"}], "tool_choice": "required"}
+    whole = client.responses.create(**asked, max_output_tokens=max_tokens).output[0]
+    assert whole.type == "function_call" and whole.status == status
+    events = list(client.responses.create(**asked, max_output_tokens=max_tokens, stream=True))
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete") and last.response.status == status
+    (item,) = last.response.output
+    (begun,) = [event.item for event in events if event.type == "response.output_item.added"]
+    assert item.type == begun.type == "function_call" and item.id == begun.id
+    assert "".join(pieces) == item.arguments == whole.arguments and len(pieces) > 5
+
+
+def test_in_messages(running: Running) -> None:
+    asked: Any = {
+        "model": "story", "messages": TALK, "max_tokens": 200, "tool_choice": {"type": "any"},
+        "tools": [{"name": "note", "input_schema": NOTE}], "extra_body": {"temperature": 0},
+    }  # fmt: skip
+    with anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as claude:
+        (whole,) = claude.messages.create(**asked).content
+        with claude.messages.stream(**asked) as stream:
+            pieces = [event.partial_json for event in stream if event.type == "input_json"]
+            message = stream.get_final_message()
+    (block,) = message.content
+    assert message.stop_reason == "tool_use" and block.type == whole.type == "tool_use"
+    assert block.input == whole.input and len(pieces) > 5
