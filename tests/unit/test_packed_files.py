@@ -253,6 +253,16 @@ def test_scales_and_norms_that_are_no_numbers(tmp_path, sound):
     assert "layers.1.mlp_norm: holds what is NaN" in found
 
 
+def test_a_code_that_is_none_is_told_where_it_is_read(tmp_path, sound):
+    header, data = split(sound)
+    begin = header["layers.0.q.u2"]["data_offsets"][0]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(joined(header, data[:begin] + b"\xff" + data[begin + 1 :]))
+    for name in ("x.gguf", "x.onnx"):
+        with pytest.raises(FormatError, match=r"layers\.0\.q: row 0, column 0 holds the 2-bit code 3.*download"):
+            convert(path, tmp_path / name)
+
+
 def test_tensors_at_odd_places(tmp_path, sound):
     header, data = split(sound)
     path = tmp_path / "model.safetensors"

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 from bitnet_inference.conversion.coreml_verbs import Codes, Var, Verbs
-from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
-from bitnet_inference.model.loader import Progress, sound_matrix
+from bitnet_inference.model.loader import Progress, sound_codes, sound_matrix
 
 Made = TypeVar("Made")
 Compute = Literal["float16", "float32"]
@@ -54,10 +54,7 @@ class Arrays:
         def make() -> tuple[NDArray[np.uint8], NDArray[Any]]:
             matrix = sound_matrix(self.checkpoint, name)
             assert isinstance(matrix, Ternary)
-            try:
-                codes = ternary.unpack(matrix.data, matrix.layout, matrix.shape)
-            except ValueError as error:
-                raise FormatError(self.checkpoint.path, name, f"{error}: download the model again") from error
+            codes = sound_codes(self.checkpoint, name, matrix)
             scale = self._fitted(name, np.array(matrix.scale, np.float32))
             self.checkpoint.release(name)
             codes += 1

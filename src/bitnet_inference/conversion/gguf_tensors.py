@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import ternary
 from bitnet_inference.errors import InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Checkpoint, Dense, Ternary, expected_shapes
@@ -18,7 +17,7 @@ from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.gguf import tensor_name
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS, rope_factors
 from bitnet_inference.formats.gguf_writer import Put
-from bitnet_inference.model.loader import Progress, sound_matrix
+from bitnet_inference.model.loader import Progress, sound_codes, sound_matrix
 
 Kind = Literal["i2_s", "tq2_0", "f16"]
 _TERNARY = {"i2_s": ggml.I2_S, "tq2_0": ggml.TQ2_0}
@@ -106,7 +105,7 @@ class GgufTensors:
                 put(self._in_pairs(name, matrix.data).reshape(-1).view(np.uint8))
                 return type_id, 0.0
             return type_id, self._floats(name, put, type_id, lambda rows: to_float32(matrix.data[rows], matrix.dtype))
-        codes = _codes(matrix)
+        codes = np.ascontiguousarray(sound_codes(self._checkpoint, name, matrix))
         if self._type is None or (why := _problem(self._type, matrix)):
             if self._type is not None:
                 self._refused.setdefault(why, []).append(tensor_name(name))
@@ -152,10 +151,6 @@ def _problem(type_id: int, matrix: Ternary) -> str:
     if type_id == ggml.TQ2_0 and not 0 < np.float16(matrix.scale) < np.inf:
         return "TQ2_0 has float16 scales, and theirs do not fit"
     return ""
-
-
-def _codes(matrix: Ternary) -> NDArray[np.int8]:
-    return np.ascontiguousarray(ternary.unpack(matrix.data, matrix.layout, matrix.shape))
 
 
 def _values(matrix: Ternary, codes: NDArray[np.int8], rows: slice) -> NDArray[np.float32]:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference import ternary
 from bitnet_inference.conversion import onnx_verbs as verbs
-from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.onnx_writer import Graph, Weight
-from bitnet_inference.model.loader import sound_matrix
+from bitnet_inference.model.loader import sound_codes, sound_matrix
 
 _BYTES_BLOCK = 32  # columns of a dense matrix that share a scale where it is rounded
 _CHUNK_WEIGHTS = 1 << 22  # of a dense matrix, made at a time
@@ -147,10 +145,7 @@ class Weights:
             self._last = None
             matrix = sound_matrix(self._checkpoint, name)
             assert isinstance(matrix, Ternary)
-            try:
-                self._last = name, matrix, ternary.unpack(matrix.data, matrix.layout, matrix.shape)
-            except ValueError as error:
-                raise FormatError(self._checkpoint.path, name, f"{error}: download the model again") from error
+            self._last = name, matrix, sound_codes(self._checkpoint, name, matrix)
         return self._last[1:]
 
 

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_inference import ternary
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
 from bitnet_inference.model import decoder
@@ -36,6 +40,14 @@ def sound_matrix(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
     if isinstance(matrix, Ternary) and (problem := matrix.problem()):
         raise FormatError(checkpoint.path, name, problem)
     return matrix
+
+
+def sound_codes(checkpoint: Checkpoint, name: str, matrix: Ternary) -> NDArray[np.int8]:
+    """The codes -1, 0 and 1 of the matrix under a name, int8 [out, in]; raises FormatError where one is none."""
+    try:
+        return ternary.unpack(matrix.data, matrix.layout, matrix.shape)
+    except ValueError as error:
+        raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
 
 
 def record(config: ModelConfig, layers: range | None = None) -> Plans:
