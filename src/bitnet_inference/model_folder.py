@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bitnet_inference.config import check_flag
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.formats.checkpoint import Checkpoint
@@ -72,6 +73,7 @@ def default_params(generation: Mapping[str, Any]) -> SamplingParams:
     samples = generation.get("do_sample")
     if samples is None:
         samples = generation.get("temperature") is not None
+    check_flag("do_sample", samples)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
     options = {name: generation[name] for name in names if generation.get(name) is not None}
     if not samples:

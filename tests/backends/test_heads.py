@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,11 @@ from bitnet_inference.backends import cpu, load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine import speculative
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.errors import InvalidParams
+from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.llm import LLM
-from bitnet_inference.model.contract import Batch, Draw
+from bitnet_inference.model.contract import Batch, Draw, best_of
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.text.tokenizer import Tokenizer
 
@@ -145,3 +146,28 @@ def test_a_head_that_cannot_be_rounded_is_refused(folder: str, device: str, why:
         load_model(open_checkpoint(GOLDEN / folder), EngineConfig(head="int8", device=device))
     with pytest.raises(InvalidParams, match="choose one of exact"):
         EngineConfig(head="int4")
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_broken_head_is_refused_where_it_is_rounded(broken: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(GOLDEN / "llama-f16")
+    matrix = checkpoint.matrix
+
+    def broken_matrix(name: str) -> Any:
+        found = matrix(name)
+        if name == "head":
+            data = np.array(found.data)
+            data[3, 5] = broken
+            found = replace(found, data=data)
+        return found
+
+    monkeypatch.setattr(checkpoint, "matrix", broken_matrix)
+    with pytest.raises(FormatError, match=r"head: a weight is NaN, infinite"):
+        load_model(checkpoint, EngineConfig(head="int8"))
+
+
+def test_the_best_of_logits_tell_what_is_no_number_first() -> None:
+    logits = np.array([[1, 3, np.nan, 3, -np.inf]], np.float32)
+    for k in (1, 5):
+        ids, values = best_of(logits, k)
+        assert ids[0].tolist() == [2, 1, 3, 0, 4][:k] and np.isnan(values[0, 0])

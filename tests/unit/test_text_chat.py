@@ -313,6 +313,8 @@ def test_a_template_may_refuse(tmp_path):
 
 
 GROW = "{%% set n = namespace(s='xx') %%}{%% for i in range(99) %%}{%% set n.s = %s %%}{%% endfor %%}{{ n.s %s }}"
+TWICE = "{%% set n = namespace(x=1) %%}{%% for i in range(60) %%}{%% set n.x = %s %%}{%% endfor %%}"
+LISTS, TUPLES = TWICE % "[n.x, n.x]", TWICE % "(n.x, n.x)"
 HOSTILE = [
     "{% for i in range(10**9) %}x{% endfor %}",
     "{{ 'x'*10**9 }}",
@@ -372,6 +374,21 @@ HOSTILE = [
     "{{ 1" + "|string" * 9999 + " }}",
     "x" * (1 << 19),
     "{{ strftime_now('%999999999Y') }}",
+    LISTS + "{% if n.x is eq([n.x]) %}{% endif %}",
+    LISTS + "{{ [n.x].count(n.x) }}",
+    LISTS + "{{ [[n.x]] | select('eq', n.x) | first }}",
+    LISTS + "{% for each in [n.x, [n.x]] %}{{ loop.changed(each) }}{% endfor %}",
+    LISTS + "{{ raise_exception(n.x) }}",
+    TUPLES + "{{ {}.get(n.x) }}",
+    TUPLES + "{{ messages[0][n.x] }}",
+    TUPLES + "{% set d = {n.x: 1} %}",
+    TWICE % "{'a': n.x, 'b': n.x}" + "{{ n.x }}",
+    TWICE % "dict(a=n.x, b=n.x)",
+    TWICE % "dict.fromkeys([1, 2], n.x)",
+    TWICE % "[1] | batch(3, n.x) | list",
+    "{% set n = namespace(x=[]) %}{% for i in range(99999) %}{% set n.x = [" + "i, " * 999 + "n.x] %}{% endfor %}",
+    "{{ 1 }}" * 2049,
+    "{% if 1 %}{% endif %}" * 1025,
 ]
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from text_samples import BOS, EOS, TEMPLATE, TURN, around, byte_level_json, sentencepiece_json, write_folder
 from tokenizers import models
 
-from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound
+from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound, Unsupported
 from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.tokenizer import HUGE_TEXT, LONG_TEXT, MAX_HUGE, Tokenizer
 
@@ -255,6 +255,38 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
         Tokenizer.from_folder(write_folder(tmp_path, json.dumps(json.loads(byte_level_json()) | change)))
 
 
+def with_step(**step):
+    return {"normalizer": {"type": "Sequence", "normalizers": [step]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (with_step(type="Replace", pattern={"Regex": "a" * 4097}, content=""), "a pattern has 4097 characters"),
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["a" * 16385, 0.0]]}}, "a token has 16385 characters"),
+        (with_step(type="Precompiled", precompiled_charsmap="/////w=="), "a charsmap of 4 bytes claims more"),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 64}] * 11}},
+            "as long",
+        ),
+    ],
+)
+def test_what_the_library_would_not_survive_is_refused_before_it_sees_it(tmp_path, change, why):
+    for escaped in (False, True):  # a name may hide
+        text = json.dumps(json.loads(byte_level_json()) | change)
+        text = text.replace('"Regex"', '"\\u0052egex"').replace("charsmap", "\\u0063harsmap") if escaped else text
+        with pytest.raises(Unsupported, match=rf"tokenizer\.json: .*{why}"):
+            Tokenizer.from_folder(write_folder(tmp_path, text))
+
+
+def test_dropout_is_for_training(tmp_path):
+    state = json.loads(byte_level_json())
+    state["model"]["dropout"] = 0.9
+    dropping = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state)))
+    ids = [dropping.encode("Hello world, once more") for _ in range(9)]
+    assert ids == [Tokenizer.from_folder(write_folder(tmp_path / "x")).encode("Hello world, once more")] * 9
+
+
 @pytest.mark.parametrize(
     "file, content, message",
     [
@@ -266,6 +298,7 @@ def test_a_lying_tokenizer_is_refused(tmp_path, change):
         ("special_tokens_map.json", '{"eos_token": "a", "eos_token": "b"}', "the key 'eos_token' stands there twice"),
         ("generation_config.json", '{"top_k": 1, "top_k": 2}', "the key 'top_k' stands there twice"),
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token: must be a string"),
+        ("tokenizer_config.json", '{"pad_token": "\\ud800"}', "pad_token: it has half a surrogate pair"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: must be"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "chat_template: must be"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "x", "template": 1}]}', "chat_template: template 'x'"),

@@ -23,7 +23,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, Draw
+from bitnet_inference.model.contract import Batch, Capabilities, Draw, best_of
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 from bitnet_inference.model.plan import StepTime
@@ -56,7 +56,8 @@ class CpuModel:
         )
         head_names = plans.head.steps[-1].weights if plans.head.steps else ()
         head = weights.get(head_names)
-        self._screen, self._rounded = self._make_screen(checkpoint, head, config.head), self._round(head, config.head)
+        self._screen, bits = self._make_screen(checkpoint, head, config.head), ROUNDED_HEADS.get(config.head)
+        self._rounded: Any = bits and head and _quantised(checkpoint, head_names, head, bits, self._executor)
         table = _rounded_table(checkpoint, weights, self._executor) if config.embedding == "int8" else {}
         unread = ({head_names} if self._rounded else set()) | (table.keys() - {head_names})
         for names in unread:
@@ -111,10 +112,6 @@ class CpuModel:
         if isinstance(checkpoint, PackedCheckpoint) and (parts := checkpoint.screen()):
             return _screen_of(checkpoint, weight, parts, self._executor)
         return native.Screen(weight, self._executor)
-
-    def _round(self, weight: Any, head: str) -> Any:
-        bits = ROUNDED_HEADS.get(head)
-        return bits and weight and native.QuantisedHead(weight, bits, self._executor)
 
     def reserve(self, num_blocks: int) -> None:
         """Make room for this many cache blocks; what was cached before is gone."""
@@ -188,12 +185,7 @@ class CpuModel:
             with self._timing_screen():
                 ids, logits, _ = self._screen.top(self._executor, normed, k)
             return ids, logits
-        logits = self.rows(hidden, logits=True)
-        if k == 1:
-            best = np.argmax(logits, axis=1)
-            return best.astype(np.int32)[:, None], logits[np.arange(len(best)), best][:, None]
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
+        return best_of(self.rows(hidden, logits=True), k)
 
     def sample(self, hidden: NDArray[np.float32], draws: Sequence[Draw]) -> list[int]:
         """What the draws choose from rows of hidden states, through the screen; UNDECIDED where it cannot tell."""
@@ -377,13 +369,18 @@ def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
 
 
 def _rounded(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:
-    weight = native.QuantisedHead(_dense(checkpoint, names), 8, executor)
-    if not weight.is_finite:
-        why = "a weight is NaN, infinite, or too large to be rounded: download the model again"
-        raise FormatError(checkpoint.path, " ".join(names), why)
+    weight = _quantised(checkpoint, names, _dense(checkpoint, names), 8, executor)
     for name in names:
         checkpoint.release(name)
     return weight
+
+
+def _quantised(checkpoint: Checkpoint, names: tuple[str, ...], weight: Any, bits: int, executor: Any) -> Any:
+    rounded = native.QuantisedHead(weight, bits, executor)
+    if not rounded.is_finite:
+        why = "a weight is NaN, infinite, or too large to be rounded: download the model again"
+        raise FormatError(checkpoint.path, " ".join(names), why)
+    return rounded
 
 
 def _rounded_table(checkpoint: Checkpoint, weights: Weights, executor: Any) -> dict[tuple[str, ...], Any]:

@@ -20,7 +20,7 @@ from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import InvalidParams, KernelError, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
 from bitnet_inference.model.decoder import decoder, final_norm, head
 from bitnet_inference.model.loader import Progress, num_weights, record
 from bitnet_inference.model.rope import inverse_frequencies
@@ -174,9 +174,7 @@ class MlxOutput(WholeHead):
             ids, best = np.empty((len(rows), 1), np.int32), np.empty((len(rows), 1), np.float32)
             self._model.finish(self._hidden, rows, _best, ids, best)
             return ids, best
-        logits = self.full(rows)
-        ids = np.argsort(-logits, axis=1, kind="stable")[:, :k].astype(np.int32)
-        return ids, np.take_along_axis(logits, ids, axis=1)
+        return best_of(self.full(rows), k)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""

@@ -22,7 +22,7 @@ from bitnet_inference.errors import (
     Unsupported,
 )
 from bitnet_inference.formats.onnx import OnnxCheckpoint
-from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
 from bitnet_inference.model.loader import Progress
 
 MAX_LOGITS_BYTES = 1 << 28  # of a step: a graph gives those of all tokens
@@ -136,13 +136,8 @@ class OnnxOutput(WholeHead):
         return self._logits[np.asarray(rows, np.intp)].astype(np.float32, copy=False)
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k best tokens of each row, best first, lowest id first among equals."""
-        logits = self.full(rows)
-        if k == 1:
-            best = np.argmax(logits, axis=1)[:, None]
-        else:
-            best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
+        """See Output."""
+        return best_of(self.full(rows), k)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]. Raises Unsupported where there are none."""

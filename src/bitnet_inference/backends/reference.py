@@ -14,7 +14,7 @@ from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
 from bitnet_inference.model.decoder import decoder, final_norm, head
 from bitnet_inference.model.loader import Progress, sound_matrix
 from bitnet_inference.model.rope import inverse_frequencies
@@ -301,10 +301,8 @@ class ReferenceOutput(WholeHead):
         return np.ascontiguousarray(head(ops, self._model.config, self._hidden[list(rows)]))
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], Floats]:
-        """The k best tokens of each row, best first, lowest id first among equals."""
-        logits = self.full(rows)
-        ids = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return ids.astype(np.int32), np.take_along_axis(logits, ids, axis=1)
+        """See Output."""
+        return best_of(self.full(rows), k)
 
     def hidden(self, rows: Sequence[int]) -> Floats:
         """The hidden states after the final norm: [len(rows), hidden]."""

@@ -71,7 +71,7 @@ class Output(Protocol):
         ...
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k best tokens of each row, best first, lowest id first among equals: ids and logits, [len(rows), k]."""
+        """The k best tokens of each row, as `best_of` has them: ids and logits, [len(rows), k]."""
         ...
 
     def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
@@ -81,6 +81,18 @@ class Output(Protocol):
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
         ...
+
+
+def best_of(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k best of each row of logits and where they are: best first, lowest id first among equals, both [rows, k].
+
+    What is not a number comes before all, so that whoever reads the best sees that something is wrong.
+    """
+    if k == 1:
+        best = np.argmax(logits, axis=1)[:, None]
+    else:
+        best = np.argsort(np.where(np.isnan(logits), -np.inf, -logits), axis=1, kind="stable")[:, :k]
+    return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
 
 
 class WholeHead:

@@ -30,7 +30,8 @@ from bitnet_inference.text.messages import ROLES, Marks, Message, check_messages
 from bitnet_inference.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 5.0
-MAX_SOURCE_CHARS = 1 << 18
+# Compiling is not on the budget. The longest templates that we know have half as much.
+MAX_SOURCE_CHARS, MAX_TAGS = 1 << 16, 1 << 11
 BASE_CHARS = 1 << 20
 CHARS_PER_INPUT_CHAR = 64
 _CURE = "correct the template, or give a plain prompt (bitnet run --raw)"
@@ -164,6 +165,8 @@ class Template:
         self._environment = _Environment()
         if len(source) > MAX_SOURCE_CHARS:
             raise FormatError(name, "", f"{len(source)} characters, at most {MAX_SOURCE_CHARS} are read: {_CURE}")
+        if (num_tags := source.count("{%") + source.count("{{")) > MAX_TAGS:
+            raise FormatError(name, "", f"{num_tags} tags, at most {MAX_TAGS} are read: {_CURE}")
         with self._spending(Budget(max_seconds, BASE_CHARS)):
             self._template = self._environment.from_string(source)
 
@@ -244,7 +247,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             args = (budget.metered(args[0]), *args[1:])
         elif isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
             budget.measure((args, kwargs))
-        return budget.charge(super().call(__context, __obj, *args, **kwargs))
+        return budget.built(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -275,7 +278,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Puts the budget where Jinja has no hook: loops, `~`, slices and comparisons."""
+    """Puts the budget where Jinja has no hook: loops, `~`, slices, comparisons, and what is in brackets."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -289,6 +292,17 @@ class _Metering(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         return _filter(node, "charged") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        self.generic_visit(node)
+        return node if all(isinstance(each, nodes.Const) for each in node.items) else _filter(node, "charged")
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        return node if node.ctx == "store" else self.visit_List(node)  # type: ignore[arg-type]
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        self.generic_visit(node)
+        return node if all(isinstance(each.value, nodes.Const) for each in node.items) else _filter(node, "charged")
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitnet_inference.errors import FormatError, NotFound
-from bitnet_inference.json_objects import parse_object
+from bitnet_inference.config import check_unicode
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound
+from bitnet_inference.json_objects import parse_object, shown
 from bitnet_inference.own_files import require_own
 from bitnet_inference.text.added_tokens import listed_tokens, mapped_tokens, with_added
 
@@ -59,7 +60,7 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
         added = mapped_tokens(source, read_json(source), {*named.values(), *_more_special(config, more)})
     add_bos, add_eos = (vocabulary.add_bos, vocabulary.add_eos) if vocabulary else (None, None)
     if vocabulary and ("add_bos_token" in config or "add_eos_token" in config):
-        add_bos, add_eos = bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
+        add_bos, add_eos = (_flag(config_file, config, name) for name in ("add_bos_token", "add_eos_token"))
     tokenizer_json = vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json")
     return TextFiles(
         path=folder,
@@ -107,6 +108,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_object(read_bytes(path, MAX_CONFIG_BYTES), path, "")
 
 
+def _flag(path: Path, config: dict[str, Any], name: str) -> bool:
+    value = config.get(name)
+    if not isinstance(value, bool | None):
+        raise FormatError(path, name, f"is {shown(value)}: give true or false")
+    return bool(value)
+
+
 def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
     """A named token is written as its text, or as an object with its text under "content"."""
     named = {}
@@ -117,6 +125,10 @@ def _named_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
             continue
         if not isinstance(text, str):
             raise FormatError(path, name, 'must be a string, or an object with a string under "content": correct it')
+        try:
+            check_unicode("it", text)
+        except InvalidParams as error:
+            raise FormatError(path, name, str(error)) from None
         named[name] = text
     return {**_own_names(config), **named}
 

@@ -10,7 +10,7 @@ from typing import Any
 from bitnet_inference.errors import Unsupported
 
 MAX_GROWTH = 1024
-_MAX_PREFIX = 64  # characters that are added once are none to speak of
+_PREFIX = 64  # characters that are added once count as much as a text twice as long
 _MAX_AROUND = 256  # tokens
 # Characters that one becomes at most: bytes as letters, Unicode's own forms, signs with spaces around them.
 _FACTORS = {"ByteLevel": 4.0, "NFKC": 18.0, "NFKD": 18.0, "NFC": 3.0, "NFD": 4.0, "BertNormalizer": 12.0}
@@ -49,8 +49,8 @@ def _factor(step: dict[str, Any]) -> float:
             return max(1.0, len(new) / len(old))
         case {"type": "Replace", "content": str(new)}:  # a pattern may match nothing, beside every character
             return 1.0 + len(new)
-        case {"type": "Prepend", "prepend": str(text)} if len(text) > _MAX_PREFIX:
-            return float(len(text))
+        case {"type": "Prepend", "prepend": str(text)}:
+            return 1.0 + len(text) / _PREFIX
         case {"type": "Precompiled", "precompiled_charsmap": str(text)}:
             data = base64.b64decode(text)  # a tree, its size in front, and the texts that it leads to
             texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")

@@ -20,6 +20,7 @@ from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
 from bitnet_inference.text.pieces import Decoding, read_decoding
+from bitnet_inference.text.untaken import check_untaken
 from bitnet_inference.text.vocab import END_OF_TURN, text_files
 
 LONG_TEXT = 1 << 13  # characters
@@ -50,7 +51,7 @@ class Tokenizer:
         self._read_vocabulary()
         self.bos_id = self._named_id("bos_token")
         self.eos_ids = self._read_eos_ids()
-        self.decoding = self._read_decoding()
+        self.decoding = self._at_the_door(self._read_decoding)
         self._prefix, self._suffix = self._read_affixes()
         self._pieces: dict[int, bytes | str | None] = {}
 
@@ -192,6 +193,8 @@ class Tokenizer:
         """Run the library; it raises bare exceptions, and panics that are no Exception at all."""
         try:
             return work()
+        except Unsupported as error:
+            raise Unsupported(f"{self._file}: {error}") from None
         except (BitNetError, KeyboardInterrupt, SystemExit, GeneratorExit, TimeoutError):
             raise
         except BaseException as error:
@@ -232,13 +235,10 @@ class Tokenizer:
         parts = (rust.normalizer, rust.pre_tokenizer, rust.post_processor, rust.decoder)
         states = (None if part is None else part.__getstate__() for part in parts)  # an empty sequence counts as false
         normalizer, pre_tokenizer, post_processor, decoder = states
-        try:
-            check_growth("normalizer and pre_tokenizer", normalizer, pre_tokenizer)
-            check_template(post_processor)
-            check_growth("decoder", decoder)
-            return read_decoding(decoder)
-        except Unsupported as error:
-            raise Unsupported(f"{self._file}: {error}") from None
+        check_growth("normalizer and pre_tokenizer", normalizer, pre_tokenizer)
+        check_template(post_processor)
+        check_growth("decoder", decoder)
+        return read_decoding(decoder)
 
     def _read_affixes(self) -> tuple[list[int], list[int]]:
         """What the post-processor puts around a text."""
@@ -258,9 +258,12 @@ class Tokenizer:
 
 
 def _load(files: TextFiles) -> tokenizers.Tokenizer:
+    check_untaken(files.tokenizer_json)
     rust = tokenizers.Tokenizer.from_buffer(files.tokenizer_json)
     rust.no_truncation()
     rust.no_padding()
+    if getattr(rust.model, "dropout", None):  # of training: a text would be other tokens every time
+        rust.model.dropout = None
     _make_special(rust, files.named)
     if files.add_bos is not None:
         wanted = (("bos_token", files.add_bos), ("eos_token", files.add_eos))
