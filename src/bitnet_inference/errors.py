@@ -127,3 +127,9 @@ class Unavailable(BackendError):
 
 class KernelError(BackendError):
     """A native kernel refused its arguments or gave a wrong result."""
+
+
+def is_of_library(library: str, error: BaseException) -> bool:
+    """Whether a library in Rust raised it: its own error, a bare one, or a panic; and no handler of signals."""
+    is_end = isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, TimeoutError))
+    return type(error).__module__.partition(".")[0] in ("builtins", "pyo3_runtime", library) and not is_end

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import httpx
 import pytest
 from conftest import Running
 from typer.testing import CliRunner
@@ -337,6 +338,17 @@ def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModel
     assert line["request_id"] == answer.headers["x-request-id"] and line["caller"] == "key1"
     assert (line["status"], line["model"], line["output_tokens"], line["finish"]) == (200, "story", 3, "length")
     assert "Xylophone" not in text and "sesame" not in text
+
+
+def test_what_a_request_rules_out_itself_is_its_own_mistake(served: ServedModels, tmp_path: Path) -> None:
+    with served.models.use(served.path("")) as llm:
+        ends = [each for token, each in llm.tokenizer.vocabulary().items() if token.startswith("y")]
+    asked = {"prompt": "Once", "guided_choice": ["yes"], "stop_token_ids": ends}
+    with closing(Journal(tmp_path / "log")) as journal, Running(served, ServerOptions(), journal) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json=asked)
+    assert answer.status_code == 400 and "stop_token_ids" in answer.json()["error"]["message"]
+    line = json.loads((tmp_path / "log").read_text())
+    assert (line["status"], line["finish"]) == (400, "error")
 
 
 def test_the_journal_counts_all_prompts_once_and_how_their_choices_ended(served: ServedModels, tmp_path: Path) -> None:

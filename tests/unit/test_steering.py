@@ -176,7 +176,7 @@ def test_their_errors_end_this_request_alone(options, message):
     engine.submit(Request(PROMPT, SamplingParams(max_tokens=5, temperature=0.0), fine))
     run(engine)
     assert broken.reason == "error" and not broken.token_ids
-    with pytest.raises((EngineError, RuntimeError, ValueError), match=message):
+    with pytest.raises((EngineError, InvalidParams, RuntimeError, ValueError), match=message):
         raise broken.finishes[0].error
     assert fine.token_ids == greedy_text(model, PROMPT, 5)
 

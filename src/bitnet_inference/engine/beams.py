@@ -71,7 +71,7 @@ class Beams:
     def branch(self, scheduler: Scheduler) -> Finish | None:
         """Let the best continuations go on; or the end of the head, where the search is over.
 
-        Raises EngineError where no token is left.
+        Raises InvalidParams where no token is left.
         """
         beams, num_prompt = self._beams, self.head.num_prompt
         candidates = [self._candidates.pop(beam) for beam in beams]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.request import Request
-from bitnet_inference.errors import EngineError
+from bitnet_inference.errors import EngineError, InvalidParams
 
 
 def processed(request: Request, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -22,19 +22,19 @@ def processed(request: Request, logits: NDArray[np.float32]) -> NDArray[np.float
             raise EngineError(f"{given}: edit the logits in place and return None")
     if np.isnan(row).any() or np.isposinf(row).any():
         names = ", ".join(map(_name, request.params.processors))
-        raise EngineError(f"a processor ({names}) left NaN or infinity at position {len(tokens)}: use -inf to ban")
+        raise EngineError(f"a processor ({names}) left NaN or infinity at position {request.position}: use -inf to ban")
     return row
 
 
 def chosen(request: Request, logits: NDArray[np.float32]) -> int:
-    """The token that the request's strategy chooses from a row [vocab]. Raises its errors, and EngineError."""
+    """The token that the request's strategy chooses from a row [vocab]. Raises its errors and those of the engine."""
     strategy, row = request.params.strategy, _edited(request, logits)
     assert callable(strategy), "names are looked up before"
     allowed = row > -np.inf
     if not allowed.any():
         raise no_token_left(request)
     token_id: object = strategy(_known(request), row)
-    name, place = f"the strategy {_name(strategy)}", f"at position {len(request.tokens)}"
+    name, place = f"the strategy {_name(strategy)}", f"at position {request.position}"
     if isinstance(token_id, bool) or not isinstance(token_id, Integral):
         raise EngineError(f"{name} chose {token_id!r:.60} {place}: return a token id")
     token_id = int(token_id)
@@ -45,11 +45,11 @@ def chosen(request: Request, logits: NDArray[np.float32]) -> int:
     return token_id
 
 
-def no_token_left(request: Request) -> EngineError:
+def no_token_left(request: Request) -> InvalidParams:
     """What is said where all tokens are banned."""
     who = "the grammar, min_tokens, logit_bias and processors"
     cure = "lower min_tokens, or ban fewer tokens"
-    return EngineError(f"{who} leave no token to choose from at position {len(request.tokens)}: {cure}")
+    return InvalidParams(f"{who} leave no token to choose from at position {request.position}: {cure}")
 
 
 def _edited(request: Request, logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
-from bitnet_inference.errors import EngineError, InvalidParams
+from bitnet_inference.errors import EngineError, InvalidParams, is_of_library
 from bitnet_inference.grammar.grammar import Grammar
 
 MAX_KEPT = 16  # compiled grammars
@@ -136,13 +136,14 @@ class Matcher:
         self.is_done = False
 
     def mask(self) -> NDArray[np.uint32]:
-        """See Constraint. Raises EngineError when the library gives up, or no token of the vocabulary fits."""
+        """See Constraint. Raises EngineError when the library gives up, InvalidParams where no token fits."""
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         self._raise_error()
         self._bits &= self._others
         can_end, can_go_on = self._matcher.is_accepting(), self._bits.any()
         if not can_end and not can_go_on:
-            raise EngineError("no token of the vocabulary can follow: allow more")
+            why = "no token of the vocabulary can follow, but for those that stop_token_ids takes"
+            raise InvalidParams(f"grammar: {why}: allow more")
         self.is_done = not can_go_on
         if can_end:
             self._bits |= self._ends
@@ -198,8 +199,8 @@ def _at_the_door(what: str, work: Callable[[], Result]) -> Result:
     """Run the library; it raises bare exceptions, and panics that are no Exception at all."""
     try:
         return work()
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
     except BaseException as error:
+        if not is_of_library("llguidance", error):
+            raise
         why = _line(str(error)) or type(error).__name__
         raise InvalidParams(f"grammar: {what} is not supported ({why}): change it") from None

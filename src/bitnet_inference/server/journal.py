@@ -102,12 +102,17 @@ def _cost(streams: Sequence[Stream]) -> dict[str, Any]:
     if not streams:
         return {}
     found = [(each.request.choice, each.usage or each.request.usage()) for each in streams]
-    ends = Counter(each.finish_reason or "cancelled" for each in streams)
+    ends = Counter(map(_end, streams))
     return {
         "prompt_tokens": sum(usage.num_prompt_tokens for choice, usage in found if not choice),
         "output_tokens": sum(usage.num_output_tokens for _, usage in found),
         "finish": ends if len(ends) > 1 else next(iter(ends)),
     }
+
+
+def _end(stream: Stream) -> str:
+    finish = stream.request.finish
+    return stream.finish_reason or ("error" if finish is not None and finish.reason == "error" else "cancelled")
 
 
 def _request_id(scope: Scope) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from bitnet_inference.config import check_unicode
-from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported, is_of_library
 from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
@@ -195,10 +195,8 @@ class Tokenizer:
             return work()
         except Unsupported as error:
             raise Unsupported(f"{self._file}: {error}") from None
-        except (BitNetError, KeyboardInterrupt, SystemExit, GeneratorExit, TimeoutError):
-            raise
         except BaseException as error:
-            if type(error).__module__ not in ("builtins", "pyo3_runtime"):  # a signal's handler raised it
+            if not is_of_library("tokenizers", error):
                 raise
             why = " ".join(str(error).split())[:300] or type(error).__name__
             place = re.search(r" at (line \d+ column \d+)$", why)
