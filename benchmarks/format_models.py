@@ -60,7 +60,7 @@ class Expected:
 
 
 class Rounded(torch.nn.Module):  # type: ignore[misc]
-    """A ternary layer as FORMATS 0 has it: rows rounded to int8 by their largest magnitude, times +-m and 0."""
+    """A ternary layer: rows rounded to int8 by their largest magnitude, times +-m and 0."""
 
     def __init__(self, weight: torch.Tensor, norm: Any) -> None:
         super().__init__()

@@ -35,8 +35,6 @@ class ReleasedGil {
     PyThreadState* thread_;
 };
 
-template <class T>
-using Array = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 using Array1i = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Array2i = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Array1f = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -124,7 +124,7 @@ struct Tiles {
     int64_t of(int64_t token) const { return ((token + 1) * count - 1) / num_tokens; }
 };
 
-struct RowsStep {  // what `Program::rows` does to each row
+struct RowsStep {  // what `Program::rows_to_floats` and `rows_to_codes` do to each row
     Rows x;
     const Rows* up;
     Activation activation;

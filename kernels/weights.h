@@ -104,7 +104,7 @@ struct DenseWeight {
     int64_t row_bytes() const { return columns * (dtype == Dtype::f32 ? 4 : dtype == Dtype::i8 ? 1 : 2); }
 };
 
-// Absmean ternarisation of a whole tensor (FORMATS: s = 1 / max(mean |w|, 1e-5), codes = clamp(round(w s), -1, 1)).
+// Absmean ternarisation of a whole tensor (s = 1 / max(mean |w|, 1e-5), codes = clamp(round(w s), -1, 1)).
 // Returns the multiplicative scale 1 / s.
 float ternarize(const void* weights, Dtype dtype, int64_t count, int8_t* codes);
 

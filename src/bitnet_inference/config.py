@@ -5,7 +5,9 @@ BITNET_THREADS  a number: the default for `threads`
 TRITON_INTERPRET  1: Triton's own; the kernels of the CUDA backend run in Python then, without a GPU, to be checked
 
 Where models come from and are kept is told by the variables that Hugging Face's own tools read: HF_ENDPOINT, HF_TOKEN
-(or the file HF_TOKEN_PATH), HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME.
+(or the file HF_TOKEN_PATH), HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE), HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_ETAG_TIMEOUT,
+HF_HUB_CACHE (or HUGGINGFACE_HUB_CACHE), HF_HOME and XDG_CACHE_HOME. The command line has variables of its own for
+options of `bitnet serve`, which its help names.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitnet_inference.amounts import told_count
 from bitnet_inference.formats.coreml import ONE, CoreMLCheckpoint
 from bitnet_inference.formats.onnx_graph import plain
 
@@ -16,7 +17,7 @@ def describe_coreml(checkpoint: CoreMLCheckpoint) -> list[tuple[str, str]]:
     return [
         ("path", str(checkpoint.path)),
         ("family", f"{plain(config.family)} (a program, run by Core ML)"),
-        ("parameters", _count(checkpoint.num_parameters)),
+        ("parameters", told_count(checkpoint.num_parameters)),
         ("weights", _weights(checkpoint)),
         ("layers", f"{config.num_layers} of hidden size {config.hidden_size}"),
         ("attention", heads),
@@ -30,10 +31,6 @@ def describe_coreml(checkpoint: CoreMLCheckpoint) -> list[tuple[str, str]]:
 
 def _weights(checkpoint: CoreMLCheckpoint) -> str:
     weights = checkpoint.program.weights
-    parts = [f"{_count(weights[bits])} of {bits} bits" for bits in sorted(weights)]
+    parts = [f"{told_count(weights[bits])} of {bits} bits" for bits in sorted(weights)]
     stored = 8 * checkpoint.package.weights.stat().st_size / max(1, checkpoint.num_parameters)
     return f"{', '.join(parts)}; {stored:.2f} bits a weight in the file, with scales and tables"
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"

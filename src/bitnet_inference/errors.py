@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 
-def _one_line(text: str) -> str:
-    # Names of files and keys are a stranger's: they shall not write on the terminal as they please.
+def one_line(text: str) -> str:
+    """What a stranger has written, as names of files and tokens, without what a terminal does not print."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -27,7 +27,7 @@ class BitNetError(Exception):
     """The root: catch this to catch everything that the package raises on purpose."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_one_line(each) if isinstance(each, str) else each for each in args))
+        super().__init__(*(one_line(each) if isinstance(each, str) else each for each in args))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Made anew in another process from its message and fields, whatever its __init__ wants.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bitnet_inference.amounts import told_count
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.formats.onnx_graph import Graph, Port, plain
 from bitnet_inference.formats.onnx_tensors import DTYPE_NAMES
@@ -20,7 +21,7 @@ def describe_onnx(checkpoint: OnnxCheckpoint) -> list[tuple[str, str]]:
     lines = [
         ("path", str(checkpoint.path)),
         ("family", f"{plain(config.family)} (a graph, run by ONNX Runtime)"),
-        ("parameters", _count(checkpoint.num_parameters)),
+        ("parameters", told_count(checkpoint.num_parameters)),
         ("layers", f"{config.num_layers} with a cache"),
         ("attention", f"{heads}, in {decoder.cache_dtype}"),
         ("vocabulary", f"{config.vocab_size} tokens, logits in {decoder.logits_dtype}"),
@@ -54,7 +55,3 @@ def _quantised(graph: Graph) -> str:
     bits = f" ({', '.join(map(str, sorted(graph.bits)))} bits)" if graph.bits else ""
     texts = [f"{count} {name}{bits if name == 'MatMulNBits' else ''}" for name, count in found.items()]
     return ", ".join(texts) or "no operator"
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitnet_inference.amounts import told_bytes
+from bitnet_inference.amounts import told_bytes, told_count
 from bitnet_inference.backends import decided
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.coreml_summary import describe_coreml
@@ -77,7 +77,7 @@ def _model(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         ("family", _family(config)),
         (
             "parameters",
-            f"{_count(checkpoint.num_parameters)}, {100 * ternary / checkpoint.num_parameters:.1f}% ternary",
+            f"{told_count(checkpoint.num_parameters)}, {100 * ternary / checkpoint.num_parameters:.1f}% ternary",
         ),
         ("layers", f"{config.num_layers} of hidden size {config.hidden_size}, inner size {config.intermediate_size}"),
         ("attention", _attention(config)),
@@ -176,7 +176,3 @@ def _words(tokenizer: Tokenizer) -> list[tuple[str, str]]:
         ("chat template", templates),
         ("sampling", f"{sampling}, at most {params.max_tokens} tokens"),
     ]
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.2f} million"

@@ -3,7 +3,7 @@
 A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
 
     codes     int8 [out, in], the values themselves
-    quarters  uint8 [ceil(out / 4), in], Hugging Face's packing (FORMATS 1.3)
+    quarters  uint8 [ceil(out / 4), in], Hugging Face's packing
     u2        uint8 [ceil(out / 32), ceil(in / 16), 128], the kernels' R32/U2 layout
     t5        uint8 [ceil(out / 32), ceil(in / 80) * 4, 128], five values a byte
 
@@ -159,7 +159,7 @@ def group_sums(activations: NDArray[np.int8], codes: NDArray[np.int8], group_siz
 
 
 def ternarize(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], np.float32]:
-    """Master weights float32 [out, in] to (codes int8 [out, in], multiplicative scale m), by absmean (FORMATS 0).
+    """Master weights float32 [out, in] to (codes int8 [out, in], multiplicative scale m), by absmean.
 
     As transformers' `WeightQuant`, in float32: s = 1 / max(mean|W|, 1e-5), codes = clamp(round(W * s), -1, 1) with
     halves to even, m = 1 / s. Raises ValueError if a weight is not finite.
@@ -199,7 +199,7 @@ def quantize_table(weights: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDAr
 
 
 def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Finite activations float32 [tokens, in] to (codes int8 [tokens, in], scales s_x float32 [tokens]) (FORMATS 0).
+    """Finite activations float32 [tokens, in] to (codes int8 [tokens, in], scales s_x float32 [tokens]).
 
     s_x = fl(fl(1 / max(max|x|, 1e-5)) * 127), the two roundings of torch's `127 / tensor`; codes = clamp(round(x *
     s_x), -128, 127) with halves to even. A product of codes is worth sum / s_x * m.

@@ -33,7 +33,6 @@ NAMES = ("llama-rms-norm", "llama3-bf16", "llama-partial", "qwen3-bitlinear", "g
 ROUNDED = GOLDEN / "llama-f32"  # its matrices, to int8
 FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES), ROUNDED]
 NUM_TOKENS = 70
-BEST = native.isas()[0]
 
 
 class Tally:

@@ -1,4 +1,4 @@
-"""Tiny checkpoints that Transformers' own classes load, with the magnitudes of real ones (FORMATS 1.2)."""
+"""Tiny checkpoints that Transformers' own classes load, with the magnitudes of real ones."""
 
 from __future__ import annotations
 

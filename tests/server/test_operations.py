@@ -18,8 +18,8 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import openai
 import httpx
+import openai
 import pytest
 from conftest import Running
 from typer.testing import CliRunner

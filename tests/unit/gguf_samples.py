@@ -41,7 +41,7 @@ def codes_of(matrix: Ternary) -> NDArray[np.int8]:
 
 
 def i2_s_bytes(codes: NDArray[np.int8], scale: float, part: int = 32) -> NDArray[np.uint8]:
-    """FORMATS 3.3, by hand: byte p of 32 holds the codes p, 32 + p, 64 + p, 96 + p, the first in the highest bits."""
+    """By hand: byte p of 32 holds the codes p, 32 + p, 64 + p, 96 + p, the first in the highest bits."""
     packed = bytearray()
     flat = (codes.reshape(-1) + 1).tolist()
     for start in range(0, len(flat), 4 * part):
@@ -51,7 +51,7 @@ def i2_s_bytes(codes: NDArray[np.int8], scale: float, part: int = 32) -> NDArray
 
 
 def q2_0_bytes(codes: NDArray[np.int8], size: int = 64) -> NDArray[np.uint8]:
-    """FORMATS 3.2: for 64 weights a scale in float16, here 1/64, 2/64, 3/64, 1/64, ..., and four codes a byte."""
+    """For 64 weights a scale in float16, here 1/64, 2/64, 3/64, 1/64, ..., and four codes a byte."""
     fours = (codes.reshape(-1, size // 4, 4) + 1).astype(np.uint8) << np.array([0, 2, 4, 6], np.uint8)
     scales = ((np.arange(len(fours)) % 3 + 1) / 64).astype(np.float16)
     return np.concatenate([scales.view(np.uint8).reshape(-1, 2), fours.sum(axis=2, dtype=np.uint8)], axis=1).reshape(-1)

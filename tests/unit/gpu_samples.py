@@ -1,6 +1,6 @@
 """Checkpoints of Microsoft's GPU code, a few kilobytes each, and Hugging Face's folder of the same model.
 
-The packing is written from its description (FORMATS 5), a weight at a time.
+The packing is written from its description, a weight at a time.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from bitnet_inference.errors import InvalidParams
         ({"stop_token_ids": "12"}, "stop_token_ids is '12'"),
         ({"max_tokens": -1}, "max_tokens is -1"),
         ({"min_tokens": None}, "min_tokens is None"),
-        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, max_tokens 4: lower min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, max_tokens 4: lower it, or raise"),
         ({"ignore_eos": 1}, "ignore_eos is 1: give True or False"),
         ({"logprobs": 21}, "logprobs is 21: give 0 to 20"),
         ({"logprobs": True}, "logprobs is True"),

@@ -21,7 +21,7 @@ ACTIVATIONS = {None: 0, "relu2": 1, "silu": 2, "gelu": 3}
 
 
 class Codes(NamedTuple):
-    """Rows quantised by FORMATS 0: `codes` int8 [T, K], `scales` float32 [T], the s_x of each row."""
+    """Rows as bit_linear quantises them: `codes` int8 [T, K], `scales` float32 [T], the s_x of each row."""
 
     codes: Tensor
     scales: Tensor

@@ -57,10 +57,6 @@ class Wire:
         words, shapes = json.loads(self._read(length).tobytes())
         return words, [self._array(*each) for each in shapes]
 
-    def set_timeout(self, seconds: float) -> None:
-        """How long sending and receiving may make no progress."""
-        self._connection.settimeout(seconds)
-
     def close(self) -> None:
         """The other end finds that there will be no more."""
         self._connection.close()

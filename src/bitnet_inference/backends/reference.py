@@ -46,7 +46,7 @@ def ternary_codes(matrix: Ternary) -> NDArray[np.int8]:
 
 
 def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_size: int = 0) -> Floats:
-    """FORMATS 0: int8 activations a token, exact integer sums, y = sum * (m / s_x).
+    """int8 activations a token, exact integer sums, y = sum * (m / s_x).
 
     With a group size, y = (sum_0 * m_0 + sum_1 * m_1 + ...) / s_x over groups of columns in ascending order.
     """
@@ -63,7 +63,7 @@ def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_
 
 
 def int8_linear(x: Floats, weight: Int8) -> Floats:
-    """As FORMATS 0, but y = sum * (scale of the row / s_x)."""
+    """As bit_linear, but y = sum * (scale of the row / s_x)."""
     quantised, scales = ternary.quantize_rows(x)
     sums = quantised.astype(np.int64) @ weight.codes.T.astype(np.int64)
     return sums.astype(np.float32) * (weight.scales * np.reciprocal(scales)[:, None])

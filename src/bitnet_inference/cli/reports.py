@@ -21,6 +21,7 @@ from bitnet_inference.cli.options import (
     read_text,
     with_options,
 )
+from bitnet_inference.errors import one_line
 
 if TYPE_CHECKING:
     from bitnet_inference.bench_engine import Load
@@ -194,7 +195,7 @@ def doctor() -> None:
 def print_lines(lines: Iterable[tuple[str, str]]) -> None:
     """A title and a value each."""
     for name, value in lines:
-        typer.echo(f"  {name:<16} {value}")
+        typer.echo(f"  {name:<16} {one_line(value)}")
 
 
 def print_table(rows: Sequence[tuple[str, ...]], to_stderr: bool = False) -> None:

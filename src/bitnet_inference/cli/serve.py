@@ -110,10 +110,10 @@ def serve(
         listener = tracing.beside(watch.listener) if tracing else watch.listener
         with progress_bar() as progress:
             held = Models(progress=progress, listener=listener, filters=word_filters(ctx), **_given(ctx, _OF_MODELS))
-            stack.callback(held.close)
+            served = stack.enter_context(closing(ServedModels(held, paths)))
             held.preload(next(iter(paths.values())))
-        front = make_front(ServedModels(held, paths), options, journal, watch, tracing)
-        server = make_server(front, listening, options, held.close)
+        front = make_front(served, options, journal, watch, tracing)
+        server = make_server(front, listening, options, served.close)
         listen(sockets)  # what is told now is so
         _tell(held, list(paths), listening, is_open=not keys)
         server.run(sockets)

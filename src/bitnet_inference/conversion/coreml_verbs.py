@@ -68,7 +68,7 @@ class Verbs:
         return reduce(self.mul, x.factors, x.rows)
 
     def quantised(self, scaled: Scaled) -> Codes:
-        """Rows of codes, as FORMATS 0 has them."""
+        """Rows of codes, a scale each."""
         x = scaled.rows
         if self.half:
             largest = self._largest(x, _LEAST_LARGEST)

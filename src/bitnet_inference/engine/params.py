@@ -145,7 +145,8 @@ class SamplingParams:
         if self.strategy is not None:
             self._check_strategy()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidParams(f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}: lower min_tokens")
+            what = f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}"
+            raise InvalidParams(f"{what}: lower it, or raise max_tokens")
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> SamplingParams:

@@ -32,7 +32,8 @@ class Terms:
     def __post_init__(self) -> None:
         # Kept as Python's own numbers: NumPy's small ones overflow and round where ranks and deadlines are computed.
         if not _is_number(self.priority, Integral) or abs(int(self.priority)) > MAX_PRIORITY:
-            raise InvalidParams(f"priority is {self.priority!r}: give a whole number (0 is usual, higher comes first)")
+            allowed = f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY} (0 is usual, higher comes first)"
+            raise InvalidParams(f"priority is {self.priority!r:.60}: give {allowed}")
         object.__setattr__(self, "priority", int(self.priority))
         if not isinstance(self.cache_salt, str):
             raise InvalidParams(f"cache_salt is {self.cache_salt!r}: give a string")

@@ -36,7 +36,7 @@ PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched: "linear" uses `factor` alone, "llama3" all four (FORMATS 4.2).
+    """How rotary frequencies are stretched: "linear" uses `factor` alone, "llama3" all four.
 
     "factors" divides each by its own: head_dim / 2 numbers.
     """

@@ -1,6 +1,6 @@
 """The blocks in which GGUF files hold numbers, a table row a type: how large they are, and what they stand for.
 
-Layouts as in ggml-common.h and ggml-quants.c of llama.cpp (FORMATS 3.2); I2_S as in Microsoft's fork (FORMATS 3.3).
+Layouts as in ggml-common.h and ggml-quants.c of llama.cpp; I2_S as in Microsoft's fork.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GGUF files of BitNet, Llama, Qwen3 and Gemma 3: ternary in I2_S, TQ1_0, TQ2_0 or Q2_0, or dense (FORMATS 3)."""
+"""GGUF files of BitNet, Llama, Qwen3 and Gemma 3: ternary in I2_S, TQ1_0, TQ2_0 or Q2_0, or dense."""
 
 from __future__ import annotations
 

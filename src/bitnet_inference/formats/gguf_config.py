@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as a ModelConfig (FORMATS 3.4)."""
+"""The metadata of a GGUF file as a ModelConfig."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ _LLAMA3 = tuple(RopeScaling(kind="llama3", factor=factor) for factor in (8.0, 32
 
 
 def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
-    """What the rule of Llama 3.1 divides the frequencies by (FORMATS 4.2)."""
+    """What the rule of Llama 3.1 divides the frequencies by."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     factors = []
     for index in range(head_dim // 2):

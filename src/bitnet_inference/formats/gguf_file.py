@@ -1,4 +1,4 @@
-"""GGUF containers, versions 2 and 3: metadata and tensors, mapped from the file when asked for (FORMATS 3.1).
+"""GGUF containers, versions 2 and 3: metadata and tensors, mapped from the file when asked for.
 
 Little-endian: "GGUF", u32 version, i64 number of tensors, i64 number of keys; each key a string (u64 length, bytes), a
 u32 type and a value; each tensor its name, u32 number of dimensions, u64 sizes (the row's length first), u32 type and

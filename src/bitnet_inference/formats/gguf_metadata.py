@@ -1,4 +1,4 @@
-"""A ModelConfig as the metadata of a GGUF file (FORMATS 3.4): the way back from gguf_config."""
+"""A ModelConfig as the metadata of a GGUF file: the way back from gguf_config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of Microsoft's GPU code: model_state_int2.pt, or the same in floats (FORMATS 5)."""
+"""Checkpoints of Microsoft's GPU code: model_state_int2.pt, or the same in floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 2-bit packing of Microsoft's GPU kernels, as bytes of our own layout U2 (FORMATS 5).
+"""The 2-bit packing of Microsoft's GPU kernels, as bytes of our own layout U2.
 
 A matrix [out, in] is cut into tiles of 16 rows and 32 columns, one behind the other along the columns. A tile has 32
 runs of 16 columns, of 4 bytes each: rows 0 to 7 of its left half, then of its right half, then rows 8 to 15 likewise.

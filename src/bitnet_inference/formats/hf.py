@@ -1,4 +1,4 @@
-"""Hugging Face folders: the models of hf_families, packed, as master weights, or dense (FORMATS 1, 2)."""
+"""Hugging Face folders: the models of hf_families, packed, as master weights, or dense."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _PATTERN = re.compile(r"(?!(?:.*\.\*){3})(?:[\w.-]|(?<=\.)\*(?!\*))+")
 
 @dataclass(frozen=True)
 class Quantization:
-    """BitNet quantisation as transformers' `BitNetQuantConfig` has it (FORMATS 1.1, 1.4).
+    """BitNet quantisation as transformers' `BitNetQuantConfig` has it.
 
     divides: the stored weight_scale is 1 / m ("bitlinear"), else it is m ("autobitlinear").
     online: the matrices are master weights, to be ternarised. norm: each ternary matrix has its own RMSNorm before it.

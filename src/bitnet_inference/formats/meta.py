@@ -1,4 +1,4 @@
-"""Meta's Llama checkpoints: params.json and consolidated.NN.pth, a part of every matrix in each (FORMATS 4)."""
+"""Meta's Llama checkpoints: params.json and consolidated.NN.pth, a part of every matrix in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""params.json of a Meta checkpoint as a ModelConfig (FORMATS 4.1, 4.2)."""
+"""params.json of a Meta checkpoint as a ModelConfig."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shards of a Meta checkpoint, merged: rank NN of a model-parallel run wrote consolidated.NN.pth (FORMATS 4.1)."""
+"""The shards of a Meta checkpoint, merged: rank NN of a model-parallel run wrote consolidated.NN.pth."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The safetensors files of a folder: strict headers, tensors mapped from the file when asked for.
 
 A file is a little-endian uint64 with the length of the header, the header as JSON {name: {dtype, shape, data_offsets:
-[begin, end]}}, and the data, which the tensors tile without gap or overlap (FORMATS 7). Our own reader, not the
+[begin, end]}}, and the data, which the tensors tile without gap or overlap. Our own reader, not the
 library: it also refuses doubled names and absurd ranks, and names what is wrong.
 """
 

@@ -48,7 +48,7 @@ def _dense_projections(checkpoint: Checkpoint) -> list[str]:
 
 
 def ternarized(path: Path, name: str, matrix: Dense) -> Ternary:
-    """Master weights as transformers' `WeightQuant` rounds them (FORMATS 0), m in their dtype, as it is stored there.
+    """Master weights as transformers' `WeightQuant` rounds them, m in their dtype, as it is stored there.
 
     Raises FormatError where a weight is not finite.
     """

@@ -14,11 +14,11 @@ _LOOK_AROUND = ("?=", "?!", "?<=", "?<!")
 # Of a class, what it holds and its end. One without an end goes on to that of the text: to look for it from every
 # bracket anew would take minutes.
 _INSIDE, _END = r"(?:\\.|[^\]\\])*+", r"(?:\]|\\?\Z)"
-# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
 _DECIMAL = "^(?!^[-+.]*$)"
 _MOST_DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,(\d+)\}0\*\$\)")
 _WHOLE = re.compile(r"(\(\?:\\d\{0,\d+\})\|")
 _WITHIN_DIGITS = re.compile(_MOST_DIGITS.pattern + r"\\d\*\\\.\\d\*0\*\$")
+# Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
 _SIGN = re.compile(rf"\\.|\[\^?\]?{_INSIDE}{_END}|[()]|{_COUNT.pattern}", re.DOTALL)
 _CLASS = re.compile(rf"\\.|\[(\^?\]?)({_INSIDE})({_END})", re.DOTALL)
 _RANGE = re.compile(r"(\\.|[^\\])-(\\.|[^\\])|\\.|.", re.DOTALL)  # of a class, or one of its characters

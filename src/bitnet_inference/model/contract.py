@@ -150,7 +150,7 @@ class Ops(Protocol[Tensor]):
         ...
 
     def linear(self, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
-        """x @ W^T, one result a stacked matrix. Ternary weights quantise x per token to int8 first (FORMATS 0)."""
+        """x @ W^T, one result a stacked matrix. Ternary weights quantise x per token to int8 first."""
         ...
 
     def rope(self, x: Tensor, local: bool) -> Tensor:

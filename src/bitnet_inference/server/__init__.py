@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's API over models that are loaded when they are asked for."""
+"""The HTTP server: OpenAI's and Anthropic's APIs over models that are loaded when they are asked for."""
 
 from bitnet_inference.server.app import make_app
 from bitnet_inference.server.front import make_front

@@ -17,11 +17,9 @@ from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.replies import Reply, Talk, open_talk, reply_style
 from bitnet_inference.server.schema import ChatRequest
-from bitnet_inference.server.sse import DONE, dumps, event, template
+from bitnet_inference.server.sse import DONE, HOLE, dumps, event, template
 from bitnet_inference.server.token_texts import chat_logprobs
 from bitnet_inference.stream import Piece, Stream
-
-_HOLE = "\0text"
 
 
 def add_chat(app: FastAPI, answers: Answers) -> None:
@@ -101,8 +99,8 @@ class ChatAnswer:
         return {"index": index, "message": message, "logprobs": entries, "finish_reason": reason}
 
     def _template(self, index: int) -> tuple[bytes, bytes]:
-        choice = {"index": index, "delta": {"content": _HOLE}, "logprobs": None, "finish_reason": None}
-        return template(self._chunk_head | self._costs.field(index) | {"choices": [choice]}, _HOLE)
+        choice = {"index": index, "delta": {"content": HOLE}, "logprobs": None, "finish_reason": None}
+        return template(self._chunk_head | self._costs.field(index) | {"choices": [choice]})
 
     def _scored(self, index: int, text: str, piece: Piece) -> bytes:
         return self._chunk(index, {"content": text}, logprobs=self._logprobs(piece.token_ids, piece.logprobs or []))

@@ -18,12 +18,11 @@ from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.message_schema import CountRequest, MessagesRequest
 from bitnet_inference.server.replies import Reply, open_talk, reply_style, tools_shown
-from bitnet_inference.server.sse import dumps, event, template
+from bitnet_inference.server.sse import HOLE, dumps, event, template
 from bitnet_inference.stream import Generation, Stream
 from bitnet_inference.tools import ToolCall
 from bitnet_inference.written_calls import CallPart
 
-_HOLE = "\0text"
 _REASONS = {"length": "max_tokens", "timeout": "max_tokens", "filtered": "refusal"}
 
 
@@ -81,8 +80,8 @@ class MessageAnswer:
         begun: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event({"type": "message_start", "message": begun})
         is_open = False
-        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": _HOLE}}
-        before, behind = template(delta, _HOLE, "content_block_delta")
+        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": HOLE}}
+        before, behind = template(delta, "content_block_delta")
         async for piece in self._stream.in_bulk():
             if text := self._reply.push(piece.text):
                 yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(text) + behind

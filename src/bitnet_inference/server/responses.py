@@ -20,13 +20,11 @@ from bitnet_inference.server.response_items import (
     text_part,
 )
 from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
-from bitnet_inference.server.sse import dumps, event, template
+from bitnet_inference.server.sse import HOLE, dumps, event, template
 from bitnet_inference.server.stored import StoredResponse
 from bitnet_inference.server.token_texts import chat_logprobs
 from bitnet_inference.stream import Piece, Stream
 from bitnet_inference.written_calls import CallPart
-
-_HOLE = "\0text"
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -131,8 +129,8 @@ class ResponseAnswer:
     def _template(self) -> tuple[bytes, bytes]:
         """A delta's bytes before its text, and behind it up to its number."""
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-        value = {"type": "response.output_text.delta", **place, "logprobs": [], "delta": _HOLE, "sequence_number": 0}
-        before, behind = template(value, _HOLE, value["type"])
+        value = {"type": "response.output_text.delta", **place, "logprobs": [], "delta": HOLE, "sequence_number": 0}
+        before, behind = template(value, value["type"])
         return before, behind.removesuffix(b"0}\n\n")
 
     def _delta(self, text: str, pieces: Sequence[Piece]) -> bytes:

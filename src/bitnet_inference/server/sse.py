@@ -18,6 +18,7 @@ from bitnet_inference.server.failures import Failure, failure_of
 LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
 # Proxies shall not collect it.
+HOLE = "\0text"  # stands in a template for what changes from event to event
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -35,9 +36,9 @@ def event(value: Any, name: str | None = None) -> bytes:
     return head + b"data: " + dumps(value) + b"\n\n"
 
 
-def template(value: Any, hole: str, name: str | None = None) -> tuple[bytes, bytes]:
-    """An event's bytes before and behind the one string in it that is `hole`, which changes from event to event."""
-    before, behind = event(value, name).split(dumps(hole))
+def template(value: Any, name: str | None = None) -> tuple[bytes, bytes]:
+    """An event's bytes before and behind the one string in it that is HOLE, which changes from event to event."""
+    before, behind = event(value, name).split(dumps(HOLE))
     return before, behind
 
 

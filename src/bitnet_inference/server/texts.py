@@ -19,12 +19,11 @@ from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.replies import sampling
 from bitnet_inference.server.schema import TextRequest
-from bitnet_inference.server.sse import DONE, dumps, event, template
+from bitnet_inference.server.sse import DONE, HOLE, dumps, event, template
 from bitnet_inference.server.token_texts import TextLogprobs
 from bitnet_inference.stream import Generation, Stream
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_HOLE = "\0text"
 
 
 def add_texts(app: FastAPI, answers: Answers) -> None:
@@ -119,8 +118,8 @@ class TextAnswer:
         return [found[start : start + self._num_texts] for start in range(0, len(found), self._num_texts)]
 
     def _template(self, index: int) -> tuple[bytes, bytes]:
-        choice = {"index": index, "text": _HOLE, "logprobs": None, "finish_reason": None}
-        return template(self._head | self._costs.field(index) | {"choices": [choice]}, _HOLE)
+        choice = {"index": index, "text": HOLE, "logprobs": None, "finish_reason": None}
+        return template(self._head | self._costs.field(index) | {"choices": [choice]})
 
     def _part(self, part: Part, scores: TextLogprobs) -> bytes:
         if part.piece is None:

@@ -1,4 +1,4 @@
-"""The tokenizer of Meta's Llama 3: a file of ranks as tiktoken reads it, turned into a tokenizer.json (FORMATS 4.3).
+"""The tokenizer of Meta's Llama 3: a file of ranks as tiktoken reads it, turned into a tokenizer.json.
 
 tiktoken merges, again and again, the two neighbours that make up the token of the lowest rank. So every way to cut a
 token into two tokens is a merge, in the order of the whole token's rank. The order among the ways to cut one token does

@@ -1,4 +1,4 @@
-"""The tokenizer that stands in the metadata of a GGUF file, as the files of a folder would have it (FORMATS 3.5)."""
+"""The tokenizer that stands in the metadata of a GGUF file, as the files of a folder would have it."""
 
 from __future__ import annotations
 
