@@ -170,6 +170,8 @@ def _fields(output: Generation) -> dict[str, Any]:
         "num_prompt_tokens": output.usage.num_prompt_tokens,
         "num_output_tokens": output.usage.num_output_tokens,
     }
+    counts = {name: getattr(output.usage, name) for name in ("num_dropped_tokens", "num_slides")}
+    fields |= {name: count for name, count in counts.items() if count}
     if output.logprobs is not None:
         fields |= {"token_ids": output.token_ids, "logprobs": [asdict(entry) for entry in output.logprobs]}
     if output.prompt_logprobs is not None:

@@ -205,6 +205,7 @@ class Stream:
         except Exception as error:
             self._error, text = error, ""
         if not is_last and not self._screen.is_open:
+            self.request.is_filtered = self._label is not None
             self.cancel()
         return text
 

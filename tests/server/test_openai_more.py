@@ -210,3 +210,22 @@ def test_tokens_there_and_back(client: openai.OpenAI, llm: LLM) -> None:
     assert back == {"prompt": "Grüße 😀"}
     talk: Any = client.post("../tokenize", body={"messages": TALK}, cast_to=object)
     assert talk["tokens"] == llm.encode_chat(TALK) and talk["max_model_len"] == llm.max_context
+
+
+def test_a_request_has_a_time_limit_of_its_own(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "story", "prompt": "Once", "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+    asked["extra_body"] |= {"timeout_s": 1e-9}
+    (choice,) = client.completions.create(**asked).choices
+    assert choice.finish_reason == "length" and not choice.text
+    asked["extra_body"]["timeout_s"] = 0
+    with pytest.raises(openai.BadRequestError, match="timeout_s"):
+        client.completions.create(**asked)
+
+
+def test_usage_tells_what_of_a_prompt_was_dropped(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "story", "max_tokens": 2, "extra_body": {"overflow": "truncate_left"}}
+    used = client.completions.create(prompt=["Once upon a time. " * 900, "Once"], **asked).usage
+    assert used and used.prompt_tokens_details
+    assert used.prompt_tokens_details.model_extra == {"dropped_tokens": pytest.approx(3000, rel=0.5)}
+    used = client.completions.create(prompt="Once", **asked).usage
+    assert used and used.prompt_tokens_details and not used.prompt_tokens_details.model_extra

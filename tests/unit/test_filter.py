@@ -413,6 +413,18 @@ class TestAnswers:
         assert (bad.text, bad.finish_reason) == ("the ", "filtered")
         assert (len(good.token_ids), good.finish_reason) == (200, "length")
 
+    @pytest.mark.parametrize("is_filtered", [True, False])
+    def test_who_listens_to_the_engine_learns_it(self, make, is_filtered):
+        llm = make(WordFilter(["owl"] if is_filtered else ["lynx"]))
+        script = llm.tokenizer.encode("the owl ", add_special_tokens=False)
+        llm.model.change_logits = lambda history, logits: logits.__setitem__(script[len(history) % len(script)], 50)
+        endless = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, overflow="sliding")
+        with llm.stream([5, 6], endless) as stream:
+            for _ in stream:
+                if not is_filtered:
+                    stream.cancel()
+        assert stream.request.finish.reason == stream.finish_reason == ("filtered" if is_filtered else "cancelled")
+
     def test_a_stop_string_before_it_counts(self, make):
         llm = make(WordFilter(["owl"]))
         says(llm, "a small owl")

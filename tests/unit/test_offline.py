@@ -364,6 +364,16 @@ class TestCommand:
         again = CliRunner().invoke(cli.app, [*args, "--keep-errors"])
         assert again.exit_code == 1 and "3 of them done before; 1 failed; 0 tokens in" in again.stderr
 
+    def test_answers_may_be_filtered_and_prompts_slide(self, files, tmp_path):
+        (tmp_path / "words").write_text("fox\n")
+        write(files[0], [{"prompt": "Once", "params": {"grammar": {"regex": "a fox"}}}, {"prompt": "owl " * 9000}])
+        args = ["batch", *map(str, files), "-n", "4", "--filter", str(tmp_path / "words"), "--drafts", "none"]
+        result = CliRunner().invoke(cli.app, [*args, "--overflow", "truncate_left"])
+        assert result.exit_code == 0, result.output
+        filtered, dropped = (read(files[1])[line] for line in (1, 2))
+        assert (filtered["text"], filtered["finish_reason"]) == ("a ", "filtered")
+        assert dropped["num_dropped_tokens"] > 1000 and "num_dropped_tokens" not in filtered
+
     @pytest.mark.parametrize(
         "prompt, args, message",
         [

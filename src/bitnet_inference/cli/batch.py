@@ -11,6 +11,8 @@ import typer
 from bitnet_inference.cli.form import FORM, grammar_option
 from bitnet_inference.cli.options import (
     CACHE,
+    DRAFTS,
+    FILTERING,
     LOADING,
     SAMPLING,
     check_sampling,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 EXIT_SOME_FAILED = 1
 
 
-@with_options(LOADING, CACHE, SAMPLING, FORM)
+@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, FORM)
 def batch(
     ctx: typer.Context,
     prompts: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="The prompts, one JSON object a line.")],

@@ -183,7 +183,7 @@ class Engine:
 
     def _schedule(self) -> list[Share]:
         for request in self._scheduler.drop_cancelled():
-            self._tell(request, Finish("cancelled"))
+            self._tell(request, Finish("filtered" if request.is_filtered else "cancelled"))
         for request in self._scheduler.drop_expired(self._clock()):
             self._tell(request, Finish("timeout"))
         shares = self._scheduler.schedule()

@@ -35,11 +35,12 @@ class Finish:
 
     "stop": an end token (`token_id` tells which; it is not delivered as a token; `logprobs` are its, where they are
     wanted) or the sink's own wish (None).
-    "length": max_tokens or the end of the context. "cancelled": by its owner. "timeout": its time was over, see Terms.
+    "length": max_tokens or the end of the context. "cancelled": by its owner. "filtered": by its reader's
+    filters, if it had not ended before they looked. "timeout": its time was over, see Terms.
     "error": `error` tells.
     """
 
-    reason: Literal["stop", "length", "cancelled", "timeout", "error"]
+    reason: Literal["stop", "length", "cancelled", "filtered", "timeout", "error"]
     token_id: int | None = None
     error: Exception | None = None
     logprobs: TokenLogprobs | None = None
@@ -110,6 +111,7 @@ class Request:
     _numbers = count(1)
     beams: Beams | None = None  # the search that it is a part of
     is_parked = False  # it has no turn until its search gives it a token
+    is_filtered = False  # its reader's filters have cancelled it
     deadline: float | None = None
     rule: SamplingRule | None = None
     num_best = 0  # the choice of a token depends on so many best ones; 0: on all, or too many

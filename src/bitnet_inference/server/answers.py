@@ -103,7 +103,7 @@ class Answers:
         self, held: AsyncExitStack, request: Request, body: Body, begin: Callable[[Asked, Body], Given]
     ) -> Given:
         """Begin an answer, which ends when `held` does, and so does the use of its model. Raises Failure."""
-        terms = terms_of(request, body.salt, body.rank)
+        terms = terms_of(request, body.salt, body.rank, body.limit_s)
         llm = await held.enter_async_context(self.served.use(body.model))
         given: Given = await self.served.in_thread(self._begin, llm, terms, body, begin)
         held.callback(_cancel, given)
@@ -112,7 +112,7 @@ class Answers:
 
     async def compute(self, request: Request, body: Body, work: Callable[[Asked, Body], Any]) -> Response:
         """Answer with what some work in a thread gives."""
-        terms = terms_of(request, body.salt, body.rank)
+        terms = terms_of(request, body.salt, body.rank, body.limit_s)
         async with self.served.use(body.model) as llm:
             request.scope.get(NOTES, {}).update(model=body.model or self.served.names[0])
             gone = threading.Event()

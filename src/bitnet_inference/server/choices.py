@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,19 +96,21 @@ class RunningCosts:
 
 def usage(found: Sequence[Generation]) -> dict[str, Any]:
     """What a request has cost, of all its choices, which share their prompt."""
-    prompt = found[0].usage.num_prompt_tokens
-    completion = sum(each.usage.num_output_tokens for each in found)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": found[0].usage.num_cached_tokens},
-    }
+    first, completion = found[0].usage, sum(each.usage.num_output_tokens for each in found)
+    details = {"cached_tokens": first.num_cached_tokens}
+    if first.num_dropped_tokens:
+        details["dropped_tokens"] = first.num_dropped_tokens
+    return _usage(first.num_prompt_tokens, completion, details)
 
 
 def usage_of_all(groups: Sequence[Sequence[Generation]]) -> dict[str, Any]:
     """What the choices of several prompts have cost together."""
     each = [usage(group) for group in groups]
-    total = {name: sum(one[name] for one in each) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in each)
-    return total | {"prompt_tokens_details": {"cached_tokens": cached}}
+    details = sum((Counter(one["prompt_tokens_details"]) for one in each), Counter())
+    prompt, completion = (sum(one[name] for one in each) for name in ("prompt_tokens", "completion_tokens"))
+    return _usage(prompt, completion, {"cached_tokens": 0} | details)
+
+
+def _usage(prompt: int, completion: int, details: Mapping[str, int]) -> dict[str, Any]:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "prompt_tokens_details": dict(details)}

@@ -88,6 +88,11 @@ class Fields(BaseModel):
         """The priority that is asked for."""
         return 0
 
+    @property
+    def limit_s(self) -> float | None:
+        """The seconds after which the answer shall end."""
+        return None
+
     def check(self) -> None:
         """Raises InvalidParams for what can be seen to be wrong without a model."""
 
@@ -168,6 +173,7 @@ class SamplingFields(Fields):
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     # Accepted at the values that say what happens anyway; some clients of vLLM send them always.
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
@@ -198,6 +204,11 @@ class SamplingFields(Fields):
     def rank(self) -> int:
         """See Fields."""
         return self.priority
+
+    @property
+    def limit_s(self) -> float | None:
+        """See Fields."""
+        return self.timeout_s
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams that were given; logit_bias by whole numbers. Raises InvalidParams."""
