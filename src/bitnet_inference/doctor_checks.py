@@ -100,12 +100,37 @@ def screen(isa: str) -> bytes:
     return b"".join(results)
 
 
+def rounded(isa: str) -> bytes:
+    """Heads in 8 and 6 bits, and a layer and a table of embeddings in 8."""
+    random, results = np.random.default_rng(5), []
+    weight = native.DenseWeight(_normal(random, 300, 90), "float32")
+    executor, x = native.Executor(isa, 2), _normal(random, 20, 90)
+    heads = [native.QuantisedHead(weight, bits, executor) for bits in (8, 6)]
+    for head in heads:
+        output = np.empty((len(x), 300), np.float32)
+        head.scores(executor, x, output)
+        results.append(output.tobytes())
+    codes = 0, 128
+    program = native.Program(codes[1] // 4 + 32)
+    program.rows_to_codes(_whole(INPUT, 90), None, 0, None, 0.0, codes)
+    program.int8(heads[0], codes, _whole(OUTPUT, 300), None)
+    results += [_run(program, isa, x[:count], 300) for count in (1, 5, 20)]
+    table = native.Program(16)
+    table.embed(native.Int8Table(weight, executor), _whole(OUTPUT, 90))
+    at = np.arange(7, dtype=np.int32)
+    batch = (41 * at, at, at, np.array([0, 7], np.int32), np.zeros((1, 1), np.int32))
+    output = np.empty((7, 90), np.float32)
+    executor.run(table, batch, None, output)
+    return b"".join([*results, output.tobytes()])
+
+
 CHECKS: Mapping[str, Check] = {
     "ternary product": ternary_product,
     "norms and gates": rows,
     "dense product": dense_product,
     "attention": attention,
     "screened head": screen,
+    "8 and 6 bits": rounded,
 }
 
 

@@ -45,7 +45,7 @@ class WrittenCalls:
 
     def _begin(self) -> bool:
         head = self._head.match(self._text, self._place)
-        if head is None or (name := json.loads(head[1])) not in self._names:
+        if head is None or (name := _string(head[1])) not in self._names:
             return False
         self.cut, self._place = new_call(name, ""), head.end()
         return True
@@ -77,6 +77,13 @@ class WrittenCalls:
                 if self._depth == 0:
                     return place + 1
         return len(self._text)
+
+
+def _string(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:  # of a form that is no JSON
+        return ""
 
 
 def _with_arguments(call: ToolCall, arguments: str) -> ToolCall:

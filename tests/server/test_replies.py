@@ -90,6 +90,13 @@ def test_strict_calls_are_told_one_after_the_other() -> None:
     assert {part.number for part in parts_of(Reply("llama", STRICT, one_call=True), two)} == {0}
 
 
+def test_what_only_looks_like_a_call_is_text() -> None:
+    for text in (r'{"name": "\q", "parameters": {}}', '{"name": "stranger", "parameters": {}}'):
+        reply = Reply("llama", STRICT)
+        reply.read(text)
+        assert reply.text == text and not reply.calls
+
+
 def test_a_text_is_read_as_it_is_told() -> None:
     reply = Reply("llama", STRICT)
     reply.read(f"{WRITTEN['llama']}; {WRITTEN['llama'][:-9]}")

@@ -155,9 +155,8 @@ class Engine:
         for request in self._scheduler.all_requests():
             request.max_context = self.max_context
             self._sampler.prepare(request)
-            room = 0 if request.params.max_tokens == 0 else 1
             was_planned = request.beams is not None or request.params.overflow == "sliding"  # for the larger one
-            if has_shrunk and (was_planned or request.tokens.length + room > self.max_context):
+            if has_shrunk and (was_planned or request.tokens.length + request.least_room > self.max_context):
                 self._fail([request], error)
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> None:
@@ -173,10 +172,9 @@ class Engine:
         highest = int(request.tokens.view.max())
         if highest >= vocab_size:
             raise InvalidParams(f"the prompt holds token {highest}: the vocabulary has 0 to {vocab_size - 1}")
-        room = 0 if request.params.max_tokens == 0 else 1  # for the first token of the answer
-        if request.num_prompt + room > max_positions:
-            raise PromptTooLong(request.num_prompt, max_positions - room)
-        if request.num_prompt + room > self.max_context:
+        if request.num_prompt + request.least_room > max_positions:
+            raise PromptTooLong(request.num_prompt, max_positions - request.least_room)
+        if request.num_prompt + request.least_room > self.max_context:
             cure = "shorten it, free memory, or raise max_cache_tokens"
             raise OutOfMemory(f"the cache holds {self.max_context} tokens, the prompt has {request.num_prompt}: {cure}")
         check_window(request.params, self.max_context)

@@ -243,7 +243,12 @@ class Request:
     def has_enough(self) -> bool:
         """Whether max_tokens is reached."""
         most = self.params.max_tokens
-        return most is not None and self.past.num_output + self.tokens.length - self.num_prompt >= most
+        return most is not None and self.num_output >= most
+
+    @property
+    def least_room(self) -> int:
+        """Tokens behind the prompt that there must be room for: the first of the answer, if there is to be one."""
+        return 0 if self.params.max_tokens == 0 else 1
 
     @property
     def readable(self) -> range:

@@ -81,12 +81,12 @@ class Message:
         """All strings of a field."""
         return list(map(self._decoded, self.values(number)))
 
-    def integer(self, number: int, default: int = 0) -> int:
-        """A signed number of 64 bits."""
+    def integer(self, number: int) -> int:
+        """A signed number of 64 bits; 0 where there is none."""
         value = self._only(number)
         if isinstance(value, memoryview):
             raise self.wrong(f"field {number} is bytes, not a number: download the file again")
-        return default if value is None else _signed(value)
+        return 0 if value is None else _signed(value)
 
     def integers(self, number: int, most: int) -> list[int]:
         """Signed numbers, packed or not; raises FormatError for more than `most`."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.ternary import GROUP_ROWS
 
-_ROWS = 32  # of a group in the packed layouts (ternary.py): whole groups are cut out as they are
 Rows = tuple[int, int]  # from, to
 
 
@@ -57,10 +57,10 @@ def rows(config: ModelConfig, name: str, num_ranks: int) -> tuple[Rows, ...]:
         return tuple((begin * width, end * width) for begin, end in parts)
     total = {"gate": config.intermediate_size, "up": config.intermediate_size, "embed": config.vocab_size,
              "head": config.vocab_size}.get(kind, config.hidden_size)  # fmt: skip
-    if total < num_ranks * _ROWS:
+    if total < num_ranks * GROUP_ROWS:
         return even(total, num_ranks)
-    groups = even(-(-total // _ROWS), num_ranks)
-    return tuple((begin * _ROWS, min(end * _ROWS, total)) for begin, end in groups)
+    groups = even(-(-total // GROUP_ROWS), num_ranks)  # of the packed layouts: whole ones are cut out as they are
+    return tuple((begin * GROUP_ROWS, min(end * GROUP_ROWS, total)) for begin, end in groups)
 
 
 def even(total: int, parts: int) -> tuple[Rows, ...]:

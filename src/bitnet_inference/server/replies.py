@@ -70,14 +70,14 @@ class Reply:
         if tools is not None and tools.are_certain(style):
             self._written = WrittenCalls(style, tools.functions)
         self._parts: list[CallPart] = []
-        self.text = ""  # all that has been shown
+        self._shown: list[str] = []
         self.calls: list[ToolCall] = []  # at the end
         self.cut: ToolCall | None = None  # one that was begun behind these
 
     def push(self, text: str) -> str:
         """The part of the text so far that may be shown now; the rest may be a call."""
         shown = text if self._tools is None else self._held.push(text)
-        self.text += shown
+        self._shown.append(shown)
         if self._written is not None:
             self._parts += self._written.push(text)
         return shown
@@ -97,9 +97,14 @@ class Reply:
         else:
             rest, calls = self._find_calls(self._tools)
             self._parts = [CallPart(number, call, True, call) for number, call in enumerate(calls)]
-        self.text += rest
+        self._shown.append(rest)
         self.calls = calls[:1] if self._one_call else calls
         return rest
+
+    @property
+    def text(self) -> str:
+        """All that has been shown."""
+        return "".join(self._shown)
 
     @property
     def is_called(self) -> bool:

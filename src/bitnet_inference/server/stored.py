@@ -44,8 +44,7 @@ class StoredResponse:
 class StoredResponses:
     """The last ones, in memory: a restart forgets them. To be used in the event loop's thread only."""
 
-    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_responses, self._max_bytes = max_responses, max_bytes
+    def __init__(self) -> None:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._items: dict[str, StoredResponse] = {}  # by the id of an item: the newest that has it
         self._num_bytes = self._num_running = 0
@@ -71,7 +70,7 @@ class StoredResponses:
         self._items |= dict.fromkeys(response.items, response)
         self._num_bytes += response.num_bytes
         ended = (each for each in list(self._kept) if self._kept[each].task is None)
-        while len(self._kept) > self._max_responses or self._num_bytes > self._max_bytes:
+        while len(self._kept) > MAX_RESPONSES or self._num_bytes > MAX_BYTES:
             oldest = next(ended, None)
             if oldest is None:
                 break
