@@ -14,7 +14,7 @@ from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.worker import Worker
-from bitnet_inference.errors import EngineError
+from bitnet_inference.errors import EngineError, InvalidParams
 
 END = 22
 
@@ -105,7 +105,7 @@ def test_a_constraint_that_fails_ends_its_request_alone(broken):
     engine.submit(Request([5], SamplingParams(temperature=0.0), listener, constraint=broken))
     run(engine)
     assert neighbour.token_ids == greedy_text(model, [1, 2], 10)
-    assert listener.reason == "error" and isinstance(listener.finishes[0].error, EngineError)
+    assert listener.reason == "error" and isinstance(listener.finishes[0].error, (EngineError, InvalidParams))
     assert engine.num_free_blocks == Engine(ScriptedModel()).num_free_blocks
 
 
