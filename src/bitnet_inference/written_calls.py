@@ -32,39 +32,34 @@ class WrittenCalls:
 
     def __init__(self, style: Style, names: Collection[str]) -> None:
         self._head, self._names = _HEADS[style], names
-        self._text, self._place = "", 0  # up to where it has been read
+        self._place = 0  # up to where the text has been read
         self.cut: ToolCall | None = None  # the one that is being written, with the arguments so far
         self._depth, self._is_string, self._is_escaped = 0, False, False
         self.calls: list[ToolCall] = []  # those that are complete
 
-    def push(self, text: str) -> Iterator[CallPart]:
-        """What this adds to the calls."""
-        self._text += text
-        while (is_first := self.cut is None and self._begin()) or (self.cut and self._place < len(self._text)):
-            yield self._next(is_first)
+    def more(self, text: str) -> Iterator[CallPart]:
+        """What the text so far, all of it, has of calls that it had not before."""
+        while self._place < len(text) and (call := self.cut or self._begun(text)):
+            begin, self._place = self._place, self._end_of_arguments(text)
+            piece, before = text[begin : self._place], call["function"]["arguments"]
+            so_far = _with_arguments(call, before + piece)
+            self.cut, whole = (so_far, None) if self._depth else (None, so_far)
+            part = CallPart(len(self.calls), _with_arguments(call, piece), not before, whole)
+            self.calls += [] if whole is None else [whole]
+            yield part
 
-    def _begin(self) -> bool:
-        head = self._head.match(self._text, self._place)
+    def _begun(self, text: str) -> ToolCall | None:
+        """A call that begins here, up to its arguments."""
+        head = self._head.match(text, self._place)
         if head is None or (name := _string(head[1])) not in self._names:
-            return False
-        self.cut, self._place = new_call(name, ""), head.end()
-        return True
+            return None
+        self._place = head.end()
+        return new_call(name, "")
 
-    def _next(self, is_first: bool) -> CallPart:
-        assert self.cut is not None
-        call, begin = self.cut, self._place
-        self._place = self._end_of_arguments()
-        piece = self._text[begin : self._place]
-        so_far = _with_arguments(call, call["function"]["arguments"] + piece)
-        self.cut, whole = (so_far, None) if self._depth else (None, so_far)
-        part = CallPart(len(self.calls), _with_arguments(call, piece), is_first, whole)
-        self.calls += [] if whole is None else [whole]
-        return part
-
-    def _end_of_arguments(self) -> int:
+    def _end_of_arguments(self, text: str) -> int:
         """Behind the bracket that closes them, or the end of the text so far."""
-        for place in range(self._place, len(self._text)):
-            char = self._text[place]
+        for place in range(self._place, len(text)):
+            char = text[place]
             if self._is_string:
                 self._is_string = self._is_escaped or char != '"'
                 self._is_escaped = char == "\\" and not self._is_escaped
@@ -76,7 +71,7 @@ class WrittenCalls:
                 self._depth -= 1
                 if self._depth == 0:
                     return place + 1
-        return len(self._text)
+        return len(text)
 
 
 def _string(text: str) -> str:

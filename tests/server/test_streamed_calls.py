@@ -32,8 +32,8 @@ def test_in_chats(client: openai.OpenAI, logprobs: Any) -> None:
             num_chunks += part.type == "tool_calls.function.arguments.delta"
         (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
     (expected,) = whole.message.tool_calls
-    assert num_chunks > 5 and call.function.name == "note"
-    assert call.function.arguments == expected.function.arguments  # type: ignore[union-attr]
+    assert num_chunks > 5 and call.function.name == "note" and expected.type == "function"
+    assert call.function.arguments == expected.function.arguments
 
 
 def test_a_cut_call_ends_with_length(client: openai.OpenAI) -> None:

@@ -152,13 +152,24 @@ def spoil(tokens, logits):
     logits[2] = np.nan
 
 
+def error_of(options):
+    """What ends a request with these options, and no other."""
+    model = ScriptedModel()
+    engine, broken, fine = Engine(model), Listener(), Listener()
+    engine.submit(Request(PROMPT, SamplingParams(max_tokens=5, **options), broken))
+    engine.submit(Request(PROMPT, SamplingParams(max_tokens=5, temperature=0.0), fine))
+    run(engine)
+    assert broken.reason == "error" and not broken.token_ids
+    assert fine.token_ids == greedy_text(model, PROMPT, 5)
+    return broken.finishes[0].error
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"processors": [raise_it]}, "of the user"),
         ({"processors": [lambda tokens, logits: logits]}, "returned ndarray: edit the logits in place"),
         ({"processors": [spoil]}, r"a processor \(spoil\) left NaN or infinity at position 10"),
-        ({"processors": [lambda tokens, logits: logits.fill(-np.inf)]}, "no token to choose from at position 10"),
         ({"processors": [lambda tokens, logits: tokens.fill(0)]}, "read-only"),
         ({"strategy": raise_it}, "of the user"),
         ({"strategy": lambda tokens, logits: sys.exit(3)}, r"raised SystemExit\(3\): have it raise an Exception"),
@@ -166,19 +177,18 @@ def spoil(tokens, logits):
         ({"strategy": lambda tokens, logits: -1}, "chose token -1"),
         ({"strategy": lambda tokens, logits: None}, "chose None at position 10: return a token id"),
         ({"strategy": lambda tokens, logits: True}, "chose True"),
-        ({"strategy": second_best, "processors": [lambda tokens, logits: logits.fill(-np.inf)]}, "leave no token"),
     ],
 )
 def test_their_errors_end_this_request_alone(options, message):
-    model = ScriptedModel()
-    engine, broken, fine = Engine(model), Listener(), Listener()
-    engine.submit(Request(PROMPT, SamplingParams(max_tokens=5, **options), broken))
-    engine.submit(Request(PROMPT, SamplingParams(max_tokens=5, temperature=0.0), fine))
-    run(engine)
-    assert broken.reason == "error" and not broken.token_ids
-    with pytest.raises((EngineError, InvalidParams, RuntimeError, ValueError), match=message):
-        raise broken.finishes[0].error
-    assert fine.token_ids == greedy_text(model, PROMPT, 5)
+    with pytest.raises((EngineError, RuntimeError, ValueError), match=message):
+        raise error_of(options)
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": second_best}])
+def test_who_bans_all_tokens_is_told_of_a_mistake(options):
+    banned = {"processors": [lambda tokens, logits: logits.fill(-np.inf)], **options}
+    with pytest.raises(InvalidParams, match="leave no token to choose from at position 10"):
+        raise error_of(banned)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # NumPy's, for setting these

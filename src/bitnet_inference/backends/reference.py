@@ -16,7 +16,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
 from bitnet_inference.model.decoder import decoder, final_norm, head
-from bitnet_inference.model.loader import Progress, sound_matrix
+from bitnet_inference.model.loader import Progress, sound_codes, sound_matrix
 from bitnet_inference.model.rope import inverse_frequencies
 
 Floats = NDArray[np.float32]
@@ -203,11 +203,8 @@ class ReferenceModel:
 
 def _readable(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
     matrix = sound_matrix(checkpoint, name)
-    try:
-        if isinstance(matrix, Ternary):
-            ternary_codes(matrix)
-    except ValueError as error:
-        raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
+    if isinstance(matrix, Ternary):
+        sound_codes(checkpoint, name, matrix)
     return matrix
 
 

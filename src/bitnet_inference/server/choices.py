@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ class RunningCosts:
         if not self.are_shown:
             return {"usage": None} if self.are_wanted else {}
         prompt, written = len(self._streams[index].request.prompt), self._num_written[index]
-        return {"usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}}
+        return {"usage": _counts(prompt, written)}
 
 
 def usage(found: Sequence[Generation]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def usage(found: Sequence[Generation]) -> dict[str, Any]:
     details = {"cached_tokens": first.num_cached_tokens}
     if first.num_dropped_tokens:
         details["dropped_tokens"] = first.num_dropped_tokens
-    return _usage(first.num_prompt_tokens, completion, details)
+    return _counts(first.num_prompt_tokens, completion) | {"prompt_tokens_details": details}
 
 
 def usage_of_all(groups: Sequence[Sequence[Generation]]) -> dict[str, Any]:
@@ -108,9 +108,8 @@ def usage_of_all(groups: Sequence[Sequence[Generation]]) -> dict[str, Any]:
     each = [usage(group) for group in groups]
     details = sum((Counter(one["prompt_tokens_details"]) for one in each), Counter())
     prompt, completion = (sum(one[name] for one in each) for name in ("prompt_tokens", "completion_tokens"))
-    return _usage(prompt, completion, {"cached_tokens": 0} | details)
+    return _counts(prompt, completion) | {"prompt_tokens_details": {"cached_tokens": 0} | details}
 
 
-def _usage(prompt: int, completion: int, details: Mapping[str, int]) -> dict[str, Any]:
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {**counts, "prompt_tokens_details": dict(details)}
+def _counts(prompt: int, completion: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -79,7 +79,7 @@ class Reply:
         shown = text if self._tools is None else self._held.push(text)
         self._shown.append(shown)
         if self._written is not None:
-            self._parts += self._written.push(text)
+            self._parts += self._written.more(self._held.text)
         return shown
 
     def parts(self) -> list[CallPart]:

@@ -17,8 +17,8 @@ from bitnet_inference.server.failures import Failure, failure_of
 
 LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
-# Proxies shall not collect it.
 HOLE = "\0text"  # stands in a template for what changes from event to event
+# Proxies shall not collect it.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 

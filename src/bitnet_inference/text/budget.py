@@ -53,14 +53,6 @@ class Budget:
         self.afford(0)
         return value
 
-    def built(self, value: Any) -> Any:
-        """Pay for what may have one value in it several times: all of it, each time it is there, must be affordable.
-
-        So nothing that a template makes is large for whoever compares, hashes or prints it.
-        """
-        self.measure(value)
-        return self.charge(value)
-
     def measure(self, value: Any) -> int:
         """The size of a value with all that is in it, which must be affordable; shared parts count every time."""
         size, rest = 0, [value]

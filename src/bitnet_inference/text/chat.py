@@ -247,7 +247,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             args = (budget.metered(args[0]), *args[1:])
         elif isinstance(__obj, Macro) and (__obj.catch_varargs or __obj.catch_kwargs):
             budget.measure((args, kwargs))
-        return budget.built(super().call(__context, __obj, *args, **kwargs))
+        result = super().call(__context, __obj, *args, **kwargs)
+        budget.measure(result)  # which may have one value in it several times, as what is in brackets may
+        return budget.charge(result)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -278,7 +280,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Puts the budget where Jinja has no hook: loops, `~`, slices, comparisons, and what is in brackets."""
+    """Puts the budget where Jinja has no hook: loops, `~`, slices, comparisons, and what is in brackets.
+
+    That may have one value in it several times, and is measured: nothing that a template makes takes long to compare,
+    to hash or to print.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -294,15 +300,17 @@ class _Metering(NodeTransformer):
         return _filter(node, "charged") if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
-        self.generic_visit(node)
-        return node if all(isinstance(each, nodes.Const) for each in node.items) else _filter(node, "charged")
+        return self._measured(node, node.items)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        return node if node.ctx == "store" else self.visit_List(node)  # type: ignore[arg-type]
+        return node if node.ctx == "store" else self._measured(node, node.items)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        return self._measured(node, [each.value for each in node.items])
+
+    def _measured(self, node: nodes.Expr, values: Sequence[nodes.Expr]) -> nodes.Expr:
         self.generic_visit(node)
-        return node if all(isinstance(each.value, nodes.Const) for each in node.items) else _filter(node, "charged")
+        return node if all(isinstance(each, nodes.Const) for each in values) else _filter(node, "charged")
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
