@@ -340,6 +340,11 @@ def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModel
     assert "Xylophone" not in text and "sesame" not in text
 
 
+def test_requests_have_ids_where_no_line_is_written(running: Running) -> None:
+    answer = httpx.get(f"{running.url}/health", headers={"X-Request-Id": "mine"})
+    assert answer.headers["x-request-id"] == answer.headers["request-id"] == "mine"
+
+
 def test_what_a_request_rules_out_itself_is_its_own_mistake(served: ServedModels, tmp_path: Path) -> None:
     with served.models.use(served.path("")) as llm:
         ends = [each for token, each in llm.tokenizer.vocabulary().items() if token.startswith("y")]

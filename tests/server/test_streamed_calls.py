@@ -56,6 +56,19 @@ def test_in_responses(client: openai.OpenAI, max_tokens: int, status: Any) -> No
     (begun,) = [event.item for event in events if event.type == "response.output_item.added"]
     assert item.type == begun.type == "function_call" and item.id == begun.id
     assert "".join(pieces) == item.arguments == whole.arguments and len(pieces) > 5
+    (done,) = [event.item for event in events if event.type == "response.output_item.done"]
+    (written,) = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
+    assert done == item and written == item.arguments
+
+
+def test_a_cut_call_of_a_response_is_nothing_in_the_next_turn(client: openai.OpenAI) -> None:
+    asked: Any = ASKED | {"tools": [FUNCTION | {"type": "function"}], "tool_choice": "required"}
+    first = client.responses.create(**asked, input="Remember this.", max_output_tokens=45)
+    more: list[Any] = [{"role": "user", "content": "Go on."}]
+    given: list[Any] = [{"role": "user", "content": "Remember this."}, *first.output, *more]
+    again = client.responses.create(**ASKED, input=given, max_output_tokens=3)
+    same = client.responses.create(**ASKED, input=more, previous_response_id=first.id, max_output_tokens=3)
+    assert again.usage and same.usage and again.usage.input_tokens == same.usage.input_tokens
 
 
 def test_in_messages(running: Running) -> None:
@@ -71,3 +84,13 @@ def test_in_messages(running: Running) -> None:
     (block,) = message.content
     assert message.stop_reason == "tool_use" and block.type == whole.type == "tool_use"
     assert block.input == whole.input and len(pieces) > 5
+
+
+def test_a_cut_call_is_closed_in_messages(running: Running) -> None:
+    with anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as claude:
+        events = claude.messages.create(
+            model="story", messages=TALK, max_tokens=45, tool_choice={"type": "any"}, stream=True,
+            tools=[{"name": "note", "input_schema": NOTE}], extra_body={"temperature": 0},
+        )  # fmt: skip
+        kinds = [event.type for event in events if event.type != "content_block_delta"]
+    assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]

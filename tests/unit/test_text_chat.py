@@ -200,15 +200,20 @@ CALL = with_arguments('{"city": "Rome</s>"}')
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only the assistant's"),
         ([{"role": "assistant", "tool_calls": {}}], r"messages\[0\]\.tool_calls must be a list"),
         ([{"role": "assistant", "tool_calls": [{"type": "x"}]}], r"tool_calls\[0\] must be"),
-        ([{"role": "assistant", "tool_calls": [with_arguments("[1]")]}], r"tool_calls\[0\]\.function\.arguments"),
-        ([{"role": "assistant", "tool_calls": [with_arguments("{")]}], r"tool_calls\[0\]\.function\.arguments"),
-        ([{"role": "assistant", "tool_calls": [with_arguments("[" * 99999)]}], r"\.function\.arguments"),
+        ([{"role": "assistant", "tool_calls": [with_arguments([1])]}], r"tool_calls\[0\]\.function\.arguments"),
         ([{"role": "assistant", "tool_calls": []}], "has no 'content'"),
     ],
 )
 def test_bad_messages_are_named(chat, messages, message):
     with pytest.raises(InvalidParams, match=message):
         chat.render(messages)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"city": "Ro', "null", "[" * 99999])
+def test_arguments_that_are_no_object_stay_as_they_were_written(tmp_path, text):
+    """A client gives them back to the model that wrote them, with what is wrong."""
+    chat = chat_of(tmp_path, chat_template="{{ messages[0].tool_calls[0].function.arguments }}")
+    assert chat.render([{"role": "assistant", "tool_calls": [with_arguments(text)]}]) == text
 
 
 def test_keys_without_a_value_are_left_out(tmp_path):

@@ -124,8 +124,10 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     why, headers = str(error.detail), dict(error.headers or {})
     if why == "Not Found":  # the framework's words for a path that no route has
-        bases = "OpenAI's clients need a base_url that ends with /v1, Anthropic's one without"
-        why = f"there is nothing at {request.scope['path']!r:.80}: {bases}; /openapi.json has all paths"
+        path = request.scope["path"]
+        is_right = path.startswith("/v1/") and not path.startswith("/v1/v1/")
+        bases = "" if is_right else "OpenAI's clients need a base_url that ends with /v1, Anthropic's one without; "
+        why = f"there is nothing at {path!r:.80}: {bases}/openapi.json has all paths"
     elif error.status_code == 405:
         headers["Allow"] = _methods(request)
         why = f"{request.method} is not possible at {request.scope['path']!r:.80}: use {headers['Allow']}"
@@ -148,4 +150,4 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def _failed(request: Request, failure: Failure) -> Response:
-    return json_response(failure.body_at(request.url.path), failure.status, failure.headers)
+    return json_response(failure.body_for(request.scope), failure.status, failure.headers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from starlette.types import Scope
+
 from bitnet_inference.errors import (
     BitNetError,
     EngineError,
@@ -63,10 +65,11 @@ class Failure(Exception):
         details = {} if self.details is None else {"details": self.details}
         return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
-    def body_at(self, path: str) -> dict[str, Any]:
-        """The answer's JSON in the shape of the API that this path belongs to."""
-        is_anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
-        return self.anthropic_body if is_anthropic else self.body
+    def body_for(self, scope: Scope) -> dict[str, Any]:
+        """The answer's JSON in the shape of the API that is asked, by its path or by what Anthropic's clients send."""
+        is_anthropic = f"{scope['path']}/".startswith("/v1/messages/")
+        named = any(name == b"anthropic-version" for name, _ in scope["headers"])
+        return self.anthropic_body if is_anthropic or named else self.body
 
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}

@@ -34,7 +34,7 @@ def make_front(
     watch: Watch | None = None,
     tracing: Tracing | None = None,
 ) -> Front:
-    """The API over these models on these terms; with a journal, each request leaves a line there.
+    """The API over these models on these terms; each request has an id, and with a journal leaves a line there.
 
     /metrics tell what `watch` hears of the models. With `tracing`, each request that comes in is a span.
     """
@@ -52,10 +52,9 @@ def make_front(
         app = CORSMiddleware(
             app,
             allow_origins=list(options.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
+            allow_private_network=True,  # as Chrome asks before a public page may talk to this machine
             expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
-    if journal is not None:
-        app = Journaled(app, journal)
-    return Front(Metered(app, traffic, api.routes), gate)
+    return Front(Metered(Journaled(app, journal), traffic, api.routes), gate)

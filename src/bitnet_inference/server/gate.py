@@ -68,7 +68,7 @@ class Gate:
             with self._admitted(scope):
                 await self._app(scope, self._bounded(scope, receive), send)
         except Failure as failure:
-            body = failure.body_at(scope["path"])
+            body = failure.body_for(scope)
             await json_response(body, failure.status, failure.headers)(scope, receive, send)
 
     @contextmanager

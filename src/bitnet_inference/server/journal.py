@@ -56,9 +56,12 @@ class Journal:
 
 
 class Journaled:
-    """An ASGI application around another one that gives each request an id, which it sends back, and a line."""
+    """An ASGI application around another one that gives each request an id, which it sends back, and a line.
 
-    def __init__(self, app: ASGIApp, journal: Journal) -> None:
+    Without a journal there is no line.
+    """
+
+    def __init__(self, app: ASGIApp, journal: Journal | None) -> None:
         self._app, self._journal = app, journal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,17 +87,21 @@ class Journaled:
         try:
             await self._app(scope, receive, sending)
         finally:
-            line = {
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status or None,
-                "caller": scope.get(CALLER) or None,
-                "address": (scope.get("client") or ("",))[0] or None,
-                "first_byte_s": None if first_s is None else round(first_s, 4),
-                "seconds": round(time.monotonic() - start, 4),
-            }
-            cost = _cost(notes.pop("streams", ()))
-            self._journal.write(notes | {key: value for key, value in (line | cost).items() if value is not None})
+            if self._journal is not None:
+                self._journal.write(notes | _line(scope, status, start, first_s) | _cost(notes.pop("streams", ())))
+
+
+def _line(scope: Scope, status: int, start: float, first_s: float | None) -> dict[str, Any]:
+    line = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status or None,
+        "caller": scope.get(CALLER) or None,
+        "address": (scope.get("client") or ("",))[0] or None,
+        "first_byte_s": None if first_s is None else round(first_s, 4),
+        "seconds": round(time.monotonic() - start, 4),
+    }
+    return {key: value for key, value in line.items() if value is not None}
 
 
 def _cost(streams: Sequence[Stream]) -> dict[str, Any]:

@@ -94,10 +94,10 @@ class Turn(Inner):
 class ToolSpec(Inner):
     """A function that may be called."""
 
+    type: Literal["custom"] | None = None  # in front: of a tool of Anthropic's own the type is what is wrong
     name: Annotated[str, Field(min_length=1)]
     input_schema: dict[str, Any]
     description: str | None = None
-    type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None  # says when pieces of the input may be sent, which is when they are right

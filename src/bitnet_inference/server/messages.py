@@ -95,6 +95,8 @@ class MessageAnswer:
             yield _event({"type": "content_block_stop", "index": 0})
         for part in self._reply.parts():
             yield _called(part.number + int(is_open), part)
+        if self._reply.cut is not None:
+            yield _event({"type": "content_block_stop", "index": len(self._reply.calls)})
         output = output_of(self._stream)
         yield _event({"type": "message_delta", "delta": _end(output, self._reply), "usage": _usage(output)})
         yield _event({"type": "message_stop"})

@@ -87,14 +87,15 @@ def ended(output: Generation) -> dict[str, Any]:
 
 
 def said(output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, for a next turn, that the items of an output are."""
-    text = "".join(part["text"] for item in output if item["type"] == "message" for part in item["content"])
+    """The messages, for a next turn, that the items of an output are; a call that was cut is none."""
+    texts = ["".join(part["text"] for part in item["content"]) for item in output if item["type"] == "message"]
     calls = [
         {"id": item["call_id"], "type": "function", "function": {name: item[name] for name in ("name", "arguments")}}
         for item in output
         if item["type"] == "function_call" and item["status"] == "completed"
     ]
-    return [{"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})]
+    message = {"role": "assistant", "content": "".join(texts)} | ({"tool_calls": calls} if calls else {})
+    return [message] if texts or calls else []
 
 
 def input_items(body: ResponsesRequest) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -39,8 +39,28 @@ class TextPart(Inner):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+
+class RefusalPart(Inner):
+    """What another model has said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """It is shown to the model as any other text."""
+        return self.refusal
+
+
+MessagePart = Annotated[
+    Annotated[TextPart, Tag("<input_text>")]
+    | Annotated[TextPart, Tag("<output_text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(type_of),
+]
 
 
 class MessageItem(Inner):
@@ -48,9 +68,10 @@ class MessageItem(Inner):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOrList[Each[TextPart]]
+    content: TextOrList[Each[MessagePart]]
     id: str | None = None
     status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None  # says nothing to the model
 
 
 class CallItem(Inner):
@@ -138,10 +159,14 @@ class TextConfig(Inner):
     """How the answer shall look."""
 
     format: TextForm | None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Inner):
-    """No model here is told how much to think: only what is left out may stand here."""
+    """No model here thinks apart from its answer."""
+
+    effort: Literal["none"] | None = None
+    summary: None = None
 
 
 def _kind_of_item(item: Any) -> str:
@@ -298,10 +323,10 @@ class ResponsesRequest(InputTokensRequest):
 
 
 def _messages(items: list[Item]) -> Iterator[dict[str, Any]]:
-    """Calls that stand in a row are one message."""
+    """Calls that stand in a row are one message; one that was cut is none, as in `said`."""
     calls: list[dict[str, Any]] = []
     for item in items:
-        if isinstance(item, ReasoningItem):
+        if isinstance(item, ReasoningItem) or (isinstance(item, CallItem) and item.status == "incomplete"):
             continue
         if isinstance(item, CallItem):
             function = {"name": item.name, "arguments": item.arguments}
@@ -320,5 +345,5 @@ def _messages(items: list[Item]) -> Iterator[dict[str, Any]]:
         yield {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

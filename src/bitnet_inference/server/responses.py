@@ -59,8 +59,7 @@ class ResponseAnswer:
         self._response["status"] = status
         if failure is not None:
             self._response["error"] = {"code": "server_error", "message": failure.message}
-        output = self._response["output"]
-        messages = [*self._messages, *(said(output) if output else ())]
+        messages = [*self._messages, *said(self._response["output"])]
         return StoredResponse(dict(self._response), list(input_items(self._body)), messages, self._owner)
 
     async def finished(self) -> None:
@@ -124,6 +123,8 @@ class ResponseAnswer:
             yield from self._closed(first)
         for part in self._reply.parts():
             yield self._called(part.number + int(has_message), part)
+        if self._reply.cut is not None:
+            yield self._call_ended(len(self._reply.calls), self._response["output"][-1])
         yield self._event(f"response.{self._response['status']}", response=self._response)
 
     def _template(self) -> tuple[bytes, bytes]:
@@ -157,12 +158,12 @@ class ResponseAnswer:
             told += self._event("response.output_item.added", **place, item=begun)
         place["item_id"] = item["id"]
         told += self._event("response.function_call_arguments.delta", **place, delta=arguments)
-        if part.whole is not None:
-            item = call_item(part.whole)
-            named = {"name": item["name"], "arguments": item["arguments"]}
-            told += self._event("response.function_call_arguments.done", **place, **named)
-            told += self._event("response.output_item.done", output_index=index, item=item)
-        return told
+        return told if part.whole is None else told + self._call_ended(index, call_item(part.whole))
+
+    def _call_ended(self, index: int, item: Mapping[str, Any]) -> bytes:
+        named = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
+        done = self._event("response.function_call_arguments.done", output_index=index, **named)
+        return done + self._event("response.output_item.done", output_index=index, item=item)
 
     def _text_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._message_id, output_index=0, content_index=0, **fields)

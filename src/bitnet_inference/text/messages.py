@@ -26,7 +26,8 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are; a
     "refusal" is such a text too, and "cache_control" says nothing here. Beside `tool_calls` it may be missing. Their
-    arguments are an object, or OpenAI's string of one; templates get the object.
+    arguments are an object, or OpenAI's string of one; templates get the object. A string that is none, as a model may
+    have written it, is one to templates too.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidParams('messages must be a list of {"role": ..., "content": ...}')
@@ -80,17 +81,24 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidParams(f"{place} must be {_CALL}")
     arguments = function.get("arguments", {})
-    try:
-        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, Mapping):
+    if isinstance(arguments, str):
+        arguments = _object(arguments or "{}")
+    elif not isinstance(arguments, Mapping):
         raise InvalidParams(f"{place}.function.arguments must be a JSON object, or the text of one")
     # In OpenAI's order, in which templates print whole calls, as Falcon3's does.
     checked = {"id": call["id"]} if "id" in call else {}
     checked |= {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     plain: dict[str, Any] = check_plain(place, checked)
     return plain
+
+
+def _object(text: str) -> Any:
+    """The JSON object that a text is, or the text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _text(place: str, content: object) -> str:
