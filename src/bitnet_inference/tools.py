@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.grammar.loosening import loosened
 from bitnet_inference.grammar.references import local
 from bitnet_inference.grammar.schema import changed_schema
 
@@ -64,7 +65,8 @@ class ToolCall(TypedDict):
 class Tools:
     """The functions that a model may call: name -> JSON schema of the arguments. `forced`: it must call one of them.
 
-    `strict`: those whose arguments keep to their schema also where no call is forced.
+    `strict`: those whose arguments keep to their schema also where no call is forced, and to all of it; of others it
+    may ask for what cannot be kept, and a forced call keeps to the rest.
     """
 
     functions: Mapping[str, Mapping[str, Any]]
@@ -78,10 +80,8 @@ class Tools:
         """
         if not (self.forced or self.strict or form):
             return None
-        kept = {
-            name: schema if self.forced or name in self.strict else {"type": "object"}
-            for name, schema in self.functions.items()
-        }
+        loose = loosened if self.forced else lambda schema: {"type": "object"}
+        kept = {name: schema if name in self.strict else loose(schema) for name, schema in self.functions.items()}
         places = [f"/anyOf/{index}" for index in range(len(kept))] if len(kept) > 1 else [""]
         calls = [_call_schema(place, *each, style) for place, each in zip(places, kept.items(), strict=True)]
         call = Grammar(json_schema={"anyOf": calls} if len(calls) > 1 else calls[0])
@@ -174,14 +174,14 @@ def read_tools(tools: object, choice: object) -> Tools | None:
     if len(functions) < len(tools):
         raise InvalidParams("tools: two have one name: rename one")
     choice, functions = _allowed(choice, functions)
+    strict = frozenset(each["function"]["name"] for each in tools if each["function"].get("strict"))
     if choice in (None, "auto", "none", "required"):
-        strict = functions.keys() & {each["function"]["name"] for each in tools if each["function"].get("strict")}
-        return None if choice == "none" else Tools(functions, choice == "required", frozenset(strict))
+        return None if choice == "none" else Tools(functions, choice == "required", strict & functions.keys())
     name = _chosen(choice)
     if name is None or name not in functions:
         known = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
         raise InvalidParams(f"tool_choice is {choice!r:.80}: give {known}, with one of {', '.join(functions)}")
-    return Tools({name: functions[name]}, forced=True)
+    return Tools({name: functions[name]}, True, strict & {name})
 
 
 def _allowed(choice: object, functions: Functions) -> tuple[object, Functions]:

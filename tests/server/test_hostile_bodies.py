@@ -167,7 +167,11 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": []}, "input: List should have at least 1 item"),
     ("/v1/responses", {"input": [5]}, "input.0: 'no object' is not supported here: give one of 'message', 'func"),
     ("/v1/responses", {"input": [{"type": "computer_call"}]}, "input.0: 'computer_call' is not supported here"),
-    ("/v1/responses", {"input": IMAGE}, "input.0.content.0: 'input_image' is not supported here: give one of 'input_text'"),
+    (
+        "/v1/responses",
+        {"input": IMAGE},
+        "input.0.content.0: 'input_image' is not supported here: give one of 'input_text'",
+    ),
     ("/v1/responses", {"input": "x", "tool_choice": "x"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
     ("/v1/responses", OTHER, "tool_choice names 'other': give one of the tools: clock"),
     (

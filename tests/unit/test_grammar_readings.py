@@ -145,6 +145,8 @@ CASES = {
          '"4c5bd4f3-9d76-4f9c-7b63-2f7a3e6d1c00"'),
         ({"type": "string", "pattern": DECIMAL + r"\d*\.?\d*$"}, '"-1.50"', '"-."'),
         ({"type": "string", "pattern": DECIMAL + r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)"}, '"12.3"', '"12.34"'),
+        ({"type": "string", "format": "date-time"}, '"2024-01-31T10:00:00Z"', '"2024-01-31t10:00:00Z"'),
+        ({"type": "string", "format": "time"}, '"10:00:00Z"', '"10:00:00z"'),
         ({"type": "string", "format": "date-time"}, '"2024-01-31T10:00:00.123456Z"', '"2024-01-31T10:00:00.1234567Z"'),
     ],
 )  # fmt: skip

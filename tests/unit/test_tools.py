@@ -164,6 +164,28 @@ def test_arguments_keep_to_their_own_schema(style, parameters, fits, fits_not, n
         assert accepts(grammar, call_of("f", style, arguments)) == (arguments is fits)
 
 
+BEYOND = {"type": "array", "uniqueItems": True, "items": {"maxLength": 1, "format": "e164", "not": {"const": "b"}}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_what_cannot_be_kept_is_left_out_unless_the_function_is_strict(choice):
+    schema = {"properties": {"t": BEYOND, "u": {"pattern": "^(?!a)b$"}}}
+    function = {"name": "f", "parameters": schema}
+    grammar = read_tools([{"type": "function", "function": function}], choice).grammar("llama")
+    for arguments, fits in (({"t": ["a", "a"], "u": "a"}, True), ({"t": ["ab"]}, False)):
+        assert accepts(grammar, call_of("f", "llama", arguments)) == fits
+    strict = read_tools([{"type": "function", "function": {**function, "strict": True}}], choice)
+    with pytest.raises(InvalidParams, match="at /properties/parameters/properties/u: look-around"):
+        strict.grammar("llama")
+
+
+@pytest.mark.parametrize("wrong", [{"properties": 3}, {"anyOf": "x"}, {"items": [3]}, {"$defs": {"x": "y"}}])
+def test_what_is_wrong_with_a_schema_is_told_of_functions_that_are_not_strict_too(wrong):
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": wrong}}], "required")
+    with pytest.raises(InvalidParams, match="at /properties/parameters"):
+        tools.grammar("llama")
+
+
 def call_of(name, style, arguments):
     key = "parameters" if style == "llama" else "arguments"
     call = json.dumps({"name": name, key: arguments})

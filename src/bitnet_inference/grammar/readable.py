@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -11,10 +10,13 @@ from bitnet_inference.grammar.references import local, resolved
 from bitnet_inference.grammar.regex import plain_classes, plain_decimals
 from bitnet_inference.grammar.schema import (
     HIGHEST,
+    LOOSE_FORMATS,
     LOWEST,
     MAX_WHOLE,
     READ,
+    UUID_OF_VERSION,
     changed_schema,
+    has_known_format,
     is_number,
     listed_names,
     listed_values,
@@ -31,10 +33,8 @@ _DAYS = (
     "^([1-9]|0[1-9]|00[1-9]|000[1-9])",
     f"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)",
 )
-_PATTERNS = {"date": _DAYS, "date-time": (*_DAYS, *_SECONDS), "time": _SECONDS}
-# What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
-_LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
-_UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
+_CAPITALS = "^[^tz]*$"  # T and Z, which is all that many readers know
+_PATTERNS = {"date": _DAYS, "date-time": (*_DAYS, *_SECONDS, _CAPITALS), "time": (*_SECONDS, _CAPITALS)}
 Constant = tuple[str, Any]  # a value, behind its kind: 1 is 1.0, and not true
 _KINDS = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
@@ -77,9 +77,9 @@ def _read_format(readable: dict[str, Any]) -> None:
     if not isinstance(form, str):
         return
     patterns = _PATTERNS.get(form, ())
-    if found := _UUID_OF_VERSION.fullmatch(form):
+    if found := UUID_OF_VERSION.fullmatch(form):
         readable["format"], patterns = "uuid", (f"^.{{14}}{found[1]}.{{4}}[89abAB]",)
-    elif form in _LOOSE_FORMATS:
+    elif form in LOOSE_FORMATS or not has_known_format({"format": form}):
         del readable["format"]
     _add_patterns(readable, patterns)
 

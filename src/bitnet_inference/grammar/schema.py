@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeGuard
@@ -34,6 +35,12 @@ _NOTES = frozenset((
     "description", "discriminator", "example", "examples", "readOnly", "title", "writeOnly",
     "enumDescriptions", "enumNames", "externalDocs", "id", "markdownDescription", "propertyOrdering", "xml",
 ))  # fmt: skip
+# What a string is for, in the words of OpenAPI and pydantic: nothing that its characters show.
+LOOSE_FORMATS = ("base64", "base64url", "binary", "byte", "directory-path", "file-path", "password", "path")
+UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
+_FORMATS = (
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
+)  # fmt: skip
 READ = frozenset(("$id", "$schema", *_ONE, *_LISTS, *_NAMED, *_VALUES))
 _KNOWN = READ | _NOTES | {"nullable"}
 # Part of JSON Schema, and beyond what can be kept token by token.
@@ -70,17 +77,17 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
 
 
 def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any] | None]) -> Any:
-    """A copy of a checked schema with `change` made to it and to each one inside; None leaves one as it is."""
-    if isinstance(schema, bool) or (changed := change(schema)) is None:
+    """A copy with `change` made to it and to each schema inside; None leaves one as it is. What is none stays."""
+    if not isinstance(schema, Mapping) or (changed := change(schema)) is None:
         return schema
     copy = dict(changed)
-    for keyword in copy:
-        if keyword in _LISTS or (keyword == "items" and isinstance(copy[keyword], list)):
-            copy[keyword] = [changed_schema(inner, change) for inner in copy[keyword]]
+    for keyword, value in copy.items():
+        if keyword in (*_LISTS, "items") and isinstance(value, list | tuple):
+            copy[keyword] = [changed_schema(inner, change) for inner in value]
         elif keyword in _ONE:
-            copy[keyword] = changed_schema(copy[keyword], change)
-        elif keyword in _NAMED:
-            copy[keyword] = {name: changed_schema(inner, change) for name, inner in copy[keyword].items()}
+            copy[keyword] = changed_schema(value, change)
+        elif keyword in _NAMED and isinstance(value, Mapping):
+            copy[keyword] = {name: changed_schema(inner, change) for name, inner in value.items()}
     return copy
 
 
@@ -98,16 +105,17 @@ def parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, Any]) -> None:
     for keyword, value in schema.items():
-        if _asks_nothing(keyword, value) or (keyword == "propertyNames" and listed_names(root, schema) is not None):
-            continue
         if keyword == "nullable" and not isinstance(value, bool):
             _refuse(place, f"{keyword} is {value!r:.40}", "give true or false")
-        if keyword in _IMPOSSIBLE:
+        if is_impossible(root, schema, keyword):
             _refuse(place, f"{keyword} cannot be kept", "leave it out")
-        if keyword not in _KNOWN and not str(keyword).startswith("x-"):
+        if keyword not in _KNOWN | _IMPOSSIBLE and not str(keyword).startswith("x-"):
             nearest = difflib.get_close_matches(str(keyword), _KNOWN, n=1)
             cure = f"did you mean {nearest[0]}?" if nearest else "leave it out"
             _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
+    if not has_known_format(schema):
+        cure = f"give a pattern for it, or one of {', '.join(_FORMATS)}"
+        _refuse(place, f"the format {schema['format']!r:.60} is not known here", cure)
     pattern = schema.get("pattern")
     pattern = plain_decimals(pattern) if isinstance(pattern, str) else pattern
     for regex in [pattern, *_names(schema.get("patternProperties"))]:
@@ -115,11 +123,21 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
             check_regex(f"json_schema: at {place or '/'}", regex)
 
 
-def _asks_nothing(keyword: str, value: object) -> bool:
-    """As some writers of schemas do; of names in JSON all are strings."""
-    if keyword == "propertyNames":
-        return value in ({}, {"type": "string"}) or value is True
-    return keyword == "uniqueItems" and value is False
+def is_impossible(root: Mapping[str, Any], schema: Mapping[str, Any], keyword: str) -> bool:
+    """Whether a keyword of a schema cannot be kept token by token; some writers of schemas ask for nothing by it."""
+    value = schema[keyword]
+    if keyword == "propertyNames":  # of names in JSON all are strings
+        asks_nothing = value in ({}, {"type": "string"}) or value is True
+        return not asks_nothing and listed_names(root, schema) is None
+    return keyword in _IMPOSSIBLE and not (keyword == "uniqueItems" and value is False)
+
+
+def has_known_format(schema: Mapping[str, Any]) -> bool:
+    """Whether a string can have its format, if it has one; beside a pattern, which tells more, any may stand."""
+    form = schema.get("format")
+    if not isinstance(form, str) or "pattern" in schema:
+        return True
+    return form in (*_FORMATS, *LOOSE_FORMATS) or UUID_OF_VERSION.fullmatch(form) is not None
 
 
 def listed_names(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str] | None:
