@@ -158,6 +158,19 @@ def test_tokens_beside_the_vocabulary_are_read(tmp_path, is_listed):
     assert tokenizer.encode("ab[PAD]<|new|>", parse_special=True) == [0, 378, 376, 377]
 
 
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized", "special"])
+@pytest.mark.parametrize("is_set", [True, False])
+def test_flags_of_the_configuration_count_as_in_transformers(tmp_path, flag, is_set):
+    state = json.loads(byte_level_json())
+    token = state["added_tokens"][2] | {"normalized": False, flag: not is_set}
+    state["added_tokens"][2] = token
+    decoder = {"2": {name: value for name, value in token.items() if name != "id"} | {flag: is_set}}
+    folder = write_folder(tmp_path, json.dumps(state), added_tokens_decoder=decoder)
+    tokenizer = Tokenizer.from_folder(folder)
+    (read,) = [each for each in json.loads(tokenizer.to_json())["added_tokens"] if each["id"] == 2]
+    assert read == token | {flag: is_set}
+
+
 @pytest.mark.parametrize("role", ["pad_token", "unk_token"])
 def test_padding_may_be_an_ordinary_token(tmp_path, role):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, **{role: "!"}))

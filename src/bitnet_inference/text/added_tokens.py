@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+# An entry of tokenizer.json as the tokenizers library writes it: its text, as JSON, and its flags.
+_WRITTEN = re.compile(
+    rb'"content":\s*("(?:[^"\\]|\\.)*+")' + b"".join(rb',\s*"%s":\s*(true|false)' % flag.encode() for flag in _FLAGS)
+)
 _AGAIN = "download the tokenizer's files again"
 Added = dict[str, Any]  # as an entry of tokenizer.json's added_tokens
 
@@ -28,13 +34,19 @@ def mapped_tokens(path: Path, ids: dict[str, Any], special: Collection[str]) -> 
     return _in_order(path, "", entries)
 
 
-def with_added(path: Path, tokenizer_json: bytes, added: list[Added]) -> bytes:
-    """A tokenizer.json with those of the tokens that it does not list. Raises FormatError for ids that are not free."""
-    if all(_is_listed(tokenizer_json, token["content"]) for token in added):  # without a parse, which takes its time
+def with_added(path: Path, tokenizer_json: bytes, added: list[Added], *, have_flags: bool) -> bytes:
+    """A tokenizer.json with those of the tokens that it does not list; of others the flags count if they `have_flags`.
+
+    Raises FormatError for ids that are not free.
+    """
+    written = {} if not added else _written_flags(tokenizer_json)  # without a parse, which takes its time
+    if all(_is_written(token, written.get(token["content"]), have_flags) for token in added):
         return tokenizer_json
     try:
         spec = json.loads(tokenizer_json)
         listed = {token["content"]: token["id"] for token in spec["added_tokens"]}
+        flags = {token["content"]: {flag: token[flag] for flag in _FLAGS} for token in added if have_flags}
+        spec["added_tokens"] = [{**token, **flags.get(token["content"], {})} for token in spec["added_tokens"]]
         spec["added_tokens"] += _missing(path, added, {**spec["model"]["vocab"]}, listed)
     except (ValueError, TypeError, KeyError, RecursionError):
         return tokenizer_json  # whoever reads it says what is wrong
@@ -50,6 +62,7 @@ def _in_order(path: Path, key: str, entries: Any) -> list[Added]:
         if isinstance(token_id, bool) or not str(token_id).isdecimal() or len(str(token_id)) > 9:
             raise FormatError(path, key, f"{token_id!r:.40} is no id of a token: correct it")
         flags = {flag: token.get(flag, False) for flag in _FLAGS}
+        flags["normalized"] = token.get("normalized", not flags["special"])  # as in the library
         tokens.append({"id": int(token_id), "content": token["content"], **flags})
     return sorted(tokens, key=lambda token: int(token["id"]))
 
@@ -58,9 +71,16 @@ def _entry(text: str, is_special: bool) -> dict[str, Any]:
     return {"content": text, "special": is_special, "normalized": not is_special}
 
 
-def _is_listed(tokenizer_json: bytes, text: str) -> bool:
-    spelt = [json.dumps(text, ensure_ascii=is_ascii).encode(errors="surrogatepass") for is_ascii in (False, True)]
-    return any(b'"content":' + blank + each in tokenizer_json for each in spelt for blank in (b" ", b""))
+def _written_flags(tokenizer_json: bytes) -> dict[str, list[bool]]:
+    found: dict[str, list[bool]] = {}
+    for text, *flags in _WRITTEN.findall(tokenizer_json):
+        with suppress(ValueError):  # no string
+            found[json.loads(text)] = [flag == b"true" for flag in flags]
+    return found
+
+
+def _is_written(token: Added, flags: list[bool] | None, have_flags: bool) -> bool:
+    return flags is not None and (not have_flags or flags == [token[flag] for flag in _FLAGS])
 
 
 def _missing(path: Path, added: list[Added], ids: dict[str, int], listed: dict[str, int]) -> Iterator[Added]:

@@ -64,7 +64,7 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
     tokenizer_json = vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json")
     return TextFiles(
         path=folder,
-        tokenizer_json=with_added(source, tokenizer_json, added),
+        tokenizer_json=with_added(source, tokenizer_json, added, have_flags=source == config_file),
         named={**(vocabulary.named if vocabulary else {}), **named},
         add_bos=add_bos,
         add_eos=add_eos,
