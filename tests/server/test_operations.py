@@ -337,6 +337,10 @@ def test_the_journal_has_a_line_for_each_request_and_no_text(served: ServedModel
     line = json.loads(text)
     assert line["request_id"] == answer.headers["x-request-id"] and line["caller"] == "key1"
     assert (line["status"], line["model"], line["output_tokens"], line["finish"]) == (200, "story", 3, "length")
+    assert set(line) == {
+        "time", "request_id", "model", "method", "path", "status", "caller", "address", "first_byte_s", "seconds",
+        "prompt_tokens", "output_tokens", "finish",
+    }  # fmt: skip
     assert "Xylophone" not in text and "sesame" not in text
 
 

@@ -87,12 +87,14 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
     "Q2_0_128" is the older Q2_0 with 128 weights a block, under the same number.
     `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
     and to replace, `extra` has vectors by their own names; `per_file` cuts the model into files of that many tensors;
-    `pre` names the pre-tokenizer.
+    `pre` names the pre-tokenizer, `alignment` is that of the tensors.
     """
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     drop, change, extra = more.pop("drop", ()), more.pop("change", {}), more.pop("extra", {})
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=more.pop("per_file", 0))
+    if alignment := more.pop("alignment", 0):
+        writer.add_custom_alignment(alignment)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)

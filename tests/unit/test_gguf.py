@@ -406,6 +406,17 @@ def test_a_model_in_several_files(parts, tmp_path, answer):
     assert whole.check() == [] and not any(key.startswith("split.") for key in whole.metadata)
 
 
+@pytest.mark.parametrize("alignment", [64, 4096])
+def test_parts_are_aligned_as_the_first_one_says(tmp_path, alignment):
+    write_default(tmp_path / "model.gguf", "TQ2_0", alignment=alignment, per_file=30)
+    source = open_checkpoint(find_model("default"))
+    for path in tmp_path.glob("model-*"):
+        checkpoint = open_checkpoint(path)
+        assert checkpoint.check() == []
+        for name in ("layers.0.up", f"layers.{source.config.num_layers - 1}.down"):
+            assert np.array_equal(codes_of(checkpoint.matrix(name)), codes_of(source.matrix(name)))
+
+
 def test_a_part_that_is_missing_or_has_another_name(parts):
     parts[1].rename(parts[1].with_name("b.gguf"))
     with pytest.raises(FormatError, match=r"model-00002-of-00003\.gguf: this part of the model is missing"):

@@ -76,8 +76,11 @@ class GgufFile:
     num_bytes: int
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Open a file and check its header. Raises FormatError where it is broken, Unsupported for other versions."""
+def read_gguf(path: Path, alignment: int = DEFAULT_ALIGNMENT) -> GgufFile:
+    """Open a file and check its header; tensors begin at multiples of `alignment` where it does not say at which.
+
+    Raises FormatError where it is broken, Unsupported for other versions.
+    """
     size = file_size(path)
     try:
         with path.open("rb") as file:
@@ -91,7 +94,7 @@ def read_gguf(path: Path) -> GgufFile:
     num_tensors = cursor.count("number of tensors", _MAX_TENSORS)
     num_keys = cursor.count("number of keys", _MAX_KEYS)
     metadata, records = _metadata(cursor, num_keys)
-    alignment = _alignment(path, metadata)
+    alignment = alignment_of(path, metadata, alignment)
     infos = [_info(cursor, index) for index in range(num_tensors)]
     start = -(-cursor.position // alignment) * alignment
     tensors = _tensors(path, infos, start, alignment, data)
@@ -202,8 +205,9 @@ def _value(cursor: _Cursor, where: str) -> Any:
     return cursor.number(_SCALARS[kind], where)
 
 
-def _alignment(path: Path, metadata: dict[str, Any]) -> int:
-    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+def alignment_of(path: Path, metadata: dict[str, Any], default: int = DEFAULT_ALIGNMENT) -> int:
+    """The multiples in bytes at which a file says that its tensors begin. Raises FormatError for what is none."""
+    value = metadata.get("general.alignment", default)
     if type(value) is not int or not 8 <= value <= _MAX_ALIGNMENT or value & (value - 1):
         raise FormatError(path, "general.alignment", f"{shown(value)} is no power of two from 8: {_AGAIN}")
     return value

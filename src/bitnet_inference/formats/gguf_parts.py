@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.gguf_file import GgufFile, GgufTensor, read_gguf
+from bitnet_inference.formats.gguf_file import GgufFile, GgufTensor, alignment_of, read_gguf
 from bitnet_inference.formats.json_files import shown
 from bitnet_inference.own_files import require_own
 
@@ -23,13 +23,14 @@ def read_whole(path: Path) -> GgufFile:
 
     What the first part says counts for all.
     """
-    file = read_gguf(path)
+    file = read_gguf(_first_of(path))
     count = file.metadata.get("split.count", 1)
     if type(count) is int and count in (0, 1):
-        return file
+        return file if file.path == path else read_gguf(path)
     if type(count) is not int or not 1 < count <= _MAX_PARTS:
         raise FormatError(path, "split.count", f"{shown(count)} is no number of parts up to {_MAX_PARTS}: {_AGAIN}")
-    return _joined([_part(path, at, count, file) for at in range(count)])
+    first = _part(path, 0, count, file)
+    return _joined([first, *(_part(path, at, count, file, first) for at in range(1, count))])
 
 
 def files_of(path: Path) -> list[Path]:
@@ -45,7 +46,17 @@ def _beside(path: Path, name: re.Match[str], at: int) -> Path:
     return path.with_name(f"{name[1]}-{at + 1:05}-of-{name[3]}.gguf")
 
 
-def _part(path: Path, at: int, count: int, given: GgufFile) -> GgufFile:
+def _first_of(path: Path) -> Path:
+    """The first part where this is called as a later one and that is there; else the file itself."""
+    name = _NAME.fullmatch(path.name)
+    first = _beside(path, name, 0) if name else path
+    if first == path or not first.is_file():
+        return path
+    require_own(path.parent, first)
+    return first
+
+
+def _part(path: Path, at: int, count: int, given: GgufFile, first: GgufFile | None = None) -> GgufFile:
     name = _NAME.fullmatch(path.name)
     if name is None or int(name[3]) != count:
         why = f"one of {count} parts is called NAME-00001-of-{count:05}.gguf: give it and the others their names back"
@@ -55,11 +66,25 @@ def _part(path: Path, at: int, count: int, given: GgufFile) -> GgufFile:
         require_own(path.parent, own)
     if not own.is_file():
         raise FormatError(own, "", f"this part of the model is missing: {_AGAIN}")
-    part = given if own == path else read_gguf(own)
+    if first is not None:
+        part = _read_part(own, alignment_of(first.path, first.metadata))
+    else:
+        part = given if own == given.path else read_gguf(own)
     said = [part.metadata.get(f"split.{key}") for key in ("no", "count")]
     if not all(map(_is, said, (at, count))):
         raise FormatError(own, "split.no", f"says part {shown(said[0])} of {shown(said[1])} from 0 on: {_AGAIN}")
     return part
+
+
+def _read_part(path: Path, alignment: int) -> GgufFile:
+    """A part that need not say its alignment: gguf-py lays it out by the first part's, llama-gguf-split by the usual.
+
+    The wrong one of them does not fit its offsets and its length.
+    """
+    try:
+        return read_gguf(path, alignment)
+    except FormatError:
+        return read_gguf(path)
 
 
 def _joined(parts: list[GgufFile]) -> GgufFile:

@@ -18,7 +18,7 @@ from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes,
 from bitnet_inference.formats.floats import FloatName
 from bitnet_inference.formats.gpu_config import gpu_config
 from bitnet_inference.formats.gpu_int2 import TILE_COLUMNS, TILE_ROWS, runs_of, u2_of
-from bitnet_inference.formats.hf_inventory import FLOATS, dtype_of, float_values
+from bitnet_inference.formats.hf_inventory import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.json_files import file_size, shown
 from bitnet_inference.formats.meta import in_halves
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE, Tensor, inside
@@ -27,7 +27,7 @@ from bitnet_inference.formats.torch_files import read_torch_file
 
 # The same model packed, dequantised, and as master weights; the first that is there is read.
 FILES = ("model_state_int2.pt", "model_state_fp16.pt", "model_state.pt")
-_MAX_NAMED, _MAX_COMPARED_ROWS = 5, 1024
+_MAX_NAMED = 5
 _AGAIN = "convert the model again"
 _NAMES = {
     "embed": "tok_embeddings", "norm": "norm", "head": "output", "attn_norm": "attention_norm", "mlp_norm": "ffn_norm",
@@ -138,14 +138,9 @@ class GpuCheckpoint:
         return float_values(self._sound(name))
 
     def _is_tied(self) -> bool:
-        """Whether the head is a copy of the embeddings, by rows spread over the whole table."""
+        """Whether the head is a copy of the embeddings."""
         embed, head = (self._tensors.get(_tensor_name(name)) for name in ("embed", "head"))
-        if embed is None or head is None:
-            return head is None
-        if (embed.dtype, embed.shape) != (head.dtype, head.shape) or not embed.shape:
-            return False
-        step = max(1, embed.shape[0] // _MAX_COMPARED_ROWS)
-        return np.array_equal(embed.array()[::step], head.array()[::step])
+        return head is None if embed is None or head is None else same_tables(embed, head)
 
     def _place(self, name: str) -> _Place:
         tensor, stack = _tensor_name(name), _stack_of(name)

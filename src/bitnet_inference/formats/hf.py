@@ -17,15 +17,13 @@ from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, exp
 from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.hf_families import Family, find_family
-from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, dtype_of, float_values
+from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, dtype_of, float_values, same_tables
 from bitnet_inference.formats.hf_names import Names, find_names
 from bitnet_inference.formats.hf_pooling import read_pooling
 from bitnet_inference.formats.hf_quantization import Quantization, masters, read_quantization
 from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
 from bitnet_inference.formats.ternarized import ternarized
-
-_MAX_COMPARED_ROWS = 1024
 
 
 class HuggingFaceCheckpoint:
@@ -170,14 +168,9 @@ def _with_masters(quantization: Quantization | None, family: Family, names: Name
 
 
 def _tables_differ(tensors: dict[str, Tensor], names: Names) -> bool:
-    # transformers 5 unties a head that is stored with other values; we compare rows spread over the whole table.
+    # transformers 5 unties a head that is stored with other values.
     embed, head = tensors.get(f"{names.module('embed')}.weight"), tensors["lm_head.weight"]
-    if embed is None:
-        return False
-    if (embed.dtype, embed.shape) != (head.dtype, head.shape) or not embed.shape:
-        return True
-    step = max(1, embed.shape[0] // _MAX_COMPARED_ROWS)
-    return not np.array_equal(embed.array()[::step], head.array()[::step])
+    return embed is not None and not same_tables(embed, head)
 
 
 def _packed(name: str, tensor: Tensor, num_rows: int) -> NDArray[Any]:

@@ -32,6 +32,17 @@ def float_values(tensor: Tensor) -> NDArray[np.float32]:
     return to_float32(tensor.array(), FLOATS[tensor.dtype])
 
 
+def same_tables(one: Tensor, other: Tensor) -> bool:
+    """Whether two tables hold the same bits, in the same dtype and shape; a copy of a large one is read row by row."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or not one.shape:
+        return False
+    pairs = zip(one.array(), other.array(), strict=True)
+    same = all(np.array_equal(row, beside) for row, beside in pairs)
+    one.release()
+    other.release()
+    return same
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The tensors of a folder by their own names, and the shapes that its configuration asks for by canonical name."""

@@ -41,7 +41,7 @@ class Journal:
 
     def write(self, line: dict[str, Any]) -> None:
         """One line."""
-        text = orjson.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **line}, default=str)
+        text = orjson.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **line})
         try:
             with self._lock:
                 self._file.write(text + b"\n")
@@ -88,7 +88,8 @@ class Journaled:
             await self._app(scope, receive, sending)
         finally:
             if self._journal is not None:
-                self._journal.write(notes | _line(scope, status, start, first_s) | _cost(notes.pop("streams", ())))
+                cost = _cost(notes.pop("streams", ()))
+                self._journal.write(notes | _line(scope, status, start, first_s) | cost)
 
 
 def _line(scope: Scope, status: int, start: float, first_s: float | None) -> dict[str, Any]:
