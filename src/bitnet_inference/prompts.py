@@ -11,7 +11,7 @@ import numpy as np
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.terms import Terms
-from bitnet_inference.errors import InvalidParams, RequestError
+from bitnet_inference.errors import EngineError, InvalidParams, OutOfMemory, RequestError
 from bitnet_inference.text.messages import check_messages
 
 Encoded = TypeVar("Encoded")
@@ -76,11 +76,14 @@ def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
 
 @contextmanager
 def placed(index: int, total: int | None, among: str = "prompts") -> Iterator[None]:
-    """In an error of a request, say which one of `total` it is about; None where nobody knows how many there are."""
+    """In an error of a request, say which one of `total` it is about; None where nobody knows how many there are.
+
+    Other errors, as of an engine that stops, are about all of them.
+    """
     try:
         yield
-    except RequestError as error:
-        if total == 1:
+    except (RequestError, EngineError) as error:
+        if total == 1 or type(error) not in (EngineError, OutOfMemory) and not isinstance(error, RequestError):
             raise
         told = copy(error)  # a processor may raise the same one again
         told.args = (f"{among}[{index}]: {error}",)

@@ -283,6 +283,8 @@ class TestCommands:
         found = {each["name"]: each for each in json.loads(out)}
         assert code == 0 and set(found) == {"bitnet-2b", "me/tiny/x.gguf", "tiny:latest"}
         assert found["tiny:latest"]["format"] == "GGUF" and found["tiny:latest"]["num_bytes"] > 0
+        code, same, err = bitnet(cache, "list", "--json", "--gguf-folder", str(tmp_path / "gone"), *folders)
+        assert (code, same) == (0, out) and err == f"[{tmp_path / 'gone'}: there is no such folder]\n"
         code, _, err = bitnet(cache, "list", "--gguf-folder", str(tmp_path / "nowhere"))
         assert code == 2 and "there is no such folder" in err
 

@@ -43,11 +43,15 @@ def list_models(
 ) -> None:
     """List the models that are here, whichever tool has fetched them.
 
-    Each can be named as the first column says, or by its path.
+    Each can be named as the first column says, or by its path. Of several folders, those count that are there.
     """
     from bitnet_inference.installed import installed_models
 
-    found = [each for each in installed_models(gguf_folder or ()) if everything or not each.problem]
+    folders = [each for each in gguf_folder or () if each.is_dir()] or gguf_folder or []
+    found = [each for each in installed_models(folders) if everything or not each.problem]
+    for folder in gguf_folder or ():
+        if folder not in folders:
+            typer.echo(f"[{folder}: there is no such folder]", err=True)
     if as_json:
         typer.echo(json.dumps([asdict(each) | {"path": str(each.path)} for each in found], ensure_ascii=False))
         return
