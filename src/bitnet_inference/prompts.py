@@ -83,7 +83,8 @@ def placed(index: int, total: int | None, among: str = "prompts") -> Iterator[No
     try:
         yield
     except (RequestError, EngineError) as error:
-        if total == 1 or type(error) not in (EngineError, OutOfMemory) and not isinstance(error, RequestError):
+        is_its_own = isinstance(error, RequestError) or type(error) in (EngineError, OutOfMemory)
+        if total == 1 or not is_its_own:
             raise
         told = copy(error)  # a processor may raise the same one again
         told.args = (f"{among}[{index}]: {error}",)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, Unpack, overload
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from bitnet_inference.config import checked_count
 from bitnet_inference.engine.beam import BeamParams
@@ -16,18 +16,36 @@ from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import InvalidParams, QueueFull
+from bitnet_inference.in_flight import MAX_IN_FLIGHT
 from bitnet_inference.prompts import (
     ChatOptions,
+    Params,
     Prompt,
     TalkOptions,
     TermOptions,
     encode_each,
     is_one_prompt,
+    is_one_talk,
+    placed,
     read_terms,
     split_terms,
 )
 from bitnet_inference.stream import Generation, Stream
 from bitnet_inference.text.messages import Message
+
+Item = TypeVar("Item")
+
+
+class Several(Protocol):
+    """Texts of one prompt that are under way."""
+
+    def read(self) -> list[Generation]:
+        """Wait for the end; the texts, the best first where they are ranked. Raises the first error."""
+        ...
+
+    def cancel(self) -> None:
+        """End them soon."""
+        ...
 
 
 class Search:
@@ -38,37 +56,81 @@ class Search:
         self._beams, self._streams = beams, streams
 
     def cancel(self) -> None:
-        """End it soon."""
+        """See Several."""
         self._streams[0].cancel()
 
     def read(self) -> list[Generation]:
-        """Wait for the end; the texts with their scores, the best first. Raises the search's error."""
+        """See Several; the texts have scores."""
         found = [stream.read() for stream in self._streams]
         scores = (text.score for text in self._beams.best)  # none, where the search was cut off
         return [replace(text, score=next(scores, None)) for text in found]
 
 
+class Choices:
+    """Choices of one prompt that are under way."""
+
+    def __init__(self, streams: Sequence[Stream], num_texts: int | None, shows_logprobs: bool) -> None:
+        """Of which `num_texts` are returned, those that are the likeliest; None returns all in their order."""
+        self._streams, self._num_texts, self._shows_logprobs = streams, num_texts, shows_logprobs
+
+    def cancel(self) -> None:
+        """See Several."""
+        for stream in self._streams:
+            stream.cancel()
+
+    def read(self) -> list[Generation]:
+        """See Several."""
+        with cancelling(self._streams):
+            texts = [stream.read() for stream in self._streams]
+        if self._num_texts is None:
+            return texts
+        best = best_texts(texts, self._num_texts)
+        return best if self._shows_logprobs else [replace(text, logprobs=None, end_logprobs=None) for text in best]
+
+
 class RankedTexts(ABC):
     """What an LLM can do that ends with a ranking."""
 
-    def choices(
+    @overload
+    def choices(  # type: ignore[overload-overlap]  # a string is a sequence of strings
         self,
-        prompt: Prompt,
+        prompts: str | Sequence[int],
         num_choices: int,
         params: SamplingParams | None = None,
         *,
         best_of: int | None = None,
         **terms: Unpack[TermOptions],
-    ) -> list[Generation]:
-        """Continue one prompt in several ways, as stream_choices, and wait for all.
+    ) -> list[Generation]: ...
+    @overload
+    def choices(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        num_choices: int,
+        params: Params = None,
+        *,
+        best_of: int | None = None,
+        **terms: Unpack[TermOptions],
+    ) -> list[list[Generation]]: ...
+    def choices(
+        self,
+        prompts: Any,
+        num_choices: int,
+        params: Params = None,
+        *,
+        best_of: int | None = None,
+        **terms: Unpack[TermOptions],
+    ) -> Any:
+        """Continue a prompt in several ways, as stream_choices, and wait for all; of many prompts, a list for each.
 
         `best_of`: so many are generated, and those are returned whose tokens have the highest mean log-probability, the
-        best first; earlier ones first among equals, an empty text last.
+        best first; earlier ones first among equals, an empty text last. A list of params has one entry a prompt.
         """
-        if not is_one_prompt(prompt):
-            raise InvalidParams("choices are of one prompt: call choices for each")
-        return self._ranked(self._encode(prompt), num_choices, best_of, params, read_terms(terms))
+        one = is_one_prompt(prompts)
+        encoded = encode_each([prompts] if one else prompts, self._encode)
+        found = self._ranked(list(encoded), num_choices, best_of, params, read_terms(terms))
+        return found[0] if one else found
 
+    @overload
     def chat_choices(
         self,
         messages: Sequence[Message],
@@ -77,10 +139,32 @@ class RankedTexts(ABC):
         *,
         best_of: int | None = None,
         **options: Unpack[TalkOptions],
-    ) -> list[Generation]:
-        """Answer one conversation in several ways, as choices."""
+    ) -> list[Generation]: ...
+    @overload
+    def chat_choices(
+        self,
+        messages: Sequence[Sequence[Message]],
+        num_choices: int,
+        params: Params = None,
+        *,
+        best_of: int | None = None,
+        **options: Unpack[TalkOptions],
+    ) -> list[list[Generation]]: ...
+    def chat_choices(
+        self,
+        messages: Any,
+        num_choices: int,
+        params: Params = None,
+        *,
+        best_of: int | None = None,
+        **options: Unpack[TalkOptions],
+    ) -> Any:
+        """Answer a conversation in several ways, or each of many, as choices."""
         terms, others = split_terms(options)
-        return self._ranked(self._talk(messages, others), num_choices, best_of, params, terms, opening=True)
+        one = is_one_talk(messages)
+        talks = encode_each([messages] if one else messages, lambda each: self._talk(each, others))
+        found = self._ranked(list(talks), num_choices, best_of, params, terms, opening=True)
+        return found[0] if one else found
 
     @overload
     def beam_search(  # type: ignore[overload-overlap]  # a string is a sequence of strings
@@ -97,40 +181,47 @@ class RankedTexts(ABC):
         """
         one = is_one_prompt(prompts)
         encoded = list(encode_each([prompts] if one else prompts, self._encode))
-        found = _search_all(encoded, lambda prompt: self._search(prompt, params, read_terms(terms), opening=False))
+        found = _read_each(encoded, lambda prompt: self._search(prompt, params, read_terms(terms), opening=False))
         return found[0] if one else found
 
+    @overload
     def chat_beam_search(
         self, messages: Sequence[Message], params: BeamParams, **options: Unpack[TalkOptions]
-    ) -> list[Generation]:
-        """The likeliest answers to one conversation, as beam_search."""
+    ) -> list[Generation]: ...
+    @overload
+    def chat_beam_search(
+        self, messages: Sequence[Sequence[Message]], params: BeamParams, **options: Unpack[TalkOptions]
+    ) -> list[list[Generation]]: ...
+    def chat_beam_search(self, messages: Any, params: BeamParams, **options: Unpack[TalkOptions]) -> Any:
+        """The likeliest answers to a conversation, or to each of many, as beam_search."""
         terms, others = split_terms(options)
-        prompt = self.encode_chat(messages, **others)
-        return _search_all([prompt], lambda prompt: self._search(prompt, params, terms, opening=True))[0]
+        one = is_one_talk(messages)
+        encoded = encode_each([messages] if one else messages, lambda each: self.encode_chat(each, **others))
+        found = _read_each(list(encoded), lambda prompt: self._search(prompt, params, terms, opening=True))
+        return found[0] if one else found
 
     def _ranked(
         self,
-        prompt: Any,
+        prompts: Sequence[Any],
         num_choices: int,
         best_of: int | None,
-        params: SamplingParams | None,
+        params: Params,
         terms: Terms,
         opening: bool = False,
-    ) -> list[Generation]:
+    ) -> list[list[Generation]]:
         num_choices = checked_count("num_choices", num_choices)
-        chosen, count = self._params(params, 1)[0], num_choices
-        if best_of is not None and (count := checked_count("best_of", best_of)) < num_choices:
+        count = num_choices if best_of is None else checked_count("best_of", best_of)
+        if count < num_choices:
             raise InvalidParams(f"best_of is {best_of!r}: give a whole number, num_choices ({num_choices}) or more")
-        scored = chosen if best_of is None or chosen.logprobs is not None else replace(chosen, logprobs=0)
-        streams = self._choices(prompt, count, scored, terms, opening, max_unread=None)  # read one after the other
-        with cancelling(streams):
-            texts = [stream.read() for stream in streams]
-        if best_of is None:
-            return texts
-        best = best_texts(texts, num_choices)
-        return (
-            best if chosen.logprobs is not None else [replace(text, logprobs=None, end_logprobs=None) for text in best]
-        )
+
+        def start(item: tuple[Any, SamplingParams]) -> Choices:
+            prompt, chosen = item
+            shows_logprobs = chosen.logprobs is not None
+            scored = chosen if best_of is None or shows_logprobs else replace(chosen, logprobs=0)
+            streams = self._choices(prompt, count, scored, terms, opening, max_unread=None)  # read one after the other
+            return Choices(streams, None if best_of is None else num_choices, shows_logprobs)
+
+        return _read_each(list(zip(prompts, self._params(params, len(prompts)), strict=True)), start, count)
 
     @abstractmethod
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
@@ -180,23 +271,38 @@ def best_texts(texts: Sequence[Generation], num_texts: int) -> list[Generation]:
     return sorted(texts, key=lambda text: -_mean_logprob(text))[:num_texts]
 
 
-def _search_all(prompts: Sequence[Sequence[int]], start: Callable[[Sequence[int]], Search]) -> list[list[Generation]]:
-    """What the searches of all prompts find, in order; while the engine's queue is full, the next ones wait."""
-    searches: list[Search] = []
-    unread: deque[Search] = deque()
+def _read_each(
+    items: Sequence[Item], start: Callable[[Item], Several], num_requests: int = 1
+) -> list[list[Generation]]:
+    """The texts of all items, in order; while the engine's queue is full, the next ones wait.
+
+    Each makes `num_requests`, of which so many are under way that others find room.
+    """
+    started: list[Several] = []
+    unread: deque[Several] = deque()
     found: list[list[Generation]] = []
-    with cancelling(searches):
-        for prompt in prompts:
-            while (search := _start(start, prompt, may_wait=bool(unread))) is None:
-                found.append(unread.popleft().read())
-            searches.append(search)
-            unread.append(search)
-        return found + [search.read() for search in unread]
+
+    def read_next() -> None:
+        with placed(len(found), len(items)):
+            found.append(unread.popleft().read())
+
+    with cancelling(started):
+        for index, item in enumerate(items):
+            while len(unread) * num_requests >= MAX_IN_FLIGHT:
+                read_next()
+            while (several := _start(start, item, index, len(items), may_wait=bool(unread))) is None:
+                read_next()
+            started.append(several)
+            unread.append(several)
+        while unread:
+            read_next()
+    return found
 
 
-def _start(start: Callable[[Sequence[int]], Search], prompt: Sequence[int], may_wait: bool) -> Search | None:
+def _start(start: Callable[[Item], Several], item: Item, index: int, total: int, *, may_wait: bool) -> Several | None:
     try:
-        return start(prompt)
+        with placed(index, total):
+            return start(item)
     except QueueFull:
         if not may_wait:
             raise

@@ -210,7 +210,10 @@ class TestGenerate:
             getattr(llm, call)(prompts[1], *params)
 
     def test_so_does_one_of_a_cache_that_is_too_small(self):
-        with LLM.load("default", max_cache_tokens=64) as llm, pytest.raises(OutOfMemory, match=r"^prompts\[1\]: the cac"):
+        with (
+            LLM.load("default", max_cache_tokens=64) as llm,
+            pytest.raises(OutOfMemory, match=r"^prompts\[1\]: the cac"),
+        ):
             llm.generate(["a", "b " * 100])
 
     def test_an_error_that_is_raised_again_names_one_prompt(self, llm):

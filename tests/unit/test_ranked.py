@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from bitnet_inference import LLM, BeamParams, InvalidParams, QueueFull, SamplingParams, WordFilter
+from bitnet_inference import LLM, BeamParams, InvalidParams, PromptTooLong, QueueFull, SamplingParams, WordFilter
+from bitnet_inference.engine.scheduler import MAX_WAITING
+from bitnet_inference.in_flight import MAX_IN_FLIGHT
 
 PROMPT = "Once upon a time there was a"
 SAMPLED = SamplingParams(seed=3, max_tokens=12, temperature=1.3)
@@ -48,8 +50,30 @@ def test_equal_choices_stay_in_order_and_an_empty_one_comes_last(llm):
 def test_answers_are_ranked_too(llm):
     first, second = llm.chat_choices(TALK, 2, SAMPLED, best_of=3)
     assert first.text != second.text and not first.text.startswith(" ")
-    searched = llm.chat_beam_search(TALK, BeamParams(num_beams=2, max_tokens=5))
+    searched, same = llm.chat_beam_search([TALK, TALK], BeamParams(num_beams=2, max_tokens=5))
+    assert searched[0].text == same[0].text == llm.chat_beam_search(TALK, BeamParams(num_beams=2, max_tokens=5))[0].text
     assert not searched[0].text.startswith(" ") and searched[0].score < 0
+
+
+@pytest.mark.parametrize("best_of", [None, 4])
+def test_choices_of_many_prompts_are_what_each_gives(llm, best_of):
+    prompts, params = [PROMPT, [5, 6, 7], "The fox"], [SAMPLED, SamplingParams(seed=1, max_tokens=3), SAMPLED]
+    together = llm.choices(prompts, 3, params, best_of=best_of)
+    alone = [llm.choices(*each, best_of=best_of) for each in zip(prompts, [3] * 3, params, strict=True)]
+    assert [[text.text for text in texts] for texts in together] == [[text.text for text in texts] for texts in alone]
+    answers = llm.chat_choices([TALK, TALK], 2, SAMPLED, best_of=best_of)
+    assert [text.text for text in answers[0]] == [text.text for text in answers[1]]
+    with pytest.raises(InvalidParams, match="2 params for 3 prompts"):
+        llm.choices(prompts, 3, params[:2])
+    with pytest.raises(PromptTooLong, match=r"^prompts\[1\]"):
+        llm.choices([PROMPT, [5] * 5000], 3, SAMPLED)
+
+
+def test_choices_of_many_prompts_leave_others_room(llm):
+    others = [llm.stream(PROMPT, SAMPLED) for _ in range(MAX_WAITING - MAX_IN_FLIGHT)]
+    texts = llm.choices([PROMPT] * 6, 128, SamplingParams(seed=1, max_tokens=1))
+    assert [len(each) for each in texts] == [128] * 6
+    assert all(stream.read().finish_reason for stream in others)
 
 
 @pytest.mark.parametrize("best_of", [1, 2.0, "3", True])
