@@ -303,6 +303,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_blocks", &Cache::num_blocks)
         .def("reserve", &Cache::reserve, nb::arg("num_blocks"), nb::call_guard<ReleasedGil>())
         .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"), nb::call_guard<ReleasedGil>());
+    m.def("promised_bytes", &promised_bytes, nb::arg("but") = nb::none(), nb::call_guard<ReleasedGil>());
     bind_plan(m);
     nb::class_<Executor>(m, "Executor")
         .def(

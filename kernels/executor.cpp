@@ -65,6 +65,30 @@ CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
     return {dtype, num_kv_heads, head_dim, padded_dim, key_bytes, head_bytes, block_bytes, block_bytes};
 }
 
+namespace {
+std::mutex caches_mutex;
+std::vector<const Cache*> caches;  // all that there are
+}  // namespace
+
+Cache::Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {
+    layout_.block_stride = num_layers * layout.block_bytes;
+    const std::lock_guard<std::mutex> guard(caches_mutex);
+    caches.push_back(this);
+}
+
+Cache::~Cache() {
+    const std::lock_guard<std::mutex> guard(caches_mutex);
+    caches.erase(std::find(caches.begin(), caches.end(), this));
+}
+
+int64_t promised_bytes(const Cache* but) {
+    const std::lock_guard<std::mutex> guard(caches_mutex);
+    int64_t bytes = 0;
+    for (const Cache* cache : caches)
+        if (cache != but) bytes += cache->untouched_bytes();
+    return bytes;
+}
+
 void Cache::reserve(int64_t num_blocks) {
     require(num_blocks > 0 && num_blocks < (int64_t(1) << 31) / kBlockTokens,
             "the number of cache blocks is impossible");
@@ -74,6 +98,11 @@ void Cache::reserve(int64_t num_blocks) {
     if (num_blocks > std::numeric_limits<int64_t>::max() / block_bytes()) throw std::bad_alloc();
     memory_ = Memory(num_blocks * block_bytes());
     num_blocks_ = num_blocks;
+}
+
+int64_t Cache::untouched_bytes() const {
+    const auto guard = lock();
+    return memory_.untouched_bytes();
 }
 
 void Cache::copy(int64_t from, int64_t to) {

@@ -46,15 +46,17 @@ struct Batch {
 // waits until those are zeroed.
 class Cache {
   public:
-    Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {
-        layout_.block_stride = num_layers * layout.block_bytes;
-    }
+    Cache(CacheLayout layout, int64_t num_layers);
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+    ~Cache();
     // Zeroed blocks; after std::bad_alloc there are none.
     void reserve(int64_t num_blocks);
     void copy(int64_t from, int64_t to);
     const CacheLayout& layout() const { return layout_; }
     int64_t num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return num_blocks_; }
+    int64_t untouched_bytes() const;                                                              // see Memory
     int64_t block_bytes() const { return layout_.block_stride; }                                  // of all layers
     uint8_t* layer(int64_t index) const { return memory_.data() + index * layout_.block_bytes; }  // in the first block
     // Held by whoever reads, writes or replaces the blocks.
@@ -66,6 +68,10 @@ class Cache {
     int64_t num_layers_, num_blocks_ = 0;
     Memory memory_;
 };
+
+// So much of the memory that caches of this process, but one, have reserved is still free for whoever asks the system,
+// because they have not written to it yet.
+int64_t promised_bytes(const Cache* but);
 
 struct Context {
     const Kernels& kernels;

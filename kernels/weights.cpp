@@ -1,6 +1,7 @@
 #include "weights.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "lanes_generic.h"
 #include "t5.h"
@@ -29,6 +31,23 @@ Memory::Memory(int64_t bytes) : bytes_(bytes) {
 #ifdef MADV_HUGEPAGE
     madvise(data_.get(), size, MADV_HUGEPAGE);
 #endif
+}
+
+int64_t Memory::untouched_bytes() const {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE)), at_a_time = size_t(1) << 16;
+    std::vector<unsigned char> here(at_a_time);
+    int64_t untouched = 0;
+    for (size_t at = 0; at < size_t(bytes_); at += at_a_time * page) {
+        const size_t length = std::min(size_t(bytes_) - at, at_a_time * page), count = (length + page - 1) / page;
+#ifdef __APPLE__
+        if (mincore(data() + at, length, reinterpret_cast<char*>(here.data()))) return 0;
+#else
+        if (mincore(data() + at, length, here.data())) return 0;
+#endif
+        untouched +=
+            std::count_if(here.begin(), here.begin() + int64_t(count), [](unsigned char is) { return !(is & 1); });
+    }
+    return std::min(bytes_, untouched * int64_t(page));
 }
 
 Memory Arena::take(int64_t bytes) {

@@ -17,6 +17,8 @@ class Memory {
     explicit Memory(int64_t bytes);
     uint8_t* data() const { return data_.get(); }
     int64_t bytes() const { return bytes_; }
+    // So many the system has not had to give yet, because nobody has written to their pages; 0 where it does not tell.
+    int64_t untouched_bytes() const;
 
   private:
     friend class Arena;

@@ -279,6 +279,19 @@ def test_an_impossible_cache(shape: tuple[int, int, int]) -> None:
         native.Cache("float32", *shape)
 
 
+def test_memory_is_promised_to_a_cache_until_it_is_written_to() -> None:
+    cache, before = native.Cache("float32", 4, 4, 128), native.promised_bytes()
+    cache.reserve(64)
+    whole = cache.block_bytes * cache.num_blocks
+    assert native.promised_bytes() == before + whole and native.promised_bytes(cache) == before
+    for block in range(1, 64):
+        cache.copy(0, block)
+    assert native.promised_bytes() < before + whole / 8
+    cache.reserve(64)
+    del cache
+    assert native.promised_bytes() == before
+
+
 def test_a_cache_that_could_not_be_reserved_is_empty() -> None:
     cache = native.Cache("float32", 65536, 1, 16)
     program, out = attention(cache), np.zeros((1, 16), np.float32)

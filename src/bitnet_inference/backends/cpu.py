@@ -84,7 +84,7 @@ class CpuModel:
             block_bytes=self._cache.block_bytes,
             max_sequences=256,
             max_tokens=config.batch_tokens,
-            available_bytes=available_bytes() * 3 // 4,
+            available_bytes=max(0, available_bytes() - native.promised_bytes()) * 3 // 4,
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
             samples=self._screen is not None,
             same_bits=True,
@@ -117,7 +117,7 @@ class CpuModel:
         """Make room for this many cache blocks; what was cached before is gone."""
         wanted = num_blocks * self.capabilities.block_bytes
         too_much = f"a cache of {num_blocks} blocks takes {told_bytes(wanted)}: lower the context or the load"
-        if wanted > available_bytes():
+        if wanted > available_bytes() - native.promised_bytes(self._cache):
             raise OutOfMemory(too_much)
         self._open_executor()
         try:
