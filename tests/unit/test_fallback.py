@@ -70,6 +70,24 @@ def run_all(engine: Engine, wanted: Sequence[tuple[list[int], SamplingParams]]) 
     return requests, listeners
 
 
+def test_a_request_that_comes_while_a_smaller_model_takes_over_ends_or_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(lose(ScriptedModel(), 1), fallback=lambda error: ScriptedModel(max_positions=8))
+    queue, late = engine._scheduler.submit, [Request(list(range(1, 1 + n)), GREEDY, Listener()) for n in (20, 2)]
+
+    def wait(request: Request) -> None:  # between the check and the queue
+        monkeypatch.setattr(engine._scheduler, "submit", queue)
+        run(engine)
+        queue(request)
+
+    engine.submit(Request([1], GREEDY, Listener()))
+    monkeypatch.setattr(engine._scheduler, "submit", wait)
+    for request in late:
+        engine.submit(request)
+    run(engine)
+    assert [request.sink.reason for request in late] == ["error", "length"]
+    assert late[0].finish is not None and late[0].finish.error is LOST
+
+
 def test_without_another_model_every_request_ends_once_with_the_error() -> None:
     model = lose(ScriptedModel(max_sequences=2), 3)
     _, listeners = run_all(Engine(model), [([1], GREEDY), ([2], SEEDED), ([3], GREEDY)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -52,6 +53,7 @@ class Engine:
         """
         self._clock, self._fallback, self.max_waiting = clock, fallback, max_waiting
         self._masks = Masks()
+        self._stragglers: deque[Request] = deque()  # that were checked while another model took over
         self.wakeups = Wakeups(clock)  # of those who wait for what the engine's thread does
         self._events = Events(listener, plan_times)
         pool = self._take(model, max_num_blocks)
@@ -84,6 +86,7 @@ class Engine:
         Raises InvalidParams, PromptTooLong or OutOfMemory for one that can never run, QueueFull if too many wait; its
         sink then hears nothing.
         """
+        sampler = self._sampler  # the last thing that another model changes
         self._check(request)
         request.max_context = self.max_context
         self._sampler.prepare(request)
@@ -92,6 +95,8 @@ class Engine:
         if request.terms.timeout_s is not None:
             request.deadline = self._clock() + request.terms.timeout_s
         self._scheduler.submit(request)
+        if self._sampler is not sampler:
+            self._stragglers.append(request)
 
     def cancel(self, request: Request) -> None:
         """End a request with the next step; nothing happens if it has ended."""
@@ -147,17 +152,19 @@ class Engine:
             return False
         self._scheduler.move(pool, self._limits)
         self._events.replaced(error)
-        self._adapt(error, has_shrunk=self.max_context < max_context)
+        self._replaced = error, self.max_context < max_context
+        for request in self._scheduler.all_requests():
+            self._adapt(request)
         return True
 
-    def _adapt(self, error: BackendError, has_shrunk: bool) -> None:
-        """Prepare the requests that there are for another model, or end them with this error where they don't fit."""
-        for request in self._scheduler.all_requests():
-            request.max_context = self.max_context
-            self._sampler.prepare(request)
-            was_planned = request.beams is not None or request.params.overflow == "sliding"  # for the larger one
-            if has_shrunk and (was_planned or request.tokens.length + request.least_room > self.max_context):
-                self._fail([request], error)
+    def _adapt(self, request: Request) -> None:
+        """Prepare a request for another model, or end it with the error of the one before where it doesn't fit."""
+        error, has_shrunk = self._replaced
+        request.max_context = self.max_context
+        self._sampler.prepare(request)
+        was_planned = request.beams is not None or request.params.overflow == "sliding"  # for the larger one
+        if has_shrunk and (was_planned or request.tokens.length + request.least_room > self.max_context):
+            self._fail([request], error)
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> None:
         for request in requests:
@@ -180,6 +187,10 @@ class Engine:
         check_window(request.params, self.max_context)
 
     def _schedule(self) -> list[Share]:
+        while self._stragglers:
+            request = self._stragglers.popleft()
+            if request in self._scheduler.all_requests():
+                self._adapt(request)
         for request in self._scheduler.drop_cancelled():
             self._tell(request, Finish("filtered" if request.is_filtered else "cancelled"))
         for request in self._scheduler.drop_expired(self._clock()):
