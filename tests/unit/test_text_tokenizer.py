@@ -5,7 +5,17 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_samples import BOS, EOS, TEMPLATE, TURN, around, byte_level_json, sentencepiece_json, write_folder
+from text_samples import (
+    BOS,
+    EOS,
+    TEMPLATE,
+    TURN,
+    around,
+    byte_level_json,
+    metaspace_json,
+    sentencepiece_json,
+    write_folder,
+)
 from tokenizers import models
 
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, NotFound, Unsupported
@@ -199,6 +209,25 @@ def test_any_text_comes_back(text):
 def _round_trip(tmp_path_factory):
     global ROUND_TRIP
     ROUND_TRIP = Tokenizer.from_folder(write_folder(tmp_path_factory.mktemp("round")))
+
+
+# What Transformers 5.24 makes of the same files: the pieces of "a</s>b", and what its text without special tokens is.
+@pytest.mark.parametrize("json_of", [sentencepiece_json, metaspace_json])
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "LlamaTokenizerFast"])
+@pytest.mark.parametrize(
+    ("config", "pieces", "text"),
+    [
+        ({}, "▁a</s>b", "ab"),
+        ({"legacy": False, "add_prefix_space": True}, "▁a</s>b", "ab"),
+        ({"legacy": True}, "▁a</s>▁b", "a b"),
+        ({"legacy": True, "add_prefix_space": False}, "a</s>b", "ab"),
+    ],
+)
+def test_the_class_of_llama_2_decides_about_spaces(tmp_path, json_of, name, config, pieces, text):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json_of(), tokenizer_class=name, **config))
+    ids = tokenizer.encode("a</s>b", add_special_tokens=False, parse_special=True)
+    assert "".join(map(tokenizer.id_to_token, ids)) == pieces
+    assert tokenizer.decode(ids) == text
 
 
 def test_the_space_of_sentencepiece_is_added_once(tmp_path):

@@ -13,6 +13,7 @@ from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.json_objects import parse_object, shown
 from bitnet_inference.own_files import require_own
 from bitnet_inference.text.added_tokens import listed_tokens, mapped_tokens, with_added
+from bitnet_inference.text.llama_class import as_its_class_reads_it
 
 MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
 MAX_CONFIG_BYTES = 8 << 20
@@ -61,7 +62,10 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
     add_bos, add_eos = (vocabulary.add_bos, vocabulary.add_eos) if vocabulary else (None, None)
     if vocabulary and ("add_bos_token" in config or "add_eos_token" in config):
         add_bos, add_eos = (_flag(config_file, config, name) for name in ("add_bos_token", "add_eos_token"))
-    tokenizer_json = vocabulary.tokenizer_json if vocabulary else _read_tokenizer(folder / "tokenizer.json")
+    if vocabulary:
+        tokenizer_json = vocabulary.tokenizer_json
+    else:
+        tokenizer_json = as_its_class_reads_it(_read_tokenizer(folder / "tokenizer.json"), config)
     return TextFiles(
         path=folder,
         tokenizer_json=with_added(source, tokenizer_json, added, have_flags=source == config_file),

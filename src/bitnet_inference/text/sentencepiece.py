@@ -20,6 +20,7 @@ import numpy as np
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import TextFiles, read_bytes, read_json, read_text_files
+from bitnet_inference.text.llama_class import with_space
 from bitnet_inference.text.vocab import USER_DEFINED, text_files
 
 _FILE = "tokenizer.model"
@@ -57,8 +58,7 @@ def read_sentencepiece_files(path: str | Path) -> TextFiles:
 
 def _with_first_prefix(files: TextFiles) -> TextFiles:
     """As a LlamaTokenizer that is not `legacy`: a space stands before a text, and not behind its special tokens."""
-    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
-    spec = json.loads(files.tokenizer_json) | {"normalizer": None, "pre_tokenizer": space}
+    spec = with_space(json.loads(files.tokenizer_json), "first")
     return replace(files, tokenizer_json=json.dumps(spec).encode())
 
 
