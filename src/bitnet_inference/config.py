@@ -113,10 +113,12 @@ class EngineConfig:
     def from_env(cls, **options: Any) -> EngineConfig:
         """The given options, and what the environment says about the ones that are left at None or absent."""
         given = {name: value for name, value in options.items() if value is not None}
-        if isa := os.environ.get("BITNET_ISA"):
-            given.setdefault("isa", isa)
-        if threads := os.environ.get("BITNET_THREADS"):
-            given.setdefault("threads", _whole_number("BITNET_THREADS", threads))
+        if "isa" not in given and (isa := os.environ.get("BITNET_ISA")):
+            _one_of("BITNET_ISA", isa, ("auto", *ISAS))
+            given["isa"] = isa
+        if "threads" not in given and (threads := os.environ.get("BITNET_THREADS")):
+            number = _whole_number("BITNET_THREADS", threads)
+            given["threads"] = checked_count("BITNET_THREADS", number, MAX_THREADS)
         return cls(**given)
 
     @property

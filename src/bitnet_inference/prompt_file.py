@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
+from bitnet_inference.config import check_unicode
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.json_files import parse_object, shown
@@ -119,6 +120,8 @@ def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:
     if not is_one_prompt(fields["prompt"]) or not fields["prompt"]:
         raise InvalidParams("prompt must be a text, or a list of token ids, that is not empty")
     prompt: str | list[int] = fields["prompt"]
+    if isinstance(prompt, str):
+        check_unicode("prompt", prompt)
     return prompt
 
 

@@ -310,3 +310,12 @@ def test_what_the_package_and_the_help_import_is_light(tmp_path: Path) -> None:
     code = f"import bitnet_inference; bitnet_inference.LLM.load('default', threads=1).close(); {shown}"
     result = subprocess.run([sys.executable, "-c", code, *heavy[:5]], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("name", "value"), [("BITNET_THREADS", "0"), ("BITNET_THREADS", "two"), ("BITNET_ISA", "vax")])
+def test_a_wrong_variable_is_named_where_it_counts(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidParams, match=f"^{name} is"):
+        EngineConfig.from_env()
+    given = EngineConfig.from_env(threads=2, isa="generic")
+    assert (given.threads, given.isa) == (2, "generic")

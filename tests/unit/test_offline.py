@@ -269,6 +269,7 @@ class TestFilesThatDoNotFit:
             ('{"prompt": "a", "messages": []}', 'either "prompt" or "messages"'),
             ('{"prompt": "a", "temprature": 1}', "'temprature' is not known"),
             ('{"prompt": ""}', "not empty"),
+            ('{"prompt": "\\ud800"}', "prompt"),
             ('{"prompt": []}', "empty"),
             ('{"prompt": null}', "prompt must be"),
             ('{"prompt": ["a"]}', "prompt must be"),
@@ -359,7 +360,9 @@ class TestCommand:
         args = ["batch", *map(str, files), "-n", "6", "--choice", "fox", "--choice", "owl"]
         result = CliRunner().invoke(cli.app, args)
         assert result.exit_code == 1 and result.stdout == "", result.output
-        assert result.stderr.startswith("[3 prompts; 1 failed; ") and result.stderr.endswith(" tokens/s]\n")
+        summary, where = result.stderr.splitlines()
+        assert summary.startswith("[3 prompts; 1 failed; ") and summary.endswith(" tokens/s]")
+        assert where == f'[what failed says why under "error" in {files[1]}]'
         assert {read(files[1])[line]["text"] for line in (1, 2)} <= {"fox", "owl"}
         again = CliRunner().invoke(cli.app, [*args, "--keep-errors"])
         assert again.exit_code == 1 and "3 of them done before; 1 failed; 0 tokens in" in again.stderr

@@ -64,6 +64,8 @@ def batch(
             raise
     typer.echo(_summary(result), err=True)
     if result.num_errors:
+        typer.echo(f'[what failed says why under "error" in {answers}]', err=True)
+    if result.num_errors:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
