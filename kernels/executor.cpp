@@ -78,7 +78,7 @@ Cache::Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_laye
 
 Cache::~Cache() {
     const std::lock_guard<std::mutex> guard(caches_mutex);
-    caches.erase(std::find(caches.begin(), caches.end(), this));
+    std::erase(caches, this);
 }
 
 int64_t promised_bytes(const Cache* but) {

@@ -56,7 +56,7 @@ class Cache {
     const CacheLayout& layout() const { return layout_; }
     int64_t num_layers() const { return num_layers_; }
     int64_t num_blocks() const { return num_blocks_; }
-    int64_t untouched_bytes() const;                                                              // see Memory
+    int64_t untouched_bytes() const;                                                              // as of Memory
     int64_t block_bytes() const { return layout_.block_stride; }                                  // of all layers
     uint8_t* layer(int64_t index) const { return memory_.data() + index * layout_.block_bytes; }  // in the first block
     // Held by whoever reads, writes or replaces the blocks.

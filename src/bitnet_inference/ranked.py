@@ -278,7 +278,6 @@ def _read_each(
 
     Each makes `num_requests`, of which so many are under way that others find room.
     """
-    started: list[Several] = []
     unread: deque[Several] = deque()
     found: list[list[Generation]] = []
 
@@ -286,13 +285,12 @@ def _read_each(
         with placed(len(found), len(items)):
             found.append(unread.popleft().read())
 
-    with cancelling(started):
+    with cancelling(unread):
         for index, item in enumerate(items):
             while len(unread) * num_requests >= MAX_IN_FLIGHT:
                 read_next()
             while (several := _start(start, item, index, len(items), may_wait=bool(unread))) is None:
                 read_next()
-            started.append(several)
             unread.append(several)
         while unread:
             read_next()

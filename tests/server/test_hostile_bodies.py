@@ -21,7 +21,7 @@ from bitnet_inference.server.bodies import parse
 from bitnet_inference.server.message_schema import MessagesRequest
 from bitnet_inference.server.schema import ChatRequest
 
-BAD = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
+BAD = {"type": "function", "function": {"name": "x", "strict": True, "parameters": {"not": {}}}}
 STRICT = {"type": "function", "function": {"name": "x", "strict": True}}
 TALK = [{"role": "user", "content": "Hi"}]
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/tokenize")
@@ -164,7 +164,7 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format: name is missing"),
     ("/v1/messages", CLOCK | {"tool_choice": {"type": "tool"}}, "tool_choice: name is missing: say which tool"),
     ("/v1/messages", CLOCK | {"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name is 'x': give one of"),
-    ("/v1/responses", {"input": []}, "input: List should have at least 1 item"),
+    ("/v1/responses", {"input": []}, "input is missing: give it"),
     ("/v1/responses", {"input": [5]}, "input.0: 'no object' is not supported here: give one of 'message', 'func"),
     ("/v1/responses", {"input": [{"type": "computer_call"}]}, "input.0: 'computer_call' is not supported here"),
     (

@@ -86,6 +86,15 @@ def test_what_is_stored_is_its_callers_own(running: Running) -> None:
                 boris.responses.create(model="story", input=[{"type": "item_reference", "id": made.output[0].id}])
 
 
+def test_a_conversation_may_go_on_without_input(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="story", input=ASK, max_output_tokens=2)
+    more = client.responses.create(model="story", previous_response_id=made.id, max_output_tokens=2)
+    assert made.usage and more.usage and more.usage.input_tokens > made.usage.input_tokens
+    assert client.responses.input_items.list(more.id).data == []
+    with pytest.raises(openai.BadRequestError, match="input is missing: give it"):
+        client.responses.create(model="story")
+
+
 def test_a_stream_tells_of_every_step(client: openai.OpenAI) -> None:
     with client.responses.stream(model="story", input=ASK, max_output_tokens=5, temperature=0) as stream:
         events = list(stream)

@@ -65,7 +65,6 @@ def batch(
     typer.echo(_summary(result), err=True)
     if result.num_errors:
         typer.echo(f'[what failed says why under "error" in {answers}]', err=True)
-    if result.num_errors:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 

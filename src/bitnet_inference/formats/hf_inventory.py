@@ -33,11 +33,11 @@ def float_values(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def same_tables(one: Tensor, other: Tensor) -> bool:
-    """Whether two tables hold the same bits, in the same dtype and shape; a copy of a large one is read row by row."""
+    """Whether two tables hold the same bits, in the same dtype and shape."""
     if (one.dtype, one.shape) != (other.dtype, other.shape) or not one.shape:
         return False
-    pairs = zip(one.array(), other.array(), strict=True)
-    same = all(np.array_equal(row, beside) for row, beside in pairs)
+    rows = zip(one.array(), other.array(), strict=True)  # compared whole, they would take memory of their size
+    same = all(np.array_equal(row, beside) for row, beside in rows)
     one.release()
     other.release()
     return same

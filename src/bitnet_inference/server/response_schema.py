@@ -203,7 +203,7 @@ class InputTokensRequest(Fields):
     TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "text", "response_format": "text", "messages": "input"}
     PROMPT: ClassVar[str] = "input"
 
-    input: TextOrList[Annotated[Each[Item], Field(min_length=1)]]
+    input: TextOrList[Each[Item]] = Field(default=[])
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: Each[FunctionTool] | None = None
@@ -212,9 +212,16 @@ class InputTokensRequest(Fields):
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
+    @model_validator(mode="after")
+    def _has_input(self) -> InputTokensRequest:
+        if not self.input and self.previous_response_id is None:
+            raise ValueError("input is missing: give it")
+        return self
+
     def check(self) -> None:
         """See Fields."""
-        check_messages(self.messages)
+        if self.messages or self.previous_response_id is None:
+            check_messages(self.messages)
         SamplingParams(grammar=self.grammar)
         check_tools(self.callable_tools, self.nested_tools)
 
