@@ -18,6 +18,8 @@ from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupp
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, RopeScaling, Ternary, expected_shapes
 from bitnet_inference.formats.gguf_config import read_config
+from bitnet_inference.formats.gguf_file import read_gguf
+from bitnet_inference.formats.gguf_parts import read_part
 from bitnet_inference.formats.yarn import yarn_attention, yarn_factors
 from bitnet_inference.model.rope import inverse_frequencies
 from bitnet_inference.model_folder import find_model, load_tokenizer
@@ -406,7 +408,7 @@ def test_a_model_in_several_files(parts, tmp_path, answer):
     assert whole.check() == [] and not any(key.startswith("split.") for key in whole.metadata)
 
 
-@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize("alignment", [8, 64, 4096])
 def test_parts_are_aligned_as_the_first_one_says(tmp_path, alignment):
     write_default(tmp_path / "model.gguf", "TQ2_0", alignment=alignment, per_file=30)
     source = open_checkpoint(find_model("default"))
@@ -415,6 +417,12 @@ def test_parts_are_aligned_as_the_first_one_says(tmp_path, alignment):
         assert checkpoint.check() == []
         for name in ("layers.0.up", f"layers.{source.config.num_layers - 1}.down"):
             assert np.array_equal(codes_of(checkpoint.matrix(name)), codes_of(source.matrix(name)))
+
+
+@pytest.mark.parametrize("alignment", [8, 16, 64, 4096])
+def test_a_part_may_have_the_usual_alignment_all_the_same(parts, alignment):
+    expected, found = read_gguf(parts[1]).tensors, read_part(parts[1], alignment).tensors
+    assert [(each.begin, each.end) for each in found.values()] == [(each.begin, each.end) for each in expected.values()]
 
 
 def test_a_part_that_is_missing_or_has_another_name(parts):

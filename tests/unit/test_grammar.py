@@ -272,6 +272,7 @@ def test_regular_expressions_that_others_fear(llm, regex):
         ({"type": "string", "nullable": True, "maxLength": 1}, "null", '"ab"'),
         ({"type": "string", "format": "path", "x-order": 1, "maxLength": 3}, '"a/b"', '"a/bc"'),
         ({"type": "string", "format": "starts_with", "pattern": "^ab"}, '"abc"', '"ba"'),
+        ({"type": ["integer", "null"], "format": "int32"}, "7", '"7"'),
         ({"type": "string", "format": "uuid4"}, '"4c5bd4f3-9d76-4f9c-8b63-2f7a3e6d1c00"',
          '"4c5bd4f3-9d76-1f9c-8b63-2f7a3e6d1c00"'),
     ],

@@ -207,6 +207,15 @@ def test_another_head_stored_in_a_tied_model_unties_it_as_in_transformers(tmp_pa
     assert any("not tied, although" in note for note in checkpoint.notes())
 
 
+def test_tables_of_a_billion_empty_rows_take_no_time(tmp_path):
+    model = folder(quantization=OFFLINE)
+    header = {name: {"dtype": "F32", "shape": [10**9, 0], "data_offsets": [0, 0]} for name in
+              ("model.embed_tokens.weight", "lm_head.weight")}  # fmt: skip
+    text = json.dumps(header).encode()
+    (path := model.write(tmp_path) / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert open_checkpoint(path.parent).check()
+
+
 def test_tables_that_are_one_number(tmp_path):
     model = folder(quantization=OFFLINE)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

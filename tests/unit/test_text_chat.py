@@ -216,6 +216,12 @@ def test_arguments_that_are_no_object_stay_as_they_were_written(tmp_path, text):
     assert chat.render([{"role": "assistant", "tool_calls": [with_arguments(text)]}]) == text
 
 
+def test_templates_that_look_into_arguments_refuse_what_is_no_object(tmp_path):
+    chat = chat_of(tmp_path, chat_template="{{ messages[0].tool_calls[0].function.arguments.items() | list }}")
+    with pytest.raises(InvalidParams, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments is no JSON object"):
+        chat.render([{"role": "assistant", "tool_calls": [with_arguments('{"a":')]}])
+
+
 def test_keys_without_a_value_are_left_out(tmp_path):
     chat = chat_of(tmp_path, chat_template="{{ messages[0] | tojson }}")
     assert json.loads(chat.render([{"role": "user", "content": "x", "name": None, "refusal": None}])) == {

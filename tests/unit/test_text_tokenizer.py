@@ -168,6 +168,14 @@ def test_tokens_beside_the_vocabulary_are_read(tmp_path, is_listed):
     assert tokenizer.encode("ab[PAD]<|new|>", parse_special=True) == [0, 378, 376, 377]
 
 
+def test_an_added_token_without_a_text_is_a_broken_file(tmp_path):
+    state = json.loads(byte_level_json())
+    state["added_tokens"][0]["content"] = None
+    decoder = {"0": {"content": BOS, "special": True}}
+    with pytest.raises(FormatError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state), added_tokens_decoder=decoder))
+
+
 @pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized", "special"])
 @pytest.mark.parametrize("is_set", [True, False])
 def test_flags_of_the_configuration_count_as_in_transformers(tmp_path, flag, is_set):

@@ -169,13 +169,17 @@ BEYOND = {"type": "array", "uniqueItems": True, "items": {"maxLength": 1, "forma
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_what_cannot_be_kept_is_left_out_unless_the_function_is_strict(choice):
-    schema = {"properties": {"t": BEYOND, "u": {"pattern": "^(?!a)b$"}}}
+    named = {"patternProperties": {"^(?!x)": {}, "^y$": {"type": "null"}}, "additionalProperties": False}
+    schema = {"properties": {"t": BEYOND, "u": {"pattern": "^(?!a)b$"}, "v": named}}
     function = {"name": "f", "parameters": schema}
     grammar = read_tools([{"type": "function", "function": function}], choice).grammar("llama")
-    for arguments, fits in (({"t": ["a", "a"], "u": "a"}, True), ({"t": ["ab"]}, False)):
+    loose: list[tuple[dict[str, object], bool]] = [
+        ({"t": ["a", "a"], "u": "a", "v": {"x": 1, "y": None}}, True), ({"t": ["ab"]}, False), ({"v": {"y": 1}}, False),
+    ]  # fmt: skip
+    for arguments, fits in loose:
         assert accepts(grammar, call_of("f", "llama", arguments)) == fits
     strict = read_tools([{"type": "function", "function": {**function, "strict": True}}], choice)
-    with pytest.raises(InvalidParams, match="at /properties/parameters/properties/u: look-around"):
+    with pytest.raises(InvalidParams, match="at /properties/parameters/properties/v: look-around"):
         strict.grammar("llama")
 
 

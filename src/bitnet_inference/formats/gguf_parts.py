@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.gguf_file import GgufFile, GgufTensor, alignment_of, read_gguf
+from bitnet_inference.formats.gguf_file import DEFAULT_ALIGNMENT, GgufFile, GgufTensor, alignment_of, read_gguf
 from bitnet_inference.formats.json_files import shown
 from bitnet_inference.own_files import require_own
 
@@ -28,7 +29,9 @@ def read_whole(path: Path) -> GgufFile:
     if type(count) is int and count in (0, 1):
         return file if file.path == path else read_gguf(path)
     if type(count) is not int or not 1 < count <= _MAX_PARTS:
-        raise FormatError(path, "split.count", f"{shown(count)} is no number of parts up to {_MAX_PARTS}: {_AGAIN}")
+        raise FormatError(
+            file.path, "split.count", f"{shown(count)} is no number of parts up to {_MAX_PARTS}: {_AGAIN}"
+        )
     first = _part(path, 0, count, file)
     return _joined([first, *(_part(path, at, count, file, first) for at in range(1, count))])
 
@@ -67,7 +70,7 @@ def _part(path: Path, at: int, count: int, given: GgufFile, first: GgufFile | No
     if not own.is_file():
         raise FormatError(own, "", f"this part of the model is missing: {_AGAIN}")
     if first is not None:
-        part = _read_part(own, alignment_of(first.path, first.metadata))
+        part = read_part(own, alignment_of(first.path, first.metadata))
     else:
         part = given if own == given.path else read_gguf(own)
     said = [part.metadata.get(f"split.{key}") for key in ("no", "count")]
@@ -76,15 +79,18 @@ def _part(path: Path, at: int, count: int, given: GgufFile, first: GgufFile | No
     return part
 
 
-def _read_part(path: Path, alignment: int) -> GgufFile:
+def read_part(path: Path, alignment: int) -> GgufFile:
     """A part that need not say its alignment: gguf-py lays it out by the first part's, llama-gguf-split by the usual.
 
-    The wrong one of them does not fit its offsets and its length.
+    With the larger of the two a part that has the smaller would begin later, and end behind the file.
     """
+    small, large = sorted((alignment, DEFAULT_ALIGNMENT))
     try:
-        return read_gguf(path, alignment)
-    except FormatError:
-        return read_gguf(path)
+        return read_gguf(path, large)
+    except FormatError as error:
+        with suppress(FormatError):
+            return read_gguf(path, small)
+        raise error
 
 
 def _joined(parts: list[GgufFile]) -> GgufFile:

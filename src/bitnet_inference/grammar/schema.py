@@ -42,13 +42,14 @@ _FORMATS = (
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
 )  # fmt: skip
 READ = frozenset(("$id", "$schema", *_ONE, *_LISTS, *_NAMED, *_VALUES))
-_KNOWN = READ | _NOTES | {"nullable"}
+_ALLOWED = READ | _NOTES | {"nullable"}
 # Part of JSON Schema, and beyond what can be kept token by token.
 _IMPOSSIBLE = frozenset((
     "$anchor", "$dynamicAnchor", "$dynamicRef", "contains", "dependencies", "dependentRequired",
     "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems",
     "unevaluatedProperties", "uniqueItems", "x-guidance",
 ))  # fmt: skip
+_KNOWN = _ALLOWED | _IMPOSSIBLE
 
 
 def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
@@ -109,8 +110,8 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
             _refuse(place, f"{keyword} is {value!r:.40}", "give true or false")
         if is_impossible(root, schema, keyword):
             _refuse(place, f"{keyword} cannot be kept", "leave it out")
-        if keyword not in _KNOWN | _IMPOSSIBLE and not str(keyword).startswith("x-"):
-            nearest = difflib.get_close_matches(str(keyword), _KNOWN, n=1)
+        if keyword not in _KNOWN and not str(keyword).startswith("x-"):
+            nearest = difflib.get_close_matches(str(keyword), _ALLOWED, n=1)
             cure = f"did you mean {nearest[0]}?" if nearest else "leave it out"
             _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
     if not has_known_format(schema):
@@ -133,9 +134,13 @@ def is_impossible(root: Mapping[str, Any], schema: Mapping[str, Any], keyword: s
 
 
 def has_known_format(schema: Mapping[str, Any]) -> bool:
-    """Whether a string can have its format, if it has one; beside a pattern, which tells more, any may stand."""
-    form = schema.get("format")
-    if not isinstance(form, str) or "pattern" in schema:
+    """Whether a string can have its format, if it has one; beside a pattern, which tells more, any may stand.
+
+    That of a number, as OpenAPI's int32, says nothing here.
+    """
+    form, kinds = schema.get("format"), schema.get("type", "string")
+    is_of_strings = "string" in kinds if isinstance(kinds, list) else kinds == "string"
+    if not isinstance(form, str) or "pattern" in schema or not is_of_strings:
         return True
     return form in (*_FORMATS, *LOOSE_FORMATS) or UUID_OF_VERSION.fullmatch(form) is not None
 

@@ -54,7 +54,6 @@ def make_front(
             allow_origins=list(options.cors_origins),
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            allow_private_network=True,  # as Chrome asks before a public page may talk to this machine
             expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
     return Front(Metered(Journaled(app, journal), traffic, api.routes), gate)

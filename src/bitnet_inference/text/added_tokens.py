@@ -44,7 +44,7 @@ def with_added(path: Path, tokenizer_json: bytes, added: list[Added], *, have_fl
         return tokenizer_json
     try:
         spec = json.loads(tokenizer_json)
-        listed = {token["content"]: token["id"] for token in spec["added_tokens"]}
+        listed = {str(token["content"]): token["id"] for token in spec["added_tokens"]}
         flags = {token["content"]: {flag: token[flag] for flag in _FLAGS} for token in added if have_flags}
         spec["added_tokens"] = [{**token, **flags.get(token["content"], {})} for token in spec["added_tokens"]]
         spec["added_tokens"] += _missing(path, added, {**spec["model"]["vocab"]}, listed)

@@ -26,7 +26,15 @@ from bitnet_inference.config import check_flag
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.text.budget import Budget, OverBudget
 from bitnet_inference.text.filter import Filters
-from bitnet_inference.text.messages import ROLES, Marks, Message, check_messages, check_plain, strings_of
+from bitnet_inference.text.messages import (
+    ROLES,
+    Marks,
+    Message,
+    check_messages,
+    check_plain,
+    strings_of,
+    unread_arguments,
+)
 from bitnet_inference.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 5.0
@@ -88,10 +96,14 @@ class Chat:
         variables, messages = inputs.pop("variables"), inputs.pop("messages")
         if not template.knows_developer:  # OpenAI's newer name of the same role
             messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
-        return template.render({
-            **self._tokenizer.named, **inputs, "messages": messages, "add_generation_prompt": add_generation_prompt,
-            **variables,
-        })  # fmt: skip
+        inputs |= {"messages": messages, "add_generation_prompt": add_generation_prompt, **variables}
+        try:
+            return template.render({**self._tokenizer.named, **inputs})
+        except FormatError:
+            if (place := unread_arguments(messages)) is None:
+                raise
+        cure = "correct it, or leave the call out"
+        raise InvalidParams(f"{place} is no JSON object, which this model's chat template looks into: {cure}")
 
     def broken(self) -> list[str]:
         """What is wrong with each template that is none, a line each."""

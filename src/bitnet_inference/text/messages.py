@@ -92,6 +92,15 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     return plain
 
 
+def unread_arguments(messages: Sequence[Message]) -> str | None:
+    """The place of the first arguments in checked messages that stayed a string; None where all are objects."""
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls", ())):
+            if isinstance(call["function"]["arguments"], str):
+                return f"messages[{index}].tool_calls[{number}].function.arguments"
+    return None
+
+
 def _object(text: str) -> Any:
     """The JSON object that a text is, or the text."""
     try:
