@@ -31,6 +31,7 @@ from bitnet_inference.text.messages import (
     Marks,
     Message,
     check_messages,
+    check_objects,
     check_plain,
     strings_of,
     unread_arguments,
@@ -140,8 +141,8 @@ def _inputs(messages: Any, tools: Any, documents: Any, variables: Any) -> dict[s
         raise InvalidParams(f"{min(taken)} is no free variable of a chat template")
     return {
         "messages": check_messages(messages),
-        "tools": _objects("tools", tools),
-        "documents": _objects("documents", documents),
+        "tools": check_objects("tools", tools),
+        "documents": check_objects("documents", documents),
         "variables": variables,
     }
 
@@ -155,12 +156,6 @@ def _check(inputs: Mapping[str, Any], filters: Filters) -> None:
     for name in ("tools", "documents", "variables"):
         for text in strings_of(inputs[name]):
             filters.check(text, name)
-
-
-def _objects(name: str, value: Any) -> Any:
-    if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(x, Mapping) for x in value)):
-        raise InvalidParams(f"{name} must be a list of JSON objects")
-    return check_plain(name, value)
 
 
 class Template:

@@ -141,6 +141,13 @@ def check_plain(name: str, value: Any) -> Any:
     raise InvalidParams(f"{name} is nested more than {MAX_DEPTH} deep: make it flatter")
 
 
+def check_objects(name: str, value: Any) -> Any:
+    """A copy of a list of JSON objects, None as it is. Raises InvalidParams."""
+    if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(x, Mapping) for x in value)):
+        raise InvalidParams(f"{name} must be a list of JSON objects")
+    return check_plain(name, value)
+
+
 def _items(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return container.values() if isinstance(container, dict) else container
 
