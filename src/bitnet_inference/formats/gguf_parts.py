@@ -32,8 +32,7 @@ def read_whole(path: Path) -> GgufFile:
         raise FormatError(
             file.path, "split.count", f"{shown(count)} is no number of parts up to {_MAX_PARTS}: {_AGAIN}"
         )
-    first = _part(path, 0, count, file)
-    return _joined([first, *(_part(path, at, count, file, first) for at in range(1, count))])
+    return _joined([_part(path, at, count, file) for at in range(count)])
 
 
 def files_of(path: Path) -> list[Path]:
@@ -59,7 +58,8 @@ def _first_of(path: Path) -> Path:
     return first
 
 
-def _part(path: Path, at: int, count: int, given: GgufFile, first: GgufFile | None = None) -> GgufFile:
+def _part(path: Path, at: int, count: int, first: GgufFile) -> GgufFile:
+    """One of the parts beside a path; `first` is the first one, which is asked for first, if it is there."""
     name = _NAME.fullmatch(path.name)
     if name is None or int(name[3]) != count:
         why = f"one of {count} parts is called NAME-00001-of-{count:05}.gguf: give it and the others their names back"
@@ -69,10 +69,7 @@ def _part(path: Path, at: int, count: int, given: GgufFile, first: GgufFile | No
         require_own(path.parent, own)
     if not own.is_file():
         raise FormatError(own, "", f"this part of the model is missing: {_AGAIN}")
-    if first is not None:
-        part = read_part(own, alignment_of(first.path, first.metadata))
-    else:
-        part = given if own == given.path else read_gguf(own)
+    part = first if own == first.path else read_part(own, alignment_of(first.path, first.metadata))
     said = [part.metadata.get(f"split.{key}") for key in ("no", "count")]
     if not all(map(_is, said, (at, count))):
         raise FormatError(own, "split.no", f"says part {shown(said[0])} of {shown(said[1])} from 0 on: {_AGAIN}")
