@@ -233,11 +233,12 @@ double whole_share(int most, double usual_s, double waited, double undisturbed_s
     return whole / 10;
 }
 
-// An executor uses fewer threads where another process has a processor, and only there.
+// An executor uses fewer threads where another process has most of a processor, and only there.
 bool check_team() {
     const double hiccups = whole_share(2, 0.0004, 0.3, 0.3, 0.02), many = whole_share(64, 0.01, 0.2, 1, 0.03),
-                 half = whole_share(2, 0.0004, 0.1, 0.003, 0.003), always = whole_share(2, 0.025, 0, 0, 0.05);
-    return hiccups > 0.99 && many > 0.99 && half < 0.2 && always < 0.1;
+                 third = whole_share(2, 0.03, 0.1, 0.06, 0.03), most = whole_share(2, 0.0004, 0.1, 0.001, 0.004),
+                 always = whole_share(2, 0.025, 0, 0, 0.05);
+    return std::min({hiccups, many, third}) > 0.99 && std::max(most, always) < 0.25;
 }
 
 int check_all() {

@@ -238,12 +238,12 @@ int Team::size(double now) {
 }
 
 void Team::learn(double now, double seconds, double waited, int64_t switches) {
-    constexpr double kShort_s = 1e-3, kFirstPause_s = 0.5, kLongestPause_s = 4;
+    constexpr double kShort_s = 1e-3, kFirstPause_s = 0.5, kLongestPause_s = 4, kLeastWait = 0.3, kMostWait = 0.6;
     const double each = waited / std::max(1, size_ - 1);  // one has lost its processor, and all others wait
+    const double worth = seconds * (switches > 0 ? std::max(1.0 / size_, kLeastWait) : kMostWait);
     // Threads of a short region wait for each other to wake up.
-    const bool disturbed = seconds > kShort_s && (each > 0.6 * seconds || (switches > 0 && each > 0.3 * seconds));
-    lost_ = disturbed ? lost_ + seconds : std::max(0.0, lost_ - seconds / 2);
-    if (lost_ < std::max(0.05, 1.5 * seconds)) return;  // once may be chance
+    lost_ = std::max(0.0, lost_ + (seconds > kShort_s ? each : std::min(each, worth)) - worth);
+    if (lost_ < std::max(0.05, seconds / 2)) return;  // once may be chance
     lost_ = 0;
     size_--;
     pause_ = now > grows_at_ + kLongestPause_s ? kFirstPause_s : std::min(2 * pause_, kLongestPause_s);

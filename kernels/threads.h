@@ -89,14 +89,14 @@ class Team {
     // Times are those of now_s().
     int size(double now);
     // After a region on more than one thread: how long it took, how long its threads waited for each other, all
-    // together, and how often one was made to leave its processor. Regions count by their time: a processor that is
-    // shared half the time is worth less than none, and one that was taken away for a moment is forgotten.
+    // together, and how often one was made to leave its processor. One of n threads brings an n-th of the work, so that
+    // it is left out once the others have waited longer for it; what threads wait for each other anyway is allowed for.
     void learn(double now, double seconds, double waited, int64_t switches);
 
   private:
     const int most_;
     int size_;
-    double lost_ = 0;  // seconds of disturbed regions, less half of those of others
+    double lost_ = 0;  // seconds that each thread has waited of late beyond what the last one brings
     double pause_ = 0, grows_at_ = -1e9;
 };
 
