@@ -168,7 +168,7 @@ void group_tile_in_int16(const GroupTask& task) {
 
 // The low bits of a head are steps of two registers.
 void head_sums2_in_int16(const HeadTask& task) {
-    with_count<kVectorsInTile>(task.vectors, [&](auto v) {
+    with_count<kHeadVectors>(task.vectors, [&](auto v) {
         for (int i = 0; i < task.tiles; i++)
             tile<Packed<2>, v.value>(task.weights2 + int64_t(i) * task.steps * kHeadBytes2, task.codes, 4 * v.value,
                                      task.steps, task.acc + i * kHeadTaskVectors * kHeadRows);
@@ -237,7 +237,7 @@ BITNET_APART void tile6(const uint8_t* w, const int8_t* a, int steps, int32_t* a
 }
 
 void head_sums6_in_pairs(const HeadTask& task) {
-    with_count<kVectorsInTile>(task.vectors, [&](auto v) {
+    with_count<kHeadVectors>(task.vectors, [&](auto v) {
         for (int i = 0; i < task.tiles; i++)
             tile6<v.value>(task.weights6 + int64_t(i) * task.steps * kHeadBytes6, task.codes, task.steps,
                            task.acc + i * kHeadTaskVectors * kHeadRows);

@@ -9,10 +9,6 @@ namespace {
 
 using namespace bitnet;
 
-BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const int8_t* activations) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const int32_t*)activations));
-}
-
 // T tokens with H halves (16 rows each) in a pass. Fields are masked in place, as in avx512.cpp; the last two are both
 // 64 times too large and share a sum: 128 * 127 * columns * 2 / 5 < 2^31 (kMaxColumns).
 template <int T, int H>
@@ -72,7 +68,6 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
     const T5Decoder decoder;
     const int steps = 4 * num_blocks;
     const int8_t* last = a + 16 * steps * T;
-    const __m512i mask = _mm512_set1_epi8(3);
     __m512i sums[2][T];
 #pragma GCC unroll 12
     for (int t = 0; t < T; t++) sums[0][t] = sums[1][t] = _mm512_setzero_si512();
@@ -83,16 +78,11 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
         const __m512i first_x = x.first_four(), first_y = y.first_four();
 #pragma GCC unroll 5
         for (int p = 0; p < 5; p++) {
-            const int shift = p < 4 ? 2 * p : 6;
-            const __m512i u = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_x : x.upper, shift), mask);
-            const __m512i v = _mm512_and_si512(_mm512_srli_epi16(p < 4 ? first_y : y.upper, shift), mask);
+            const __m512i u = p < 4 ? field(first_x, p) : field(x.upper, 3),
+                          v = p < 4 ? field(first_y, p) : field(y.upper, 3);
             const int8_t* four = p < 4 ? a + 4 * p * T : last;
 #pragma GCC unroll 12
-            for (int t = 0; t < T; t++) {
-                const __m512i all = broadcast(four + 4 * t);
-                add_products(sums[0][t], u, all);
-                add_products(sums[1][t], v, all);
-            }
+            for (int t = 0; t < T; t++) add_products_of(t, sums[0][t], sums[1][t], u, v, four + 4 * t);
         }
     }
 #pragma GCC unroll 12
@@ -114,14 +104,13 @@ void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, i
 // The fifth fields of a block are a step behind all others.
 BITNET_APART void unpack_blocks(const uint8_t* w, int blocks, uint8_t* to) {
     const T5Decoder decoder;
-    const __m512i mask = _mm512_set1_epi8(3);
     uint8_t* last = to + 4 * blocks * kUnpackedBytes;
     for (; blocks > 0; blocks--)
         for (int s = 0; s < 4; s++, w += kStepBytes, to += kUnpackedBytes, last += kFieldBytes)
             for (int half = 0; half < 128; half += 64) {
                 const T5Fields fields = decoder(_mm512_loadu_si512(w + half));
                 unpack_fields(to + half, fields.first_four());
-                _mm512_store_si512(last + half, _mm512_and_si512(_mm512_srli_epi16(fields.upper, 6), mask));
+                _mm512_store_si512(last + half, field(fields.upper, 3));
             }
 }
 

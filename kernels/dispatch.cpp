@@ -39,19 +39,18 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni") && has_avx2();
 }
-bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi"); }
-bool has_gfni() { return __builtin_cpu_supports("gfni"); }
+bool has_avx512vbmi() { return __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"); }
 #ifdef BITNET_EMULATED
 bool has_avxvnni() { return has_avx512(); }
-bool has_amx() { return has_avx512() && has_avx512vbmi() && has_gfni(); }
-bool has_pairs() { return has_avx512vbmi() && has_gfni(); }
+bool has_amx() { return has_avx512() && has_avx512vbmi(); }
+bool has_pairs() { return has_avx512vbmi(); }
 #else
 bool has_avxvnni() {  // older compilers do not know the name
     unsigned a, b, c, d;
     return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
 }
-bool has_pairs() { return has_avx512vbmi() && has_gfni() && __builtin_cpu_is("amd"); }
-// With GFNI, as all that have it. Linux lets a process use the tiles once it has asked.
+bool has_pairs() { return has_avx512vbmi() && __builtin_cpu_is("amd"); }
+// Linux lets a process use the tiles once it has asked.
 bool has_amx() {
 #ifdef __linux__
     unsigned a, b, c, d;

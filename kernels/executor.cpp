@@ -155,10 +155,11 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
 
     const int64_t segments = cut_attention(program, batch);
     const bool matrix = kernels_->matrix_product && num_tokens >= program.matrix_tokens();
-    const int64_t most = are_many(*kernels_, num_tokens) ? kernels_->many_tile : kMaxTileTokens;
+    const int64_t many = are_many(*kernels_, num_tokens) ? kernels_->many_tile : kMaxTileTokens;
+    const int64_t most = program.takes_int8() ? std::min<int64_t>(many, kernels_->head_vectors) : many;
     const Context context{*kernels_,
                           num_tokens,
-                          matrix ? 1 : std::min(most, program.tile_tokens()),
+                          matrix ? 1 : most,
                           reinterpret_cast<float*>(arena_.data()),
                           input,
                           output,

@@ -165,8 +165,8 @@ class Program {
     int64_t input_width() const { return input_width_; }
     int64_t output_width() const { return output_width_; }
     int64_t vocab_size() const { return vocab_size_; }
-    int64_t cost() const { return cost_; }                // multiply-adds a token, but for attention
-    int64_t tile_tokens() const { return tile_tokens_; }  // the most that its products take at a time
+    int64_t cost() const { return cost_; }           // multiply-adds a token, but for attention
+    bool takes_int8() const { return takes_int8_; }  // products of 8 bits
     // From so many tokens on, products of matrices are faster than tiles.
     int64_t matrix_tokens() const { return matrix_tokens_; }
     const Cache* cache() const { return cache_; }
@@ -186,10 +186,10 @@ class Program {
 
     int64_t arena_floats_, group_sums_floats_ = 0;  // a token; the sums stand behind what the caller laid out
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
-    int64_t tile_tokens_ = kMaxTileTokens, matrix_tokens_ = kMatrixTokens;
+    int64_t matrix_tokens_ = kMatrixTokens;
     const Cache* cache_ = nullptr;
     std::vector<std::pair<Codes, int64_t>> codes_;  // that steps write, and how wide the row behind them is
-    bool needs_batch_ = false, sealed_ = false;
+    bool takes_int8_ = false, needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
 };
 

@@ -28,7 +28,6 @@ constexpr int kBlockSteps = 5;
 // The quantised head (quantised_head.h): tiles of 16 rows, steps of 16 columns.
 constexpr int kHeadRows = 16;
 constexpr int kHeadBytes6 = 192, kHeadBytes2 = 64, kHeadTaskVectors = 32;
-constexpr int kVectorsInTile = 8;  // their sums fit into the registers
 constexpr int kMaxTileTokens = 12;
 // |sum| <= 192 * 127 * columns / 4 must stay inside int32 in the masked kernels.
 constexpr int64_t kMaxColumns = 262144;
@@ -191,7 +190,7 @@ struct HeadTask {
     int tiles, steps;
     const int8_t* codes;
     int64_t code_stride;  // of a matrix: up to 32 vectors, one after the other, padded to steps of 64 columns
-    int vectors;          // else up to kVectorsInTile, interleaved: [steps * 4][vectors][4]
+    int vectors;          // else up to head_vectors, interleaved: [steps * 4][vectors][4]
     int32_t* acc;         // [tiles][32][16]
 };
 
@@ -226,7 +225,8 @@ struct Kernels {
     void (*head_sums2)(const HeadTask& task);
     void (*head_sums6)(const HeadTask& task);
     void (*head_sums8)(const HeadTask& task);
-    bool whole_bytes;                                            // whether all 8 bits take one product, not two
+    bool whole_bytes;  // whether all 8 bits take one product, not two
+    int head_vectors;  // that these take at most, whose sums fit into registers
     void (*head_scores)(const HeadScores& task, float* scores);  // [inputs][16]
     // Both ends of the interval that holds each exact logit. Returns for which inputs a lower end is above `least`, as
     // bits.

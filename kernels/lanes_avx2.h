@@ -96,7 +96,7 @@ struct Bytes {
     __m256i a, b;
 };
 using Sums = Bytes;
-constexpr int kTileSums = 4;
+constexpr int kTileSums = 4, kHeadVectors = 8;
 
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};

@@ -92,7 +92,7 @@ struct Bytes {
     __m512i v;
 };
 using Sums = Bytes;
-constexpr int kTileSums = 12;
+constexpr int kTileSums = 12, kHeadVectors = 16;
 constexpr bool kWholeBytes = true;
 
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -123,9 +123,7 @@ BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm512_srai_epi32(x.v, 
 BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm512_cvtepi32_ps(sums.v)}; }
 // _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.
 BITNET_INLINE Sums dot(Sums sums, const Bytes& x, const int8_t* codes) {
-    int32_t four;
-    __builtin_memcpy(&four, codes, 4);
-    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(x.v), "v"(_mm512_set1_epi32(four)));
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums.v) : "v"(x.v), "m"(*(const int32_t*)codes));
     return sums;
 }
 BITNET_INLINE void store_sums(int32_t* p, const Sums& sums) { _mm512_storeu_si512(p, sums.v); }

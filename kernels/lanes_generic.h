@@ -139,8 +139,8 @@ struct Bytes {
 struct Sums {
     int32_t v[16];
 };
-// So many tokens at a time: more sums than that do not stay in registers.
-constexpr int kTileSums = 4;
+// So many tokens, and vectors of a head, at a time: more sums than that do not stay in registers.
+constexpr int kTileSums = 4, kHeadVectors = 8;
 constexpr bool kWholeBytes = true;  // whether `dot` takes bytes above 127
 
 template <class F>

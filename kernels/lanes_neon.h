@@ -118,7 +118,7 @@ struct Bytes {
 struct Sums {
     int32x4_t v[4];
 };
-constexpr int kTileSums = 4;
+constexpr int kTileSums = 4, kHeadVectors = 8;
 constexpr bool kWholeBytes = false;  // `vdotq_s32` reads them as signed
 
 template <class F>

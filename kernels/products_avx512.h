@@ -19,6 +19,37 @@ BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const __m512
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(activations));
 }
 
+// The same with four activations, which the product itself broadcasts.
+BITNET_INLINE void add_products(__m512i& sum, const __m512i& codes, const int8_t* activations) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const int32_t*)activations));
+}
+
+// Two sums of a token, which share its activations. Every other token's are broadcast by the products: the instructions
+// that this saves count where a core's other thread takes turns at decoding; the loads that it adds would, for all.
+BITNET_INLINE void add_products_of(int token, __m512i& sum0, __m512i& sum1, __m512i codes0, __m512i codes1,
+                                   const int8_t* activations) {
+    if (token % 2) {
+        add_products(sum0, codes0, activations);
+        add_products(sum1, codes1, activations);
+    } else {
+        const __m512i all = broadcast(activations);
+        add_products(sum0, codes0, all);
+        add_products(sum1, codes1, all);
+    }
+}
+
+// Field p of every byte, in the low bits: one instruction with GFNI, which all processors with VBMI and VNNI have.
+BITNET_INLINE __m512i field(__m512i x, int p) {
+    if (p == 0) return _mm512_and_si512(x, _mm512_set1_epi8(3));
+#ifdef __GFNI__
+    constexpr uint64_t bits_0_1 =
+        0x0102000000000000;  // a row of the matrix for each bit of the result, the lowest first
+    return _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(int64_t(bits_0_1 << 2 * p)), 0);
+#else
+    return _mm512_and_si512(_mm512_srli_epi16(x, 2 * p), _mm512_set1_epi8(3));
+#endif
+}
+
 // Where some steps of weights stand in the columns: those of T5 in two places, its fifth fields behind all others.
 struct Span {
     int first, count;

@@ -265,7 +265,7 @@ void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* r
     require(weight->low() != nullptr, "int8 products take 8 bits, not 6");
     check_source(x, weight->columns());
     cost_ += weight->rows() * weight->columns();
-    tile_tokens_ = kVectorsInTile;
+    takes_int8_ = true;
     matrix_tokens_ = std::max(matrix_tokens_, kInt8MatrixTokens);
     push(int8_step(weight, x, out, residual));
 }

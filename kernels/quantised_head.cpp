@@ -58,7 +58,7 @@ void pack_low(const uint8_t* codes, uint8_t* out) {
 }  // namespace
 
 HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t columns, InputForm form)
-    : count_(count), form_(form) {
+    : count_(count), most_vectors_(executor.kernels().head_vectors), form_(form) {
     const bool in_matrix = form == InputForm::matrix;
     const int64_t whole = in_matrix ? kMatrixColumns : kStepColumns;
     padded_ = (columns + whole - 1) / whole * whole;

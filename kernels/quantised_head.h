@@ -30,7 +30,7 @@ class HeadInputs {
     const HeadInput& operator[](int i) const { return inputs_[i]; }
     InputForm form() const { return form_; }
     int num_tiles() const {
-        const int most = form_ == InputForm::whole ? kVectorsInTile / 2 : kVectorsInTile;
+        const int most = most_vectors_ / vectors_each();
         return form_ == InputForm::matrix ? 1 : (count_ + most - 1) / most;
     }
     int first_of(int tile) const { return count_ * tile / num_tiles(); }
@@ -47,7 +47,7 @@ class HeadInputs {
   private:
     void quantise(const float* x, int index, int64_t columns);
 
-    int count_;
+    int count_, most_vectors_;
     InputForm form_;
     int64_t padded_;
     HeadInput inputs_[kInputsInMatrix];

@@ -8,11 +8,8 @@ namespace {
 
 // A byte of U2 as a byte each for its fields, which stand kFieldBytes apart.
 BITNET_INLINE void unpack_fields(uint8_t* to, __m512i x) {
-    const __m512i mask = _mm512_set1_epi8(3);
-    _mm512_store_si512(to, _mm512_and_si512(x, mask));
-    _mm512_store_si512(to + kFieldBytes, _mm512_and_si512(_mm512_srli_epi16(x, 2), mask));
-    _mm512_store_si512(to + 2 * kFieldBytes, _mm512_and_si512(_mm512_srli_epi16(x, 4), mask));
-    _mm512_store_si512(to + 3 * kFieldBytes, _mm512_and_si512(_mm512_srli_epi16(x, 6), mask));
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) _mm512_store_si512(to + p * kFieldBytes, field(x, p));
 }
 
 BITNET_APART void unpack_steps(const uint8_t* w, int steps, uint8_t* to) {
@@ -36,11 +33,7 @@ BITNET_APART void unpacked_tile(const uint8_t* bytes, const Span (&spans)[2], co
             if (field % 2) ahead.step();
             const __m512i u = _mm512_load_si512(bytes), v = _mm512_load_si512(bytes + 64);
 #pragma GCC unroll 12
-            for (int t = 0; t < T; t++) {
-                const __m512i all = broadcast(a + 4 * t);
-                add_products(sums[0][t], u, all);
-                add_products(sums[1][t], v, all);
-            }
+            for (int t = 0; t < T; t++) add_products_of(t, sums[0][t], sums[1][t], u, v, a + 4 * t);
         }
     }
 #pragma GCC unroll 12

@@ -35,8 +35,8 @@ BITNET_INLINE void load_fields8(const uint8_t* w6, const uint8_t* w2, Bytes* fie
     fields[3] = choose_bits(shift_right<2>(middle), inner, choose_bits(high, top, shift_right<6>(x)));
 }
 
-// So many tiles share the activations as registers allow.
-constexpr int kHeadTiles = kTileSums > 8 ? 2 : 1;
+// Of two tiles that share the activations: the registers have room for so many vectors' sums. 0: for none.
+constexpr int kSharedVectors = kTileSums > 8 ? 8 : 0;
 
 // R tiles from this one on, all V vectors, and C chains of sums for each, which hide the latency of a product.
 template <int Bits, int R, int V>
@@ -50,7 +50,7 @@ void head_sums(const HeadTask& t, int tile) {
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 2
         for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; v++) sums[c][r][v] = no_sums();
     for (int s = 0; s < t.steps; s++, w6 += kHeadBytes6, w2 += kHeadBytes2, codes += 16 * V) {
         Bytes fields[R][4];
@@ -70,7 +70,7 @@ void head_sums(const HeadTask& t, int tile) {
         }
 #pragma GCC unroll 4
         for (int p = 0; p < 4; p++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int v = 0; v < V; v++) {
                 const int8_t* four = codes + 4 * (p * V + v);
 #pragma GCC unroll 2
@@ -79,7 +79,7 @@ void head_sums(const HeadTask& t, int tile) {
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int v = 0; v < V; v++) {
             Sums sum = sums[0][r][v];
 #pragma GCC unroll 3
@@ -88,15 +88,13 @@ void head_sums(const HeadTask& t, int tile) {
         }
 }
 
-template <int Bits, int R>
-void head_sums(const HeadTask& t, int tile) {
-    with_count<kVectorsInTile>(t.vectors, [&](auto v) { head_sums<Bits, R, v.value>(t, tile); });
-}
-
 template <int Bits>
 void head_sums(const HeadTask& t) {
-    if (t.tiles == kHeadTiles) return head_sums<Bits, kHeadTiles>(t, 0);
-    for (int tile = 0; tile < t.tiles; tile++) head_sums<Bits, 1>(t, tile);
+    with_count<kHeadVectors>(t.vectors, [&](auto v) {
+        if constexpr (v.value <= kSharedVectors)
+            if (t.tiles == 2) return head_sums<Bits, 2, v.value>(t, 0);
+        for (int tile = 0; tile < t.tiles; tile++) head_sums<Bits, 1, v.value>(t, tile);
+    });
 }
 
 // Where products take no whole bytes.
