@@ -37,11 +37,8 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
                     const __m512i u = _mm512_and_si512(_mm512_loadu_si512(ws), masks[first + f]);
                     const __m512i v = _mm512_and_si512(_mm512_loadu_si512(ws + 64), masks[first + f]);
 #pragma GCC unroll 12
-                    for (int t = 0; t < T; t++) {
-                        const __m512i b = broadcast(as + 4 * (f * T + t));
-                        add_products(sums[f][0][t], u, b);
-                        add_products(sums[f][1][t], v, b);
-                    }
+                    for (int t = 0; t < T; t++)
+                        add_products_of(t, sums[f][0][t], sums[f][1][t], u, v, as + 4 * (f * T + t));
                 }
             }
 #pragma GCC unroll 12

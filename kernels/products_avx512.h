@@ -42,9 +42,8 @@ BITNET_INLINE void add_products_of(int token, __m512i& sum0, __m512i& sum1, __m5
 BITNET_INLINE __m512i field(__m512i x, int p) {
     if (p == 0) return _mm512_and_si512(x, _mm512_set1_epi8(3));
 #ifdef __GFNI__
-    constexpr uint64_t bits_0_1 =
-        0x0102000000000000;  // a row of the matrix for each bit of the result, the lowest first
-    return _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(int64_t(bits_0_1 << 2 * p)), 0);
+    constexpr uint64_t low_two = 0x0102000000000000;  // the first rows of the matrix, each of which makes a bit
+    return _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(int64_t(low_two << 2 * p)), 0);
 #else
     return _mm512_and_si512(_mm512_srli_epi16(x, 2 * p), _mm512_set1_epi8(3));
 #endif
