@@ -47,10 +47,9 @@ struct RowTask {
     float eps;
     Activation activation;
     int width;
-    float* scratch;    // [width rounded up to 16, or to padded_width / 4 where that is more]; the codes, if not placed
+    float* scratch;    // [width rounded up to 16]
     float* out;        // [width] float32 result, or null
-    int8_t* codes;     // int8 result: 4 codes at codes + 4 * lane_stride * (k / 4), or null
-    int lane_stride;   // tokens in the tile
+    int8_t* codes;     // int8 result, or null
     int padded_width;  // codes up to here are written, zero beyond width
     float* inverse_scale;
     int32_t* code_sum;

@@ -54,10 +54,10 @@ Result check_head(const Kernels& kernels, Random random) {
 }
 
 Result check_row(const Kernels& kernels, Random random) {
-    const int width = 1 + random.below(200), padded = (width + 15) / 16 * 16, stride = 1 + random.below(8);
+    const int width = 1 + random.below(200), padded = (width + 15) / 16 * 16;
     const auto x = floats(random, width), up = floats(random, width), norm = floats(random, width);
     std::vector<float> out(static_cast<size_t>(width)), scratch(static_cast<size_t>(padded));
-    std::vector<int8_t> quantised(size_t(padded * stride));
+    std::vector<int8_t> quantised(static_cast<size_t>(padded));
     float inverse_scale = 0;
     int32_t sum = 0;
     RowTask task{};
@@ -71,7 +71,6 @@ Result check_row(const Kernels& kernels, Random random) {
     const bool to_codes = random.below(2);
     task.out = to_codes ? nullptr : out.data();
     task.codes = to_codes ? quantised.data() : nullptr;
-    task.lane_stride = stride;
     task.padded_width = padded;
     task.inverse_scale = &inverse_scale;
     task.code_sum = &sum;

@@ -1,6 +1,7 @@
 // The steps that a program is made of, and the checks at its border.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 
 #include "attention_steps.h"
@@ -8,6 +9,7 @@
 #include "group_steps.h"
 #include "int8_step.h"
 #include "ternary_step.h"
+#include "tile_parts.h"
 
 namespace bitnet {
 
@@ -63,34 +65,56 @@ struct RowStep final : Step {
         up = *what.up;
         what.up = &up;
     }
-    int64_t scratch_floats(int64_t) const override { return std::max((what.x.width + 15) / 16 * 16, codes.padded / 4); }
+    static constexpr int64_t kTokensAtOnce = 4;  // whose codes are written side by side
+    int64_t row_floats() const { return (what.x.width + 15) / 16 * 16; }
+    int64_t chunk(const Context&) const override { return to_codes ? kTokensAtOnce : 1; }
+    int64_t scratch_floats(int64_t) const override {
+        return row_floats() + (to_codes ? kTokensAtOnce * codes.padded / 4 : 0);
+    }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const Tiles tiles(c);
-        for (int64_t t = first; t < last; t++) {
-            RowTask task{};
-            task.x = c.at(what.x, t);
-            task.up = what.up ? c.at(up, t) : nullptr;
-            task.weight = what.norm;
-            task.eps = what.eps;
-            task.activation = what.activation;
-            task.width = int(what.x.width / what.parts);
-            task.scratch = c.scratch_of(thread);
-            if (to_codes) {
-                const int64_t tile = tiles.of(t), begin = tiles.begin(tile);
-                task.codes = c.codes(codes) + begin * codes.padded + 4 * (t - begin);
-                task.lane_stride = int(tiles.begin(tile + 1) - begin);
-                task.padded_width = int(codes.padded);
-                task.inverse_scale = c.scales(codes) + t;
-                task.code_sum = c.sums(codes) + t;
-            } else {
-                task.out = c.at(out, t);
+        for (int64_t t = first, count = 1; t < last; t += count) {
+            if (!to_codes) {
+                compute(c, t, thread, nullptr);
+                continue;
             }
-            for (int64_t part = 0; part < what.parts; part++, task.x += task.width, task.out += task.width)
-                c.kernels.row(task);
-            if (!to_codes || !c.kernels.pair_row || !are_many(c.kernels, c.num_tokens)) continue;
-            const auto* contiguous = task.lane_stride == 1 ? task.codes : reinterpret_cast<int8_t*>(task.scratch);
-            c.kernels.pair_row(contiguous, task.padded_width, c.pair_offsets(codes) + t, c.pair_list(codes, t));
+            const int64_t tile = tiles.of(t), begin = tiles.begin(tile), end = tiles.begin(tile + 1);
+            count = std::min({kTokensAtOnce, end - t, last - t});
+            int8_t* to = c.codes(codes) + begin * codes.padded + 4 * (t - begin);
+            const bool alone = end - begin == 1;
+            int8_t* rows = alone ? to : reinterpret_cast<int8_t*>(c.scratch_of(thread) + row_floats());
+            for (int64_t i = 0; i < count; i++) compute(c, t + i, thread, rows + i * codes.padded);
+            if (!alone)
+                with_count<kTokensAtOnce>(int(count), [&](auto n) { interleave<n.value>(rows, to, end - begin); });
         }
+    }
+    // Of N tokens four codes each side by side, as products of a tile of `tokens` read them.
+    template <int N>
+    void interleave(const int8_t* rows, int8_t* to, int64_t tokens) const {
+        for (int64_t k = 0; k < codes.padded; k += 4, to += 4 * tokens)
+            for (int i = 0; i < N; i++) std::memcpy(to + 4 * i, rows + i * codes.padded + k, 4);
+    }
+    void compute(const Context& c, int64_t token, int thread, int8_t* row) const {
+        RowTask task{};
+        task.x = c.at(what.x, token);
+        task.up = what.up ? c.at(up, token) : nullptr;
+        task.weight = what.norm;
+        task.eps = what.eps;
+        task.activation = what.activation;
+        task.width = int(what.x.width / what.parts);
+        task.scratch = c.scratch_of(thread);
+        if (to_codes) {
+            task.codes = row;
+            task.padded_width = int(codes.padded);
+            task.inverse_scale = c.scales(codes) + token;
+            task.code_sum = c.sums(codes) + token;
+        } else {
+            task.out = c.at(out, token);
+        }
+        for (int64_t part = 0; part < what.parts; part++, task.x += task.width, task.out += task.width)
+            c.kernels.row(task);
+        if (to_codes && c.kernels.pair_row && are_many(c.kernels, c.num_tokens))
+            c.kernels.pair_row(row, task.padded_width, c.pair_offsets(codes) + token, c.pair_list(codes, token));
     }
 };
 

@@ -81,12 +81,6 @@ BITNET_INLINE void each_16(int width, F f) {
     if (k < width) f(k, width - k);
 }
 
-// Puts four codes each where products read them, lane_stride apart.
-inline void place_codes(const RowTask& t, const int8_t* codes) {
-    int8_t* to = t.codes;
-    for (int k = 0; k < t.padded_width; k += 4, to += 4 * int64_t(t.lane_stride)) std::memcpy(to, codes + k, 4);
-}
-
 // What decides the scale of a row: its largest magnitude, and 0, or not a number where one element is not finite.
 struct Extent {
     Lanes largest, poison;
@@ -100,16 +94,13 @@ BITNET_INLINE void store_codes(const RowTask& t, const float* y, const Extent& e
     float top = reduce_max(extent.largest);
     if (top < 1e-5f) top = 1e-5f;
     const float scale = (1.0f / top) * 127.0f;  // two roundings, as torch evaluates 127 / top
-    const bool placed = t.lane_stride == 1;
-    int8_t* codes = placed ? t.codes : (int8_t*)t.scratch;  // bytes where floats of y have been read
-    Lanes sums = set1(0.0f);                                // exact: whole, and far below 2^24
+    Lanes sums = set1(0.0f);  // exact: whole, and far below 2^24
     each_16(t.width, [&](int k, int n) {
-        store_int8(codes + k, mul(load_first(y + k, n), set1(scale)));
-        sums = add(sums, load_i8(codes + k));
+        store_int8(t.codes + k, mul(load_first(y + k, n), set1(scale)));
+        sums = add(sums, load_i8(t.codes + k));
     });
     const int written = (t.width + 15) / 16 * 16;
-    std::memset(codes + written, 0, size_t(t.padded_width - written));
-    if (!placed) place_codes(t, codes);
+    std::memset(t.codes + written, 0, size_t(t.padded_width - written));
     *t.inverse_scale = 1.0f / scale + reduce_add(extent.poison);  // codes say nothing of infinities
     *t.code_sum = sum_of(sums);
 }
