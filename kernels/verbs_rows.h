@@ -94,7 +94,7 @@ BITNET_INLINE void store_codes(const RowTask& t, const float* y, const Extent& e
     float top = reduce_max(extent.largest);
     if (top < 1e-5f) top = 1e-5f;
     const float scale = (1.0f / top) * 127.0f;  // two roundings, as torch evaluates 127 / top
-    Lanes sums = set1(0.0f);  // exact: whole, and far below 2^24
+    Lanes sums = set1(0.0f);                    // exact: whole, and far below 2^24
     each_16(t.width, [&](int k, int n) {
         store_int8(t.codes + k, mul(load_first(y + k, n), set1(scale)));
         sums = add(sums, load_i8(t.codes + k));
