@@ -69,10 +69,11 @@ def compiled(variant: Variant, capability: int) -> Code:
     kernel = variant.kernel
     types = {name: variant.signature.get(name, "constexpr") for name in kernel.arg_names}
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
+    constants = variant.constants | ({"EARLY": capability >= 90} if "EARLY" in kernel.arg_names else {})
     source = ASTSource(
         kernel,
         {name: each.split(":")[0] for name, each in types.items()},
-        {places[name]: value for name, value in variant.constants.items()},
+        {places[name]: value for name, value in constants.items()},
         {places[name]: [["tt.divisibility", 16]] for name, each in types.items() if each.endswith(":16")},
     )
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}

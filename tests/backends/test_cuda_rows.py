@@ -74,8 +74,9 @@ def test_every_subset_is_the_reference(width: int, activation: str | None, is_no
         cuda_rows.rows(wide(x), wide(up) if activation else None, activation, norm, 1e-5, target)
     assert np.allclose(floats.cpu().numpy(), expected, rtol=1e-5, atol=1e-6)
     codes, scales = ternary.quantize_rows(floats.cpu().numpy())
-    assert np.array_equal(out.scales.cpu().numpy(), scales)
-    assert np.array_equal(out.codes.cpu().numpy(), codes)
+    is_other_order = is_normed and DEVICE.type == "cuda"  # of a row's squares, where it is quantised in the same launch
+    assert np.allclose(out.scales.cpu().numpy(), scales, rtol=3e-7 if is_other_order else 0, atol=0)
+    assert np.abs(out.codes.cpu().numpy().astype(int) - codes).max() <= is_other_order
     codes, _ = ternary.quantize_rows(expected)
     assert np.abs(out.codes.cpu().numpy().astype(int) - codes).max() <= 1
 

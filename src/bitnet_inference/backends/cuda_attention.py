@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bitnet_inference.backends.cuda_cache import BLOCK_TOKENS, Cache, CacheDtype, DeviceBatch, rounded_bfloat16
+from bitnet_inference.backends.cuda_early import early, wait_for_last
 from bitnet_inference.backends.cuda_variants import Variant
 
 MAX_FEW = 16  # new tokens
@@ -71,11 +72,11 @@ def _attend_few(cache: Cache, tensors: tuple[Tensor, ...], numbers: tuple[Any, .
     units = cache.num_kv_heads * triton.cdiv(share, constants["M"])
     busy = triton.cdiv(_PROGRAMS * cache.num_processors, num_tokens * units)
     grid = (num_tokens, units, min(slots, busy))
-    _few[grid](*tensors, batch.sequences, sums, extents, *numbers, slots, **constants, **options)
+    _few[grid](*tensors, batch.sequences, sums, extents, *numbers, slots, **constants, **early(q.device), **options)
     if slots > 1:
         _merge[(num_tokens, num_heads)](
             out, batch.positions, batch.starts, batch.sequences, sums, extents, out.stride(0), window, slots,
-            **_merge_constants(cache.head_dim), **_MERGE_OPTIONS,
+            **_merge_constants(cache.head_dim), **early(q.device), **_MERGE_OPTIONS,
         )  # fmt: skip
 
 
@@ -190,7 +191,9 @@ def _few(
     q, out, keys, values, key_scales, value_scales, positions, starts, tables, sequences, partial, extents, q_stride,
     out_stride, table_stride, scale, window, slots, KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, INT8: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_last(EARLY)
     token, key_head = tl.program_id(0).to(tl.int64), tl.program_id(1) % KV_HEADS
     sequence = tl.load(sequences + token).to(tl.int64)
     start, stop = tl.load(starts + sequence), tl.load(starts + sequence + 1)
@@ -220,8 +223,10 @@ def _few(
 
 @triton.jit(do_not_specialize=["slots"])
 def _merge(
-    out, positions, starts, sequences, partial, extents, out_stride, window, slots, DIM: tl.constexpr, D: tl.constexpr
-):
+    out, positions, starts, sequences, partial, extents, out_stride, window, slots, DIM: tl.constexpr, D: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    wait_for_last(EARLY)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence = tl.load(sequences + token)
     start, stop = tl.load(starts + sequence), tl.load(starts + sequence + 1)

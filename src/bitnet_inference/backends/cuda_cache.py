@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitnet_inference.backends.cuda_early import early, wait_for_last
 from bitnet_inference.backends.cuda_variants import Variant
 
 BLOCK_TOKENS = 16
@@ -93,7 +94,7 @@ def rope_write(cache: Cache, layer: int, q: Tensor, k: Tensor, v: Tensor, angles
     grid = (q.shape[0], triton.cdiv(num_heads, _HEADS) + triton.cdiv(kv_heads, _HEADS))
     _rope_write[grid](
         q, k, v, angles, batch.slots, *cache.layer(layer), q.stride(0), k.stride(0), v.stride(0), angles.stride(0),
-        **_constants(cache.dtype, num_heads, kv_heads, dim), **_OPTIONS,
+        **_constants(cache.dtype, num_heads, kv_heads, dim), **early(q.device), **_OPTIONS,
     )  # fmt: skip
 
 
@@ -184,8 +185,9 @@ def _rope_write(
     q, k, v, angles, slots, keys, values,
     key_scales, value_scales, q_stride, k_stride, v_stride,
     angles_stride, INT8: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    HALF: tl.constexpr, GROUP: tl.constexpr,
+    HALF: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_last(EARLY)
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, HALF)
     cosine = tl.load(angles + token * angles_stride + at, mask=at < DIM // 2, other=0.0)[None, :]

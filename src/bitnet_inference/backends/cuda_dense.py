@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bitnet_inference.backends.cuda_early import early, wait_for_last
 from bitnet_inference.backends.cuda_variants import TOKENS, Variant
 from bitnet_inference.backends.cuda_weights import DenseWeight
 
@@ -39,8 +40,9 @@ def _split(x, INTERPRETED: tl.constexpr):
 def _dense_kernel(
     weights, x, out, residual, tokens, rows, columns, weight_stride, x_stride, out_stride, residual_stride,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    INTERPRETED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_last(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     column = tl.arange(0, COLUMNS)
@@ -88,7 +90,7 @@ def dense(weight: DenseWeight, x: torch.Tensor, out: torch.Tensor, residual: tor
         weight.data, x, out, other, tokens, weight.rows, weight.columns,
         weight.data.stride(0), x.stride(0), out.stride(0), other.stride(0),
         ROWS=block_rows, TOKENS=block_tokens, COLUMNS=_COLUMNS, HAS_RESIDUAL=residual is not None,
-        INTERPRETED=not out.is_cuda, num_warps=warps, num_stages=stages, enable_fp_fusion=False,
+        INTERPRETED=not out.is_cuda, **early(out.device), num_warps=warps, num_stages=stages, enable_fp_fusion=False,
     )  # fmt: skip
 
 

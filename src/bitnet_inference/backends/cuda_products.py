@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from bitnet_inference.backends.cuda_dense import dense, embed
+from bitnet_inference.backends.cuda_early import early, wait_for_last
 from bitnet_inference.backends.cuda_variants import SHAPES, TOKENS, Variant
 from bitnet_inference.backends.cuda_weights import TILE_COLUMNS, DenseWeight, Int8Weight, TernaryWeight
 
@@ -75,7 +76,7 @@ def _run(
     launch.kernel[grid](
         weight.tiles, weight.scales, codes, scales, out, other,
         tokens, weight.rows, weight.columns, blocks, codes.stride(0), out.stride(0), other.stride(0),
-        **launch.constants, HAS_RESIDUAL=residual is not None, INTERPRETED=not out.is_cuda,
+        **launch.constants, HAS_RESIDUAL=residual is not None, INTERPRETED=not out.is_cuda, **early(out.device),
         num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -101,13 +102,13 @@ def _choose(rows: int, blocks: int, row_bytes: int, group_size: int, tokens: int
 def _choose_slim(rows: int, blocks: int, row_bytes: int, tokens: int) -> _Launch:
     is_ternary = row_bytes < TILE_COLUMNS
     block_tokens = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
-    fitting = (64, 32) if is_ternary else ()
-    block_rows = next((n for n in fitting if n * block_tokens <= 512 and rows >= n * _ENOUGH_PROGRAMS), 16)
-    num_sums = block_rows * block_tokens
-    segments = 8 if is_ternary and num_sums == 128 and blocks > 4 else 4  # small programs need more warps to be busy
-    chains = 4 if is_ternary and num_sums <= 256 else 1  # larger ones have several sums a warp as it is
+    block_rows = 32 if is_ternary and block_tokens <= 16 and rows >= 32 * _ENOUGH_PROGRAMS else 16
+    # Tried on an H200: small programs, of which a processor has many, need half to two thirds of the time of large ones
+    is_small = is_ternary and block_tokens == 8
+    segments = 2 if is_small and blocks <= 16 else 4
+    chains = 4 if is_ternary and (block_rows, block_tokens) == (16, 16) else 1
     step_bytes = segments * (block_rows * row_bytes + block_tokens * TILE_COLUMNS)
-    buffers = min(_MAX_BUFFERS, -(-blocks // segments), _SHARED_BYTES // step_bytes)
+    buffers = min(3 if is_small else _MAX_BUFFERS, -(-blocks // segments), _SHARED_BYTES // step_bytes)
     constants = {"ROWS": block_rows, "TOKENS": block_tokens, "SEGMENTS": segments, "CHAINS": chains}
     return _Launch(_slim, constants | {"ROW_BYTES": row_bytes}, segments, buffers + 1)
 
@@ -204,6 +205,12 @@ def _inverses(scales, token, tokens):
 
 
 @triton.jit
+def _factors(row_scales, scales, row, rows, token, tokens):
+    # What sums are multiplied with: fl(float(sum) * fl(m * fl(1 / s_x))), as the reference rounds it.
+    return tl.load(row_scales + row, mask=row < rows, other=0.0)[:, None] * _inverses(scales, token, tokens)
+
+
+@triton.jit
 def _finish(
     totals, factors, out, residual, out_stride, residual_stride, first_row, row, rows, first_token, token, tokens,
     HAS_RESIDUAL: tl.constexpr,
@@ -222,10 +229,8 @@ def _scale(
     sums, row_scales, scales, out, residual, out_stride, residual_stride, first_row, row, rows, first_token, tokens,
     HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    # fl(float(sum) * fl(m * fl(1 / s_x))), as the reference rounds it.
     token = tl.arange(0, sums.shape[1])
-    row_scale = tl.load(row_scales + first_row + row, mask=first_row + row < rows, other=0.0)
-    factors = row_scale[:, None] * _inverses(scales, first_token + token, tokens)
+    factors = _factors(row_scales, scales, first_row + row, rows, first_token + token, tokens)
     _finish(sums.to(tl.float32), factors, out, residual, out_stride, residual_stride,
             first_row, row, rows, first_token, token, tokens, HAS_RESIDUAL)  # fmt: skip
 
@@ -235,9 +240,10 @@ def _slim(
     tiles, row_scales, codes, scales, out, residual,
     tokens, rows, columns, blocks, codes_stride, out_stride, residual_stride,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, CHAINS: tl.constexpr,
-    ROW_BYTES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr,
+    ROW_BYTES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For few tokens: warps share the columns of a few rows, so that there are programs for every processor."""
+    wait_for_last(EARLY)
     first_row, row = tl.program_id(0) * ROWS, tl.arange(0, ROWS)
     first_token, token = tl.program_id(1) * TOKENS, tl.arange(0, TOKENS)
     # A segment has CHAINS sums that don't wait for each other; one of four has a field's columns, which registers have.
@@ -249,6 +255,8 @@ def _slim(
     inside = segment[:, None, None] * (16 * ROW_BYTES) + tl.arange(0, ROW_BYTES)[None, None, :]
     weights = _starts(tiles, first_row, row, rows, blocks, ROW_BYTES)[None, :, None] + inside
     is_token = (first_token + token < tokens)[None, :, None]
+    # Asked for now: they would be waited for at the end.
+    factors = _factors(row_scales, scales, first_row + row, rows, first_token + token, tokens)
     sums = tl.zeros([CHAINS * SEGMENTS, ROWS, TOKENS], tl.int32)
     for block in range(0, blocks, SEGMENTS):
         is_block = (segment < blocks - block)[:, None, None]
@@ -259,8 +267,8 @@ def _slim(
     total = tl.sum(sums, 0)
     if ROW_BYTES == 64:
         total = total >> 6
-    _scale(total, row_scales, scales, out, residual, out_stride, residual_stride,
-           first_row, row, rows, first_token, tokens, HAS_RESIDUAL)  # fmt: skip
+    _finish(total.to(tl.float32), factors, out, residual, out_stride, residual_stride,
+            first_row, row, rows, first_token, token, tokens, HAS_RESIDUAL)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -268,9 +276,10 @@ def _wide(
     tiles, row_scales, codes, scales, out, residual,
     tokens, rows, columns, blocks, codes_stride, out_stride, residual_stride,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, ROW_BYTES: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """For many tokens: a program has all columns of its rows and tokens."""
+    wait_for_last(EARLY)
     first_row, row = tl.program_id(0) * ROWS, tl.arange(0, ROWS)
     first_token, token = tl.program_id(1) * TOKENS, tl.arange(0, TOKENS)
     weights = _starts(tiles, first_row, row, rows, blocks, ROW_BYTES)[:, None] + tl.arange(0, ROW_BYTES)[None, :]
@@ -323,9 +332,10 @@ def _grouped(
     tiles, group_scales, codes, scales, out, residual,
     tokens, rows, columns, blocks, codes_stride, out_stride, residual_stride,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, GROUP_SIZE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, INTERPRETED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """As _wide, with a scale for 64 or 128 columns of a row: float32 [groups, rows], groups in ascending order."""
+    wait_for_last(EARLY)
     first_row, row = tl.program_id(0) * ROWS, tl.arange(0, ROWS)
     first_token, token = tl.program_id(1) * TOKENS, tl.arange(0, TOKENS)
     weights = _starts(tiles, first_row, row, rows, blocks, 64)[:, None] + tl.arange(0, 64)[None, :]

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bitnet_inference.backends.cuda_early import early, wait_for_last
 from bitnet_inference.backends.cuda_variants import Variant
 
 MAX_HELD = 8192  # elements of a row that one program holds in registers
@@ -35,7 +36,8 @@ def rows(
     x and up: float32 [T, K], rows any distance apart. `weight`: float32 [K], or shorter, dividing K: then each part of
     a row that is as long as it is normed on its own. `out`: float32 [T, K], which may be x, or the codes of the rows.
     Equal rows give equal bits in any batch. Codes and scales are those of `ternary.quantize_rows` of the rows that come
-    without quantisation; a row with an element that is not finite gets the scale NaN.
+    without quantisation, but for the order in which a norm adds squares; a row with an element that is not finite gets
+    the scale NaN.
     """
     num_rows, width = x.shape
     num_parts = 1 if weight is None else width // weight.shape[0]
@@ -48,7 +50,7 @@ def rows(
     kernel, constants, num_warps = _row_launch(part, activation, weight is not None, isinstance(out, Codes))
     kernel[(num_rows, num_parts)](
         x, x if up is None else up, x if weight is None else weight, target, scales,
-        x.stride(0), 0 if up is None else up.stride(0), target.stride(0), part, eps, **constants,
+        x.stride(0), 0 if up is None else up.stride(0), target.stride(0), part, eps, **constants, **early(x.device),
         num_warps=num_warps, enable_fp_fusion=False,  # a fused multiply-add would move codes at ties
     )  # fmt: skip
     return None
@@ -143,8 +145,9 @@ def _codes(value, scale):
 @triton.jit
 def _held_row(
     x, up, weight, out, scales, x_stride, up_stride, out_stride, width,
-    eps, ACTIVATION: tl.constexpr, NORM: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    eps, ACTIVATION: tl.constexpr, NORM: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_last(EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * width
     columns = tl.arange(0, BLOCK)
     value = _gated(x + row * x_stride + column, up + row * up_stride + column, columns, width, ACTIVATION)
@@ -163,8 +166,9 @@ def _held_row(
 @triton.jit
 def _long_row(
     x, up, weight, out, scales, x_stride, up_stride, out_stride, width,
-    eps, ACTIVATION: tl.constexpr, NORM: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr,
+    eps, ACTIVATION: tl.constexpr, NORM: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_last(EARLY)
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * width
     x, up, out = x + row * x_stride + column, up + row * up_stride + column, out + row * out_stride + column
     root = 1.0

@@ -13,7 +13,8 @@ class Variant(NamedTuple):
     """One specialisation of a Triton kernel, as `triton.compile` and those who read its machine code want it.
 
     `signature` has the type of every argument that is no constant: "*fp32" or "i32"; with ":16" behind it ("*fp32:16")
-    its address or value is a multiple of 16. `instructions` are families of SASS, such as "IMMA", one of which its code
+    its address or value is a multiple of 16. `constants` are all others but EARLY (cuda_early), which every capability
+    has its own value of. `instructions` are families of SASS, such as "IMMA", one of which its code
     must have on every device; none: whatever comes. `capabilities` are those that launch it; none: all.
     """
 
