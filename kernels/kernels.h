@@ -115,7 +115,7 @@ struct DenseTask {
     int64_t out_stride;
     const float* residual;  // [tokens, residual_stride] or null
     int64_t residual_stride;
-    const void* soon;  // a row that is fetched beside one that is alone, or null
+    const int32_t* row_ids;  // of one token: which rows, in any order; null: all, from the first on
 };
 
 // All sizes in bytes. Plain fields: an inline function here would be linked once for all objects, with the instructions

@@ -83,7 +83,9 @@ Result check_row(const Kernels& kernels, Random random) {
 }
 
 Result check_dense(const Kernels& kernels, Random random) {
-    const int rows = 1 + random.below(20), columns = 1 + random.below(1200), tokens = 1 + random.below(40);
+    const bool is_gathered = random.below(4) == 0;
+    const int rows = 1 + random.below(20), columns = 1 + random.below(1200);
+    const int tokens = is_gathered ? 1 : 1 + random.below(40);
     const Dtype dtype = Dtype(random.below(3));
     const auto wide = floats(random, rows * columns);
     auto narrow = bytes(random, rows * columns * 2);
@@ -101,6 +103,9 @@ Result check_dense(const Kernels& kernels, Random random) {
     task.out = out.data();
     task.out_stride = task.residual_stride = rows;
     task.residual = random.below(2) ? residual.data() : nullptr;
+    std::vector<int32_t> row_ids;
+    for (int i = 0; i < rows; i++) row_ids.push_back(random.below(rows));
+    if (is_gathered) task.row_ids = row_ids.data();
     kernels.dense(task);
     kernels.embed(task.weight, dtype, columns, row.data());
     Result result;
@@ -295,8 +300,8 @@ void time_dense(const Kernels& kernels) {
         const auto x = floats(random, tokens * columns);
         std::vector<float> out(size_t(tokens * rows));
         const double t = median_seconds([&] {
-            kernels.dense(
-                {w.data(), Dtype::bf16, rows, columns, x.data(), columns, tokens, out.data(), rows, nullptr, 0});
+            kernels.dense({w.data(), Dtype::bf16, rows, columns, x.data(), columns, tokens, out.data(), rows, nullptr,
+                           0, nullptr});
         });
         std::printf("%-8s bf16 %s %2d tokens: %5.1f GFMA/s, %5.1f GB/s\n", kernels.name, name, tokens,
                     double(rows * columns) * tokens / t / 1e9, double(w.size()) * 2 / t / 1e9);

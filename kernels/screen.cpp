@@ -17,7 +17,7 @@ constexpr int kRoughInputs = 4;  // from so many on products take longer than fe
 // With more rows an input left behind 6 bits, or behind 8, logits are so flat that 8 bits are read sooner than rows.
 constexpr size_t kFewOf6 = 200, kFewOf8 = 3;
 constexpr size_t kFewBest = 8;       // for so many of an input 6 bits do, where 8 take two products
-constexpr int64_t kRowsAhead = 2;    // of those that are computed, fetched meanwhile
+constexpr int64_t kManyRows = 1024;  // threads take them in larger parts, in which more of them are fetched ahead
 constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -219,15 +219,14 @@ std::vector<Screen::Logits> Screen::compute(Executor& executor, const float* x,
         starts.push_back(int64_t(all.size()));
     }
     std::vector<float> exact(all.size());
-    executor.each(int64_t(all.size()), head_.columns, 8, [&](int64_t first, int64_t last, int) {
-        const auto row = [&](int64_t j) {
-            return static_cast<const uint8_t*>(head_.data) + all[size_t(j)] * head_.row_bytes();
-        };
-        for (int64_t j = first; j < last; j++) {
-            const auto next = std::upper_bound(starts.begin(), starts.end(), j);  // the first row of the next input
+    const int64_t count = int64_t(all.size());
+    executor.each(count, head_.columns, count < kManyRows ? 8 : 64, [&](int64_t first, int64_t last, int) {
+        for (int64_t j = first, end; j < last; j = end) {
+            const auto next = std::upper_bound(starts.begin(), starts.end(), j);  // where the next input begins
             const float* input = x + (next - starts.begin() - 1) * head_.columns;
-            executor.kernels().dense({row(j), head_.dtype, 1, int(head_.columns), input, head_.columns, 1,
-                                      &exact[size_t(j)], 1, nullptr, 0, row(std::min(j + kRowsAhead, last - 1))});
+            end = std::min(*next, last);
+            executor.kernels().dense({head_.data, head_.dtype, end - j, int(head_.columns), input, head_.columns, 1,
+                                      &exact[size_t(j)], 1, nullptr, 0, &all[size_t(j)]});
         }
     });
     std::vector<Logits> logits(rows.size());

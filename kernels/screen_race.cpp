@@ -63,8 +63,19 @@ RowNumbers Race::want_fine() {
 
 void Race::begin() {
     if (draw_.mask != nullptr) apply_mask(upper_, draw_.mask, draw_.rule->vocab_size, upper_);
-    if (!find_maxima(upper_, maxima_.size(), maxima_.data())) end(kUndecided);
+    for (size_t block = 0; block < maxima_.size(); ++block)
+        if (!find_block_maximum(block)) end(kUndecided);
     is_begun_ = true;
+}
+
+// False where an end is no number.
+bool Race::find_block_maximum(size_t block) {
+    if (tile_maxima_ != nullptr && draw_.mask == nullptr) {
+        const float* first = tile_maxima_ + block * (kBlock / kHeadRows);
+        maxima_[block] = *std::max_element(first, first + kBlock / kHeadRows);
+        if (maxima_[block] < kInfinity) return true;
+    }
+    return find_maxima(upper_ + block * kBlock, 1, &maxima_[block]);
 }
 
 RowNumbers Race::edit(RowSampler& sampler) {
@@ -217,8 +228,9 @@ RowNumbers Race::deciding(double better, double known) const {
     }
     // A little more of it: what is known had the highest ends, many of them for being far above.
     const double share = 1.08 * exp_of_minus(above_ / std::max(num_above_, 1.0f) * measure_.scale);
+    const size_t most_rows = maxima_.size() * kBlock / 2;  // the head is read sooner
     size_t num_rows = 0;
-    for (int bin = 0; bin < kBins && num_rows <= kMostRows; ++bin) {
+    for (int bin = 0; bin < kBins && num_rows <= most_rows; ++bin) {
         num_rows += counts[bin];
         rest -= masses[bin];
         known += share * masses[bin];

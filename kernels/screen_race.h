@@ -11,10 +11,10 @@ namespace bitnet {
 // A draw from one input, of which some logits are known and of the others upper ends.
 class Race {
   public:
-    // `upper` has `num_rows` ends, whole blocks of them, and is written; with `is_fine`, none can be had that are
-    // lower.
-    Race(const Draw& draw, float* upper, size_t num_rows, bool is_fine)
-        : draw_(draw), upper_(upper), maxima_(num_rows / kBlock), is_fine_(is_fine) {}
+    // `upper` has `num_rows` ends, whole blocks of them, and is written; `tile_maxima` are at least those of each tile
+    // of rows, and infinite where one is no number, or null. With `is_fine`, no ends can be had that are lower.
+    Race(const Draw& draw, float* upper, const float* tile_maxima, size_t num_rows, bool is_fine)
+        : draw_(draw), upper_(upper), tile_maxima_(tile_maxima), maxima_(num_rows / kBlock), is_fine_(is_fine) {}
 
     void add(int32_t row, float logit);
     // The rows whose logits are to be added before it can go on, in ascending order; none at its end, and where it
@@ -24,12 +24,15 @@ class Race {
     bool wants_fine() const { return wants_fine_; }
     // Its upper ends are lower now. What rows it asked for last need not be added.
     void refine();
+    // Whatever it asked for last, it gets no more.
+    void give_up() { end(kUndecided); }
     int32_t token() const { return token_; }
 
   private:
     RowNumbers end(int32_t token);
     RowNumbers want_fine();
     void begin();
+    bool find_block_maximum(size_t block);
     // Edits all logits that are to be edited, when they are known.
     RowNumbers edit(RowSampler& sampler);
     // Ends with the best token if that is what is asked for, or begins a race.
@@ -58,6 +61,7 @@ class Race {
 
     Draw draw_;
     float* upper_;
+    const float* tile_maxima_;
     std::vector<float> maxima_;
     std::vector<Candidate> known_;
     Candidate first_{};

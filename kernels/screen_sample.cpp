@@ -14,7 +14,8 @@ constexpr size_t kFewAllowed = 4096;                         // by a mask: their
 constexpr int64_t kCostOfRow = 30;                           // of the head, for a race, in multiply-adds
 constexpr size_t kManyAtOnce = 4000, kFewAtOnce = 64;        // rows of all inputs: 2 bits more are read sooner
 constexpr float kCostOf6 = 6.0f / 16, kCostOf2 = 2.0f / 16;  // in parts of reading the head
-constexpr float kCostOfOne = 2.0f;                           // of a row by itself, to one that is read among others
+constexpr float kCostOfOne = 1.25f;                          // of a row by itself, to one that is read among others
+constexpr size_t kMostParts = 2, kManyParts = 16;            // of the head, as rows of all inputs, and of one
 constexpr float kBetter = 0.5f, kWorse = 0.15f;              // what the last draws count in what late ones cost
 constexpr int kTrial = 16;                                   // the screen is tried once in so many turns
 
@@ -77,9 +78,10 @@ float Screen::sample_some(Executor& executor, const float* x, int count, const D
                           bool is_final, int32_t* tokens) const {
     std::vector<Race> races;
     for (int i = 0; i < count; i++) {
-        float* upper = seen_.upper(i, 0);
+        float *upper = seen_.upper(i, 0), *most = &seen_.most(i, 0);
         std::fill(upper + head_.rows, upper + seen_.rows(), -kInfinity);
-        races.emplace_back(draws[i], upper, size_t(seen_.rows()), is_final);
+        std::fill(most + quantised_.num_tiles(), most + seen_.rows() / kHeadRows, -kInfinity);
+        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(seen_.rows()), is_final);
     }
     if (!sampler_ && std::any_of(draws, draws + count, [](const Draw& draw) { return draw.edits(); }))
         sampler_ = std::make_unique<RowSampler>(size_t(head_.rows));
@@ -103,6 +105,8 @@ float Screen::sample_some(Executor& executor, const float* x, int count, const D
             races[size_t(i)].refine();
             rows[size_t(i)].clear();
         }
+        for (size_t i = 0, all = num_rows(rows); i < races.size() && all > size_t(head_.rows) / kMostParts; i++)
+            if (rows[i].size() > size_t(head_.rows) / kManyParts) races[i].give_up(), rows[i].clear();
         const size_t computed = num_rows(rows);
         cost += kCostOfOne * float(computed) / float(head_.rows);
         goes_on = computed > 0 || !coarse.empty();

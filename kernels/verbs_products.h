@@ -32,14 +32,12 @@ BITNET_INLINE void store_products(const DenseTask& t, int token, int64_t first_r
     for (int r = 0; r < rows; r++) out[r] = residual ? residual[r] + y[r] : y[r];
 }
 
-// R rows times T tokens; one chain of fused multiply-adds for each of them, so tiling does not change a bit.
-template <Dtype D, int R, int T>
-void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
+// R rows times T tokens; one chain of fused multiply-adds for each of them, so tiling does not change a bit. `row`
+// tells where the rows are, and where those that are fetched meanwhile.
+template <Dtype D, int R, int T, class Row>
+BITNET_INLINE void dense_tile(const DenseTask& t, int64_t first_row, int first_token, const Row& row) {
     constexpr int item = D == Dtype::f32 ? 4 : 2;
-    const uint8_t* w = (const uint8_t*)t.weight + first_row * t.columns * item;
-    const uint8_t* soon = t.soon ? (const uint8_t*)t.soon : w;
     const float* x = t.x + first_token * t.x_stride;
-    const int64_t row_bytes = int64_t(t.columns) * item;
     Lanes sums[R][T];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -47,14 +45,13 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
         for (int i = 0; i < T; i++) sums[r][i] = set1(0.0f);
     int k = 0;
     for (; k + 16 <= t.columns; k += 16) {
-        if constexpr (R == 1) __builtin_prefetch(soon + k * item, 0, 2);
         Lanes xs[T];
 #pragma GCC unroll 8
         for (int i = 0; i < T; i++) xs[i] = load(x + i * t.x_stride + k);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            if constexpr (R > 1) __builtin_prefetch(w + (R + r) * row_bytes + k * item, 0, 2);  // the next R rows
-            Lanes v = load_weight<D>(w + r * row_bytes, k);
+            fetch(row(R + r) + k * item);
+            Lanes v = load_weight<D>(row(r), k);
 #pragma GCC unroll 8
             for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
         }
@@ -65,7 +62,7 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
         for (int i = 0; i < T; i++) xs[i] = load_first(x + i * t.x_stride + k, n);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            Lanes v = load_weight_tail<D>(w + r * row_bytes, k, n);
+            Lanes v = load_weight_tail<D>(row(r), k, n);
 #pragma GCC unroll 8
             for (int i = 0; i < T; i++) sums[r][i] = fma(v, xs[i], sums[r][i]);
         }
@@ -82,17 +79,39 @@ void dense_tile(const DenseTask& t, int64_t first_row, int first_token) {
     for (int i = 0; i < T; i++) store_products(t, first_token + i, first_row, y + i * R, R);
 }
 
+template <Dtype D, int R, int T>
+void dense_rows(const DenseTask& t, int64_t first_row, int first_token) {
+    const int64_t row_bytes = int64_t(t.columns) * (D == Dtype::f32 ? 4 : 2);
+    const uint8_t* w = (const uint8_t*)t.weight + first_row * row_bytes;
+    dense_tile<D, R, T>(t, first_row, first_token, [&](int r) { return w + r * row_bytes; });
+}
+
 template <Dtype D, int T>
 void dense_tokens(const DenseTask& t, int first_token) {
     constexpr int R = kLaneSums >= 16 ? (T == 1 ? 8 : 4) : T == 1 ? 4 : 3;
     for (int64_t r = 0; r < t.rows; r += R)
         with_count<R>(int(std::min<int64_t>(R, t.rows - r)),
-                      [&](auto n) { dense_tile<D, n.value, T>(t, r, first_token); });
+                      [&](auto n) { dense_rows<D, n.value, T>(t, r, first_token); });
+}
+
+// Rows here and there: in those that come next, the processor sees a stream each, of which it runs ahead.
+template <Dtype D>
+void dense_gathered(const DenseTask& t) {
+    constexpr int most = 4;
+    const int64_t row_bytes = int64_t(t.columns) * (D == Dtype::f32 ? 4 : 2);
+    for (int64_t first = 0; first < t.rows; first += most)
+        with_count<most>(int(std::min<int64_t>(most, t.rows - first)), [&](auto n) {
+            const uint8_t* rows[2 * n.value];
+            for (int r = 0; r < 2 * n.value; r++)
+                rows[r] = (const uint8_t*)t.weight + t.row_ids[std::min(first + r, t.rows - 1)] * row_bytes;
+            dense_tile<D, n.value, 1>(t, first, 0, [&](int r) { return rows[r]; });
+        });
 }
 
 template <Dtype D>
 void dense_of(const DenseTask& t) {
     constexpr int most = kLaneSums >= 16 ? 4 : 2;
+    if (t.row_ids) return dense_gathered<D>(t);
     for (int i = 0; i < t.tokens; i += most)
         with_count<most>(t.tokens - i, [&](auto n) { dense_tokens<D, n.value>(t, i); });
 }
