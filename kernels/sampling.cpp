@@ -137,18 +137,21 @@ int32_t RowSampler::choose(const float* logits, const Draw& draw) {
 Candidate RowSampler::race(const float* logits, uint64_t noise, int32_t first_id, const Cut& cut) const {
     Candidate winner{measure_.best, first_id};
     double best = score_of(noise, size_t(winner.id), 0.0f);
+    const RaceOf race{noise, measure_.best, measure_.scale};
     for_parts(logits, [&](const float* x, size_t first, size_t num_blocks) {
-        for (size_t block = first; block < first + num_blocks; ++block, x += kBlock) {
-            if (block_max_[block] < cut.logit || measure_.distance(block_max_[block]) > kMostNoise - best) continue;
-            uint64_t bits = contenders(x, block, noise, measure_.best, measure_.scale, best);
+        const auto race_in = [&](size_t block, const First& first_of_block) {
+            if (block_max_[block] < cut.logit) return;
+            const float* of_block = x + (block - first) * kBlock;
+            uint64_t bits = contenders(race, of_block, block, first_of_block, best);
             for (; bits != 0; bits &= bits - 1) {
                 const size_t j = size_t(std::countr_zero(bits));
-                const Candidate token{x[j], static_cast<int32_t>(block * kBlock + j)};
+                const Candidate token{of_block[j], static_cast<int32_t>(block * kBlock + j)};
                 if (!cut.keeps(token)) continue;
                 const double score = score_of(noise, size_t(token.id), measure_.distance(token.logit));
                 if (score > best || (score == best && is_better(token, winner))) winner = token, best = score;
             }
-        }
+        };
+        each_leading_block(race, block_max_.data(), first, first + num_blocks, best, race_in);
     });
     return winner;
 }

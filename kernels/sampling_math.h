@@ -92,7 +92,7 @@ inline uint64_t noise_of(const NoiseKey& key) {
 #define BITNET_INLINE inline __attribute__((always_inline))
 
 // Four words of Threefry4x32-13 (Salmon et al. 2011) with key = (noise, 0, 0), low word first, and
-// counter = (counter, 0, 0, 0): its additions and rotations fit into vectors of any processor. The rounds are
+// counter = (counter, of, 0, 0): its additions and rotations fit into vectors of any processor. The rounds are
 // unrolled here, for compilers make vectors of loops that hold no other.
 struct Words {
     uint32_t w0, w1, w2, w3;
@@ -117,25 +117,28 @@ BITNET_INLINE void threefry_round(Words& x, const uint32_t (&key)[5]) {
 }
 
 template <uint32_t... rounds>
-BITNET_INLINE Words threefry(uint64_t noise, uint32_t counter, std::integer_sequence<uint32_t, rounds...>) {
+BITNET_INLINE Words threefry(uint64_t noise, uint32_t counter, uint32_t of,
+                             std::integer_sequence<uint32_t, rounds...>) {
     const uint32_t low = static_cast<uint32_t>(noise), high = static_cast<uint32_t>(noise >> 32);
     const uint32_t key[5] = {low, high, 0, 0, 0x1BD11BDAu ^ low ^ high};
-    Words x{counter + low, high, 0, 0};
+    Words x{counter + low, of + high, 0, 0};
     (threefry_round<rounds>(x, key), ...);
     return x;
 }
 
-BITNET_INLINE Words threefry(uint64_t noise, uint32_t counter) {
-    return threefry(noise, counter, std::make_integer_sequence<uint32_t, 13>());
-}
-
-// The noise of tokens, 32 bits each, under the 64 bits of a draw: 16 counters make the words of a block of 64 tokens,
+// What the 32 bits are that things get, under the 64 bits of a draw. 16 counters make the words of 64 things on end,
 // first the first word of each, then the second, and so on.
+enum class Word : uint32_t { token, block, place };
 constexpr size_t kBlock = 64, kCounters = kBlock / 4;
 
-BITNET_INLINE void words_of(uint64_t noise, size_t block, uint32_t* words) {
+BITNET_INLINE Words threefry(uint64_t noise, size_t counter, Word of) {
+    return threefry(noise, static_cast<uint32_t>(counter), static_cast<uint32_t>(of),
+                    std::make_integer_sequence<uint32_t, 13>());
+}
+
+BITNET_INLINE void words_of(uint64_t noise, size_t block, Word of, uint32_t* words) {
     for (size_t j = 0; j < kCounters; ++j) {
-        const Words four = threefry(noise, static_cast<uint32_t>(block * kCounters + j));
+        const Words four = threefry(noise, block * kCounters + j, of);
         words[j] = four.w0;
         words[kCounters + j] = four.w1;
         words[2 * kCounters + j] = four.w2;
@@ -143,23 +146,29 @@ BITNET_INLINE void words_of(uint64_t noise, size_t block, uint32_t* words) {
     }
 }
 
-inline uint32_t word_of(uint64_t noise, size_t token) {
-    const Words four = threefry(noise, static_cast<uint32_t>(token / kBlock * kCounters + token % kCounters));
+inline uint32_t word_of(uint64_t noise, size_t thing, Word of) {
+    const Words four = threefry(noise, thing / kBlock * kCounters + thing % kCounters, of);
     const uint32_t words[4] = {four.w0, four.w1, four.w2, four.w3};
-    return words[token % kBlock / kCounters];
+    return words[thing % kBlock / kCounters];
 }
 
-// -log(-log(1 - u)) for u = (word + 1/2) / 2^32: a standard Gumbel variable, from -3.14 to 22.9. Both logarithms are
-// of exact numbers that keep all their digits, so that small words, which win, are as good as others.
-inline double gumbel_of(uint32_t word) {
-    const double u = (static_cast<double>(word) + 0.5) * 0x1p-32;
-    return -log_of(-log_of(1.0 - u));
+// -log(1 - u) for u = (word + 1/2) / 2^32: a standard exponential variable, at least 2^-33. The logarithm is of an
+// exact number that keeps all its digits, so that small words, which win, are as good as others.
+inline double exponential_of(uint32_t word) { return -log_of(1.0 - (static_cast<double>(word) + 0.5) * 0x1p-32); }
+
+// Minus its logarithm is a standard Gumbel variable, the noise of a token: an exponential variable of its own. Those of
+// a block are made the least first: of 64 it is a 64th of one, in any place as likely, and as they have no memory each
+// of the others is that much and another one. So a block tells by its first how far its tokens get at most.
+inline double time_of(uint64_t noise, size_t token) {
+    const size_t block = token / kBlock;
+    const double first = exponential_of(word_of(noise, block, Word::block)) / kBlock;
+    const bool is_first = word_of(noise, block, Word::place) >> 26 == token % kBlock;
+    return is_first ? first : first + exponential_of(word_of(noise, token, Word::token));
 }
-constexpr float kMostNoise = 22.9f;
 
 // How a token does in the race for a draw, whose noise this is: it is so far behind the best.
 inline double score_of(uint64_t noise, size_t token, float distance) {
-    return gumbel_of(word_of(noise, token)) - static_cast<double>(distance);
+    return -log_of(time_of(noise, token)) - static_cast<double>(distance);
 }
 
 }  // namespace bitnet

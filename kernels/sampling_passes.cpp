@@ -80,22 +80,51 @@ BITNET_WIDER void weigh_blocks(const float* x, size_t num_blocks, const float* m
     }
 }
 
-// -log(-log(1 - u)) <= -log(u), and on each octave log2(u) >= the line between its ends, which is what the bits of a
-// float tell. u is rounded down to 24 bits: from 0 they make a bound that is far too high, as once in 2^24 words.
-BITNET_WIDER uint64_t contenders(const float* x, size_t block, uint64_t noise, float max, float scale, double least) {
-    constexpr float kLn2 = 0.69314718f, kRounding = 1e-3f;  // of distances up to 26: no score exceeds kMostNoise
-    const float bar = static_cast<float>(least) - kRounding;
+// What noise is at most whose exponential variable is a part of that of a word. -log(-log(1 - u)) <= -log(u), and on
+// each octave log2(u) >= the line between its ends, which is what the bits of a float tell. u is rounded down to 24
+// bits: from 0 they make a bound that is far too high, as once in 2^24 words.
+BITNET_INLINE float most_noise(uint32_t word, float log2_parts) {
+    const float u = static_cast<float>(static_cast<int32_t>(word >> 8));
+    const float log2 = static_cast<float>(bit_cast<int32_t>(u)) * 0x1p-23f;  // plus 127, and u is times 2^24
+    return (151.0f + log2_parts - log2) * 0.69314718f;
+}
+
+BITNET_INLINE float bar_of(double least) {
+    constexpr float kRounding = 1e-3f;  // of distances up to 30: no noise is more
+    return static_cast<float>(least) - kRounding;
+}
+
+constexpr float kLog2Block = 6.0f;
+
+// No token is before the first of its block; the others are as late as their own variables tell, and that much later.
+BITNET_WIDER uint64_t contenders(const RaceOf& race, const float* x, size_t block, const First& first, double least) {
+    const float bar = bar_of(least), most = most_noise(first.word, kLog2Block);
     uint32_t words[kBlock];
-    words_of(noise, block, words);
+    words_of(race.noise, block, Word::token, words);
+    words[first.place >> 26] = 0;
     int32_t may_win[kBlock], any = 0;
     for (size_t j = 0; j < kBlock; ++j) {
-        const float u = static_cast<float>(static_cast<int32_t>(words[j] >> 8));
-        const float log2 = static_cast<float>(bit_cast<int32_t>(u)) * 0x1p-23f;  // plus 127, and u is times 2^24
-        may_win[j] = !((151.0f - log2) * kLn2 - (max - x[j]) * scale < bar);
+        const float own = most_noise(words[j], 0.0f), noise = own < most ? own : most;
+        may_win[j] = !(noise - (race.max - x[j]) * race.scale < bar);
         any |= may_win[j];
     }
     uint64_t bits = 0;
     for (size_t j = 0; any != 0 && j < kBlock; ++j) bits |= static_cast<uint64_t>(may_win[j]) << j;
+    return bits;
+}
+
+BITNET_WIDER uint64_t leading_blocks(const RaceOf& race, const float* maxima, size_t begin, size_t end, double least,
+                                     uint32_t* words, uint32_t* places) {
+    const size_t group = begin / kBlock, last = std::min(end, group * kBlock + kBlock);
+    words_of(race.noise, group, Word::block, words);
+    words_of(race.noise, group, Word::place, places);
+    const float bar = bar_of(least);
+    uint64_t bits = 0;
+    for (size_t block = begin; block < last; ++block) {
+        const size_t i = block % kBlock;
+        const bool may_win = !(most_noise(words[i], kLog2Block) - (race.max - maxima[block]) * race.scale < bar);
+        bits |= static_cast<uint64_t>(may_win) << i;
+    }
     return bits;
 }
 

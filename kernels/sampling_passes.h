@@ -3,6 +3,7 @@
 // far a token is from the best. Weights are those of sampling_math.h, masses are sums of them.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -24,8 +25,40 @@ void apply_mask(const float* x, const uint32_t* mask, size_t length, float* mask
 // The mass of each block; `maxima` as found, or anything below infinity that is not less.
 void weigh_blocks(const float* x, size_t num_blocks, const float* maxima, float max, float scale, uint64_t* masses);
 
-// Which tokens of a block may have a score (sampling_math.h) of `least` and more, as bits: all that have, and some few
-// others; those with NaN too. `block` tells its place in the vocabulary.
-uint64_t contenders(const float* x, size_t block, uint64_t noise, float max, float scale, double least);
+// The race (sampling_math.h) of tokens, of which the best has the logit `max`.
+struct RaceOf {
+    uint64_t noise;
+    float max, scale;
+};
+
+// The words of the first token of a block, and of its place.
+struct First {
+    uint32_t word, place;
+};
+
+// Which tokens of a block may have a score of `least` and more, as bits: all that have, and some few others; those with
+// NaN too. `block` tells its place in the vocabulary.
+uint64_t contenders(const RaceOf& race, const float* x, size_t block, const First& first, double least);
+
+// Of the blocks from `begin` to `end`, at most to the next multiple of 64, those that may have such tokens, by their
+// maxima, and the words of all 64; the lowest bit, and the first word, is that of the multiple before.
+uint64_t leading_blocks(const RaceOf& race, const float* maxima, size_t begin, size_t end, double least,
+                        uint32_t* words, uint32_t* places);
+
+// Calls f with each of the blocks from `begin` to `end` that may have a token with a score of `least`, which f may
+// raise, and with its first.
+template <class F>
+void each_leading_block(const RaceOf& race, const float* maxima, size_t begin, size_t end, const double& least,
+                        const F& f) {
+    uint32_t words[kBlock], places[kBlock];
+    for (size_t group; begin < end; begin = group + kBlock) {
+        group = begin / kBlock * kBlock;
+        uint64_t bits = leading_blocks(race, maxima, begin, end, least, words, places);
+        for (; bits != 0; bits &= bits - 1) {
+            const size_t i = size_t(std::countr_zero(bits));
+            f(group + i, First{words[i], places[i]});
+        }
+    }
+}
 
 }  // namespace bitnet

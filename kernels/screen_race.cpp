@@ -175,15 +175,17 @@ RowNumbers Race::from(float least) const {
 
 RowNumbers Race::rivals(double score) const {
     RowNumbers rows;
-    for (size_t block = 0; block < maxima_.size(); ++block) {
-        if (maxima_[block] < cut_.logit || measure_.distance(maxima_[block]) > kMostNoise - score) continue;
+    const RaceOf race{noise_, measure_.best, measure_.scale};
+    const auto find_in = [&](size_t block, const First& first) {
+        if (maxima_[block] < cut_.logit) return;
         const float* x = upper_ + block * kBlock;
-        uint64_t bits = contenders(x, block, noise_, measure_.best, measure_.scale, score);
+        uint64_t bits = contenders(race, x, block, first, score);
         for (; bits != 0; bits &= bits - 1) {
             const size_t j = size_t(std::countr_zero(bits));
             if (x[j] >= cut_.logit) rows.push_back(int32_t(block * kBlock + j));
         }
-    }
+    };
+    each_leading_block(race, maxima_.data(), 0, maxima_.size(), score, find_in);
     return rows;
 }
 

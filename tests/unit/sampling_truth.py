@@ -58,10 +58,24 @@ def threefry(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     return x
 
 
+def exponential(bits: int, thing: int, of: int) -> float:
+    """The variable of a thing, as its word tells."""
+    return -math.log1p(-(word(bits, thing, of) + 0.5) / 2**32)
+
+
+def word(bits: int, thing: int, of: int) -> int:
+    """32 bits in the draw with these bits, of a token (0), or of a block of 64: of its first (1), of its place (2)."""
+    words = threefry([thing // 64 * 16 + thing % 16, of, 0, 0], [bits & 0xFFFFFFFF, bits >> 32, 0, 0])
+    return words[thing // 16 % 4]
+
+
 def gumbel(bits: int, token: int) -> float:
     """The noise of a token in the draw with these bits."""
-    words = threefry([token // 64 * 16 + token % 16, 0, 0, 0], [bits & 0xFFFFFFFF, bits >> 32, 0, 0])
-    return -math.log(-math.log1p(-(words[token // 16 % 4] + 0.5) / 2**32))
+    block, place = divmod(token, 64)
+    time = exponential(bits, block, 1) / 64
+    if word(bits, block, 2) >> 26 != place:
+        time += exponential(bits, token, 0)
+    return -math.log(time)
 
 
 def edited(
