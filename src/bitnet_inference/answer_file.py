@@ -134,8 +134,12 @@ class AnswerFile:
 
     def _append(self, data: bytes) -> None:
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._files[-1], left) :]
+        try:
+            while left:
+                left = left[os.write(self._files[-1], left) :]
+        except OSError as error:
+            cure = "free space, then run the same again, which goes on behind the answers that are there"
+            raise InvalidParams(f"{self.path} cannot be written: {error.strerror}: {cure}") from error
         self._num_bytes += len(data)
 
 

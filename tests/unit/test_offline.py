@@ -168,6 +168,22 @@ class TestGoingOn:
             assert result.num_before == whole[:num_bytes].count(b"\n")
             assert sorted(files[1].read_bytes().splitlines()) == sorted(whole.splitlines())
 
+    def test_from_where_the_disk_was_full(self, llm, files):
+        resource = pytest.importorskip("resource")
+        generate_file(llm, write(files[0], PROMPTS), files[1], PARAMS)
+        whole = files[1].read_bytes()
+        files[1].unlink()
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, before[1]))
+        try:
+            with pytest.raises(InvalidParams, match=r"out\.jsonl cannot be written: File too large: free space, then"):
+                generate_file(llm, *files, PARAMS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        num_whole = files[1].read_bytes().count(b"\n")
+        assert generate_file(llm, *files, PARAMS).num_before == num_whole > 0
+        assert sorted(files[1].read_bytes().splitlines()) == sorted(whole.splitlines())
+
     def test_what_is_done_is_not_done_again(self, llm, files):
         generate_file(llm, write(files[0], PROMPTS), files[1], PARAMS)
         done, num_forwards = files[1].read_bytes(), llm.model.num_forwards
