@@ -63,19 +63,19 @@ RowNumbers Race::want_fine() {
 
 void Race::begin() {
     if (draw_.mask != nullptr) apply_mask(upper_, draw_.mask, draw_.rule->vocab_size, upper_);
-    for (size_t block = 0; block < maxima_.size(); ++block)
-        if (!find_block_maximum(block)) end(kUndecided);
+    if (!find_block_maxima()) end(kUndecided);
     is_begun_ = true;
 }
 
-// False where an end is no number.
-bool Race::find_block_maximum(size_t block) {
-    if (tile_maxima_ != nullptr && draw_.mask == nullptr) {
-        const float* first = tile_maxima_ + block * (kBlock / kHeadRows);
-        maxima_[block] = *std::max_element(first, first + kBlock / kHeadRows);
-        if (maxima_[block] < kInfinity) return true;
+bool Race::find_block_maxima() {
+    constexpr size_t kTiles = kBlock / kHeadRows;
+    if (tile_maxima_ == nullptr || draw_.mask != nullptr) return find_maxima(upper_, maxima_.size(), maxima_.data());
+    bool is_ordered = true;
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+        maxima_[block] = *std::max_element(tile_maxima_ + block * kTiles, tile_maxima_ + (block + 1) * kTiles);
+        if (maxima_[block] == kInfinity) is_ordered &= find_maxima(upper_ + block * kBlock, 1, &maxima_[block]);
     }
-    return find_maxima(upper_ + block * kBlock, 1, &maxima_[block]);
+    return is_ordered;
 }
 
 RowNumbers Race::edit(RowSampler& sampler) {

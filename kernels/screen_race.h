@@ -32,7 +32,8 @@ class Race {
     RowNumbers end(int32_t token);
     RowNumbers want_fine();
     void begin();
-    bool find_block_maximum(size_t block);
+    // False where an end is no number.
+    bool find_block_maxima();
     // Edits all logits that are to be edited, when they are known.
     RowNumbers edit(RowSampler& sampler);
     // Ends with the best token if that is what is asked for, or begins a race.

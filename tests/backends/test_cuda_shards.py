@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
-from packaging.version import Version
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -24,11 +22,6 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Batch, Model, Output
 from bitnet_inference.model_folder import load_tokenizer
 
-# Triton's interpreter before 3.7 makes numbers of arrays as NumPy 2.4 no longer does.
-pytestmark = pytest.mark.skipif(
-    Version(version("triton")) < Version("3.7") and Version(version("numpy")) >= Version("2.4"),
-    reason="this Triton's interpreter does not go with this NumPy",
-)
 GOLDEN = Path(__file__).parent.parent / "golden" / "bitnet-packed"
 IDS = np.load(GOLDEN / "golden.npz")["token_ids"].astype(np.int32)
 NO_FLIP = 1e-4  # as in test_golden.py

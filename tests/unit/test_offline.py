@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -169,7 +170,6 @@ class TestGoingOn:
             assert sorted(files[1].read_bytes().splitlines()) == sorted(whole.splitlines())
 
     def test_from_where_the_disk_was_full(self, llm, files):
-        resource = pytest.importorskip("resource")
         generate_file(llm, write(files[0], PROMPTS), files[1], PARAMS)
         whole = files[1].read_bytes()
         files[1].unlink()
