@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "float_mode.h"
+
 namespace bitnet {
 
 namespace {
@@ -42,14 +44,15 @@ struct AttendStep final : Step {
     // All tokens with one head, then with the next: neighbours read the same keys and values. Or all segments of each.
     int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads * c.segments; }
     int64_t chunk(const Context& c) const override {
-        const int64_t at_once = kQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
+        const int64_t at_once = c.kernels.attend_queries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
         return c.segments > 1 ? 1 : std::max<int64_t>(1, std::min(at_once, even));
     }
     int64_t scratch_floats(int64_t) const override {
-        return 3 * kQueries * cache->layout().padded_dim + 8 * kBlockTokens;
+        return kQueries * (3 * cache->layout().padded_dim + 3 * kScoreRow / 2);
     }
     int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
+        const FloatMode mode(FloatMode::flushing);
         for (int64_t unit = first; unit < last && c.segments > 1; unit++) attend_piece(c, unit, thread);
         for (int64_t unit = first, count; unit < last && c.segments == 1; unit += count) {
             const int64_t t = unit % c.num_tokens;

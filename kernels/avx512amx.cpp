@@ -2,31 +2,13 @@
 // sums.
 #include <cstring>
 
+#include "amx_tiles.h"
 #include "fetch.h"
 #include "t5_decode.h"
 
 namespace {
 
 using namespace bitnet;
-
-// Tiles 4 and 5 are weights, the others have a row for each of up to 16 tokens.
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-struct AllShapes {
-    TileShapes of[kMatrixTile + 1];
-    AllShapes() {
-        for (uint8_t tokens = 1; tokens <= kMatrixTile; tokens++)
-            for (int tile = 0; tile < 8; tile++)
-                if (tile != 4 && tile != 5) of[tokens].rows[tile] = tokens;
-    }
-};
-
-// In memory for good: gcc 12 believes that loading them reads 8 bytes.
-const AllShapes shapes;
 
 constexpr int kTileSteps = 4, kTileColumns = kTileSteps * kStepColumns;
 constexpr int kTileBytes = kTileSteps * 4 * kStepBytes;  // of 32 rows, a byte a weight

@@ -21,6 +21,7 @@ const Kernels* avx512_kernels() { return nullptr; }
 void add_avx512vbmi(Kernels&) {}
 void add_avx512pairs(Kernels&) {}
 void add_avx512amx(Kernels&) {}
+void add_avx512amx_attention(Kernels&) {}
 #endif
 #ifndef BITNET_ARM
 const Kernels* neon_kernels() { return nullptr; }
@@ -55,8 +56,8 @@ bool has_amx() {
 #ifdef __linux__
     unsigned a, b, c, d;
     constexpr long request_permission = 0x1023, tile_data = 18;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 8) && (d & 1u << 24) && (d & 1u << 25) &&
-           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 8) && (d & 1u << 22) && (d & 1u << 24) &&
+           (d & 1u << 25) && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
     return false;
 #endif
@@ -94,6 +95,7 @@ struct Available {
         if (has_avx512vbmi() && has_amx()) {
             avx512amx = avx512;
             add_avx512amx(avx512amx);
+            add_avx512amx_attention(avx512amx);
             offer(&avx512amx);
         }
         if (has_pairs()) add_avx512pairs(avx512);

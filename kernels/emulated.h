@@ -3,6 +3,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -36,6 +37,25 @@ struct Tiles {
             std::memcpy(data[to][row], sums, sizeof sums);
         }
     }
+    // Adds the products of two neighbours each, in bfloat16: all even ones, all odd ones, and both to what is there.
+    void add_float_products(int to, int left, int right) {
+        const auto at = [&](int tile, int row, int i) {
+            uint32_t bits = 0;
+            std::memcpy((uint8_t*)&bits + 2, data[tile][row] + 2 * i, 2);
+            float f;
+            std::memcpy(&f, &bits, 4);
+            return f;
+        };
+        for (int row = 0; row < rows(to); row++)
+            for (int column = 0; column < bytes(to) / 4; column++) {
+                float sum, both[2] = {};
+                for (int i = 0; i < bytes(left) / 2; i++)
+                    both[i % 2] = std::fma(at(left, row, i), at(right, i / 2, 2 * column + i % 2), both[i % 2]);
+                std::memcpy(&sum, data[to][row] + 4 * column, 4);
+                sum += both[0] + both[1];
+                std::memcpy(data[to][row] + 4 * column, &sum, 4);
+            }
+    }
 };
 inline thread_local Tiles tiles;
 
@@ -45,12 +65,14 @@ inline thread_local Tiles tiles;
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbsud
+#undef _tile_dpbf16ps
 #define _tile_loadconfig(from) std::memcpy(::emulated::tiles.shapes, from, sizeof ::emulated::tiles.shapes)
 #define _tile_release() std::memset(&::emulated::tiles, 0, sizeof ::emulated::tiles)
 #define _tile_zero(tile) ::emulated::tiles.zero(tile)
 #define _tile_loadd(tile, from, stride) ::emulated::tiles.load(tile, from, stride)
 #define _tile_stored(tile, to, stride) ::emulated::tiles.store(tile, to, stride)
 #define _tile_dpbsud(to, left, right) ::emulated::tiles.add_products(to, left, right)
+#define _tile_dpbf16ps(to, left, right) ::emulated::tiles.add_float_products(to, left, right)
 #endif
 
 #define _mm256_dpbusd_avx_epi32 _mm256_dpbusd_epi32

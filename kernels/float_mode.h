@@ -1,4 +1,5 @@
-// Rounding to nearest with subnormals, whatever another library has set in this thread: part of "the same bits".
+// Rounding to nearest, whatever another library has set in this thread: part of "the same bits". With subnormal
+// numbers, or, as tiles of AMX count them, with zeros instead of these.
 #pragma once
 #include <cstdint>
 #if defined(__x86_64__)
@@ -9,18 +10,21 @@ namespace bitnet {
 
 class FloatMode {
   public:
-    FloatMode() : saved_(get()) { set(kNearest); }
+    enum Subnormals { keeping, flushing };
+    explicit FloatMode(Subnormals subnormals = keeping) : saved_(get()) {
+        set(subnormals == flushing ? kFlushing : kNearest);
+    }
     ~FloatMode() { set(saved_); }
     FloatMode(const FloatMode&) = delete;
     FloatMode& operator=(const FloatMode&) = delete;
 
   private:
 #if defined(__x86_64__)
-    static constexpr uint64_t kNearest = 0x1f80;
+    static constexpr uint64_t kNearest = 0x1f80, kFlushing = kNearest | 0x8040;
     static uint64_t get() { return _mm_getcsr(); }
     static void set(uint64_t mode) { _mm_setcsr(unsigned(mode)); }
 #elif defined(__aarch64__)
-    static constexpr uint64_t kNearest = 0;
+    static constexpr uint64_t kNearest = 0, kFlushing = 1 << 24;
     static uint64_t get() {
         uint64_t mode;
         asm volatile("mrs %0, fpcr" : "=r"(mode));
@@ -28,7 +32,7 @@ class FloatMode {
     }
     static void set(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
 #else
-    static constexpr uint64_t kNearest = 0;
+    static constexpr uint64_t kNearest = 0, kFlushing = 0;
     static uint64_t get() { return 0; }
     static void set(uint64_t) {}
 #endif

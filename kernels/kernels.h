@@ -37,7 +37,8 @@ constexpr int64_t kMaxColumns = 262144;
 // int8 has a scale for each token and head, behind the tiles of its block: of 32 keys, then of 32 values.
 constexpr int kBlockTokens = 32;
 constexpr int kSegmentTokens = 256;
-constexpr int kQueries = 16;  // of a key head that attention does at once
+constexpr int kQueries = 32;                    // of a key head that attention does at once, at most
+constexpr int kScoreRow = kSegmentTokens + 32;  // floats of a query's scores of a segment, which it may write behind
 
 // One row: optional gate (activation(gate) * up), optional RMSNorm, then float32 or int8 codes.
 struct RowTask {
@@ -145,7 +146,7 @@ struct AttendTask {
     float* out;
     int64_t out_stride;
     float scale;
-    float* scratch;  // 3 * kQueries * padded_dim + 8 * kBlockTokens floats
+    float* scratch;  // kQueries * (3 * padded_dim + 3 * kScoreRow / 2)
     // Where not null, `attend` does one segment of one token only and leaves here what that gives; `attend_merge` makes
     // `out` of all segments. Each has piece_floats: padded_dim a query head, then two a query head.
     float* pieces;
@@ -217,7 +218,8 @@ struct Kernels {
     void (*dense)(const DenseTask& task);
     void (*rope)(float* x, int num_heads, int head_dim, const float* cosine, const float* sine);
     void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
-    void (*attend)(const AttendTask& task);
+    void (*attend)(const AttendTask& task);  // in FloatMode::flushing, and attend_merge too
+    int attend_queries;                      // of a key head that it does at once, if so many are there
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // acc[tile][vector][row] = sum over columns of activation * the low 2, the high 6 bits, or all 8 bits of a code.
@@ -258,6 +260,7 @@ const Kernels* avx512_kernels();
 void add_avx512vbmi(Kernels& kernels);   // the T5 functions, to a table of AVX-512
 void add_avx512pairs(Kernels& kernels);  // products in pairs, on AMD
 void add_avx512amx(Kernels& kernels);    // the matrix product, and the name of a path of its own
+void add_avx512amx_attention(Kernels& kernels);
 const Kernels* neon_kernels();
 
 // The names of the paths that this machine can run, best first. `find` returns null for any other.

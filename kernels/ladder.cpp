@@ -2,11 +2,13 @@
 // `ladder hash` prints one number for the results of the generic and the best path, the same on every architecture.
 #include "ladder.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "executor.h"
+#include "float_mode.h"
 #include "int8_table.h"
 #include "screen.h"
 #include "weights.h"
@@ -115,25 +117,36 @@ Result check_dense(const Kernels& kernels, Random random) {
 }
 
 Result check_attention(const Kernels& kernels, Random random) {
-    const int kv_heads = 1 + random.below(2), dim = 2 * (1 + random.below(40)), heads = 1 + random.below(6);
-    const CacheLayout layout = cache_layout(random.below(2) ? Dtype::bf16 : Dtype::f32, kv_heads, dim);
+    const int kv_heads = 1 + random.below(2), heads = 1 + random.below(6);
+    const int dim = random.below(2) ? 32 * (1 + random.below(4)) : 2 * (1 + random.below(40));
+    const Dtype dtypes[] = {Dtype::bf16, Dtype::bf16, Dtype::f32, Dtype::i8};
+    const CacheLayout layout = cache_layout(dtypes[random.below(4)], kv_heads, dim);
     const int length = 1 + random.below(700), blocks = (length + kBlockTokens - 1) / kBlockTokens;
+    const int tokens = 1 + random.below(std::min(length, 12));
+    const bool is_small = random.below(4) == 0 && layout.dtype != Dtype::i8;
+    const float size = is_small ? 1e-19f : 1.0f;  // so small that products are subnormal
     Memory cache(blocks * layout.block_bytes);
-    std::vector<int32_t> table;
+    std::vector<int32_t> table, positions;
     for (int i = 0; i < blocks; i++) table.push_back(blocks - 1 - i);
     for (int t = 0; t < length; t++) {
         auto k = floats(random, kv_heads * dim), v = floats(random, kv_heads * dim);
         const auto angles = floats(random, dim);
+        for (float& x : k) x *= size;
+        for (float& x : v) x *= size * size;
         kernels.rope(k.data(), kv_heads, dim, angles.data(), angles.data() + dim / 2);
         kernels.cache_write(layout, cache.data() + table[size_t(t / kBlockTokens)] * layout.block_bytes,
                             t % kBlockTokens, k.data(), v.data());
+        if (t >= length - tokens) positions.push_back(t);
     }
-    const auto q = floats(random, heads * dim);
-    const int32_t position = length - 1;
-    std::vector<float> out(size_t(heads * dim)), scratch(size_t(3 * kQueries * layout.padded_dim + 8 * kBlockTokens));
-    kernels.attend({layout, cache.data(), table.data(), cache.data(), 1, &position,
-                    random.below(2) ? 1 + random.below(length) : 0, random.below(kv_heads), heads, q.data(), 0,
-                    out.data(), 0, 0.125f, scratch.data(), nullptr, 0, 0});
+    auto q = floats(random, tokens * heads * dim);
+    for (float& x : q) x *= size;
+    std::vector<float> out(q.size());
+    Memory scratch(kQueries * (3 * layout.padded_dim + 3 * kScoreRow / 2) * 4);
+    const FloatMode mode(FloatMode::flushing);
+    kernels.attend({layout, cache.data(), table.data(), cache.data(), tokens, positions.data(),
+                    random.below(2) ? 1 + random.below(length) : 0, random.below(kv_heads), heads, q.data(),
+                    heads * dim, out.data(), heads * dim, 0.125f / (size * size), (float*)scratch.data(), nullptr, 0,
+                    0});
     Result result(cache.data(), cache.data() + cache.bytes());
     append(result, out);
     return result;

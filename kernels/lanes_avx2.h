@@ -23,11 +23,14 @@ BITNET_INLINE Lanes load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
-    __m256i x = _mm256_loadu_si256((const __m256i*)p), y = _mm256_loadu_si256((const __m256i*)(p + 16));
-    __m256i mask = _mm256_set1_epi32(int(0xffff0000));
-    low = {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
-    high = {_mm256_castsi256_ps(_mm256_and_si256(x, mask)), _mm256_castsi256_ps(_mm256_and_si256(y, mask))};
+BITNET_INLINE Lanes load_even_bf16(const uint16_t* p) {
+    const __m256i x = _mm256_loadu_si256((const __m256i*)p), y = _mm256_loadu_si256((const __m256i*)(p + 16));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
+}
+BITNET_INLINE Lanes load_odd_bf16(const uint16_t* p) {
+    const __m256i x = _mm256_loadu_si256((const __m256i*)p), y = _mm256_loadu_si256((const __m256i*)(p + 16));
+    const __m256i mask = _mm256_set1_epi32(int(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_and_si256(x, mask)), _mm256_castsi256_ps(_mm256_and_si256(y, mask))};
 }
 BITNET_INLINE __m256 widen_i8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));

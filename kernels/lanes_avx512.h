@@ -19,10 +19,11 @@ BITNET_INLINE Lanes load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
 BITNET_INLINE Lanes load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
-BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
-    __m512i x = _mm512_loadu_si512(p);
-    low.v = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-    high.v = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
+BITNET_INLINE Lanes load_even_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+BITNET_INLINE Lanes load_odd_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))))};
 }
 BITNET_INLINE Lanes load_i8(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};

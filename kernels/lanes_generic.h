@@ -55,10 +55,12 @@ BITNET_INLINE Lanes load_bf16(const uint16_t* p) {
 BITNET_INLINE Lanes load_f16(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
 }
-// 16 lanes x 2 interleaved bfloat16: element 2l is lane l of `low`, element 2l + 1 of `high`.
-BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
-    low = each([&](int i) { return bits_to_float(uint32_t(p[2 * i]) << 16); });
-    high = each([&](int i) { return bits_to_float(uint32_t(p[2 * i + 1]) << 16); });
+// Of 16 lanes x 2 interleaved bfloat16 the first or the second of each lane.
+BITNET_INLINE Lanes load_even_bf16(const uint16_t* p) {
+    return each([&](int i) { return bits_to_float(uint32_t(p[2 * i]) << 16); });
+}
+BITNET_INLINE Lanes load_odd_bf16(const uint16_t* p) {
+    return each([&](int i) { return bits_to_float(uint32_t(p[2 * i + 1]) << 16); });
 }
 BITNET_INLINE Lanes load_i8(const int8_t* p) {
     return each([&](int i) { return float(p[i]); });

@@ -32,12 +32,17 @@ BITNET_INLINE Lanes load_bf16(const uint16_t* p) {
 BITNET_INLINE Lanes load_f16(const uint16_t* p) {
     return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
 }
-BITNET_INLINE void load_pair_bf16(const uint16_t* p, Lanes& low, Lanes& high) {
-    for (int i = 0; i < 4; i++) {
-        uint32x4_t x = vreinterpretq_u32_u16(vld1q_u16(p + 8 * i));
-        low.v[i] = vreinterpretq_f32_u32(vshlq_n_u32(x, 16));
-        high.v[i] = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000)));
-    }
+BITNET_INLINE Lanes load_even_bf16(const uint16_t* p) {
+    Lanes r;
+    for (int i = 0; i < 4; i++)
+        r.v[i] = vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(p + 8 * i)), 16));
+    return r;
+}
+BITNET_INLINE Lanes load_odd_bf16(const uint16_t* p) {
+    Lanes r;
+    for (int i = 0; i < 4; i++)
+        r.v[i] = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(vld1q_u16(p + 8 * i)), vdupq_n_u32(0xffff0000)));
+    return r;
 }
 BITNET_INLINE Lanes load_i8(const int8_t* p) {
     int8x16_t x = vld1q_s8(p);

@@ -7,6 +7,7 @@
 // with the instructions of whichever object came first.
 #pragma once
 #include "verbs_attention.h"
+#include "verbs_cache.h"
 #include "verbs_groups.h"
 #include "verbs_products.h"
 #include "verbs_rows.h"
@@ -29,7 +30,8 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.dense = dense;
     kernels.rope = rope;
     kernels.cache_write = cache_write;
-    kernels.attend = attend;
+    kernels.attend = attend_in<InVectors>;
+    kernels.attend_queries = 16;
     kernels.attend_merge = attend_merge;
     kernels.add = add_rows;
     kernels.head_sums2 = head_sums<2>;

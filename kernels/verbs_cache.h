@@ -1,5 +1,6 @@
-// Rotary embedding and the paged cache: how keys and values stand in it, for floats, bfloat16 and int8.
+// Rotary embedding, and what is written into the paged cache.
 #pragma once
+#include "cache_tiles.h"
 #include "verbs_rows.h"
 
 namespace {
@@ -15,51 +16,6 @@ void rope(float* x, int num_heads, int head_dim, const float* cosine, const floa
             x[j] = a * cosine[j] - b * sine[j];
             x[j + half] = b * cosine[j] + a * sine[j];
         }
-}
-
-BITNET_INLINE uint16_t to_bf16(float f) {
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return uint16_t(f == f ? rounded : bits >> 16 | 0x40);
-}
-
-template <Dtype D>
-struct Tile;  // 16 lanes x 2 in the cache: item [lane, which] stands at lane * lane_step + which * which_step
-
-template <>
-struct Tile<Dtype::bf16> {
-    using Item = uint16_t;
-    static constexpr int bytes = 64, lane_step = 2, which_step = 1;
-    BITNET_INLINE static Item item(float x) { return to_bf16(x); }
-    static void get(const uint8_t* tile, Lanes& low, Lanes& high) { load_pair_bf16((const uint16_t*)tile, low, high); }
-};
-
-template <>
-struct Tile<Dtype::f32> {
-    using Item = float;
-    static constexpr int bytes = 128, lane_step = 1, which_step = 16;
-    BITNET_INLINE static Item item(float x) { return x; }
-    static void get(const uint8_t* tile, Lanes& low, Lanes& high) {
-        low = load((const float*)tile);
-        high = load((const float*)tile + 16);
-    }
-};
-
-template <>
-struct Tile<Dtype::i8> {
-    using Item = int8_t;
-    static constexpr int bytes = 32, lane_step = 1, which_step = 16;
-    BITNET_INLINE static Item item(float x) { return int8_t(x == x ? std::nearbyint(x) : 0.0f); }
-    static void get(const uint8_t* tile, Lanes& low, Lanes& high) {
-        low = load_i8((const int8_t*)tile);
-        high = load_i8((const int8_t*)tile + 16);
-    }
-};
-
-// The scales of a head's keys in a block of an int8 cache, one a position; those of its values follow.
-inline float* scales_of(const CacheLayout& c, const uint8_t* head) {
-    return (float*)(head + c.head_bytes - 2 * kBlockTokens * 4);
 }
 
 // What to multiply n numbers by so that they are codes, -127 to 127; `scale` undoes it, and is not a number where one

@@ -63,10 +63,13 @@ def dense_product(isa: str) -> bytes:
 
 def attention(isa: str) -> bytes:
     """Embedding, rotation, the write into caches of every dtype, and attention over more than one segment."""
-    tokens, heads, kv_heads, dim = 300, 6, 2, 40
+    return b"".join(_attention(isa, dtype, dim) for dtype in CACHE_DTYPES for dim in (40, 64))
+
+
+def _attention(isa: str, dtype: str, dim: int) -> bytes:
+    tokens, heads, kv_heads = 300, 6, 2
     width, queries, keys = (heads + 2 * kv_heads) * dim, heads * dim, kv_heads * dim
-    random, results = np.random.default_rng(3), []
-    table = native.DenseWeight(_normal(random, tokens, width), "float32")
+    table = native.DenseWeight(_normal(np.random.default_rng(3), tokens, width), "float32")
     num_blocks = -(-tokens // native.BLOCK_TOKENS)
     stride, turns = -(-width // 16) * 16, -(-dim // 16) * 16
     at = np.arange(tokens, dtype=np.int32)
@@ -74,19 +77,17 @@ def attention(isa: str) -> bytes:
     q, k, v = (
         (ARENA, 0, stride, column, wide) for column, wide in ((0, queries), (queries, keys), (queries + keys, keys))
     )
-    for dtype in CACHE_DTYPES:
-        cache = native.Cache(dtype, 1, kv_heads, dim)
-        cache.reserve(num_blocks)
-        program = native.Program(stride + turns)
-        angles = (ARENA, stride, turns, 0, dim)
-        program.embed(table, (ARENA, 0, stride, 0, width))
-        program.rotations([10000.0 ** (-2 * i / dim) for i in range(dim // 2)], angles)
-        program.rope_write(cache, 0, q, k, v, angles)
-        program.attend(cache, 0, q, _whole(OUTPUT, queries), dim**-0.5)
-        output = np.empty((tokens, queries), np.float32)
-        native.Executor(isa, 2).run(program, batch, None, output)
-        results.append(output.tobytes())
-    return b"".join(results)
+    cache = native.Cache(dtype, 1, kv_heads, dim)
+    cache.reserve(num_blocks)
+    program = native.Program(stride + turns)
+    angles = (ARENA, stride, turns, 0, dim)
+    program.embed(table, (ARENA, 0, stride, 0, width))
+    program.rotations([10000.0 ** (-2 * i / dim) for i in range(dim // 2)], angles)
+    program.rope_write(cache, 0, q, k, v, angles)
+    program.attend(cache, 0, q, _whole(OUTPUT, queries), dim**-0.5)
+    output = np.empty((tokens, queries), np.float32)
+    native.Executor(isa, 2).run(program, batch, None, output)
+    return output.tobytes()
 
 
 def screen(isa: str) -> bytes:

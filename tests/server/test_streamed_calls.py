@@ -12,7 +12,7 @@ from conftest import Running
 TALK: list[Any] = [{"role": "user", "content": "Remember this."}]
 NOTE = {
     "type": "object",
-    "properties": {"text": {"type": "string", "minLength": 30, "maxLength": 40}, "tags": {"enum": [["a", "}"]]}},
+    "properties": {"text": {"type": "string", "minLength": 60, "maxLength": 70}, "tags": {"enum": [["a", "}"]]}},
     "required": ["text", "tags"],
 }
 FUNCTION: Any = {"name": "note", "parameters": NOTE}

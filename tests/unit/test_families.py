@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ def changed(tmp_path: Path, name: str, **changes) -> Path:
     return folder
 
 
-def logits(path: Path) -> np.ndarray:
-    with LLM.load(path, device="cpu", threads=1) as llm:
+def logits(path: Path, **options: Any) -> np.ndarray:
+    with LLM.load(path, device="cpu", threads=1, **options) as llm:
         return llm.logits(IDS)
 
 
@@ -221,7 +222,8 @@ def test_what_is_converted_gives_the_same_bits_as_the_folder(tmp_path, name):
         assert getattr(checkpoint.config, field) == getattr(other.config, field), field
     assert checkpoint.metadata["general.architecture"] == name.partition("-")[0]
     if is_dense:
-        assert np.square(logits(path) - logits(folder)).mean() < 0.005**2 * np.square(logits(folder)).mean()
+        ours, theirs = (logits(each, cache_dtype="float32") for each in (path, folder))
+        assert np.square(ours - theirs).mean() < 0.004**2 * np.square(theirs).mean()
     else:
         assert logits(path).tobytes() == logits(folder).tobytes()
 

@@ -21,6 +21,7 @@ from bitnet_inference.model.rope import inverse_frequencies
 
 Floats = NDArray[np.float32]
 BLOCK_TOKENS = 16
+SEGMENT_TOKENS = 256  # whose softmax starts afresh
 
 
 class Int8(NamedTuple):
@@ -96,19 +97,37 @@ def rotated(x: Floats, cosine: Floats, sine: Floats) -> Floats:
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
 
 
-def attention(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int32], scale: float, window: int = 0) -> Floats:
-    """q: [T, H, D]; k, v: [P, KV, D] of positions 0..P-1; each query sees positions up to its own.
+def attention(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    positions: NDArray[np.int32],
+    scale: float,
+    window: int = 0,
+    cache_dtype: str = "float32",
+) -> Floats:
+    """q: [T, H, D]; k, v: [P, KV, D] of positions 0..P-1, as the cache holds them; each query sees those up to its own.
 
-    With a window it sees the last so many of these.
+    With a window it sees the last so many of these. Unless the cache is float32, what keys and values are multiplied
+    by is rounded to bfloat16: queries, and weights against the best score of their segment.
     """
     share = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, share, axis=1), np.repeat(v, share, axis=1)
-    scores = np.einsum("thd,phd->htp", q, k) * np.float32(scale)
+    factors = ROUNDINGS["float32" if cache_dtype == "float32" else "bfloat16"]
+    scores = np.einsum("thd,phd->htp", factors(q), k) * np.float32(scale)
     behind = positions[:, None] - np.arange(len(k))[None, :]
     scores[:, (behind < 0) | (behind >= (window or len(k)))] = -np.inf
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    return np.asarray(np.einsum("htp,phd->thd", weights, v), np.float32)
+    tops = np.maximum.reduceat(scores, range(0, len(k), SEGMENT_TOKENS), axis=-1)
+    tops = np.repeat(np.maximum(tops, np.finfo(np.float32).min), SEGMENT_TOKENS, axis=-1)[..., : len(k)]
+    weights: Floats = np.exp(scores - tops)
+    if cache_dtype == "int8":
+        units = (np.abs(v).max(axis=-1) / np.float32(127)).T[:, None]  # of the codes of each head and position
+        values: Floats = factors(weights * units) / np.where(units > 0, units, np.float32(1))
+    else:
+        weights = values = factors(weights)
+    shares: Floats = np.exp(tops - tops.max(axis=-1, keepdims=True))
+    total = (weights * shares).sum(axis=-1).T[..., None]
+    return np.asarray(np.einsum("htp,phd->thd", values * shares, v) / total, np.float32)
 
 
 def to_bfloat16(x: Floats) -> Floats:
@@ -141,6 +160,7 @@ class ReferenceModel:
         self.checkpoint = checkpoint
         self._quantize, self.embedding = config.quantize, config.embedding
         self.round = ROUNDINGS[config.cache_dtype]
+        self.attention_dtype = config.cache_dtype  # "float32" for backends that round only what the cache holds
         self.frequencies = [inverse_frequencies(self.config, local) for local in (False, True)]
         self._stacks: dict[tuple[str, ...], Stack] = {}
         width = self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
@@ -275,7 +295,8 @@ class ReferenceOps:
         slots = table[seen // BLOCK_TOKENS] * BLOCK_TOKENS + seen % BLOCK_TOKENS
         heads = q.reshape(len(q), -1, self.model.config.head_dim)
         scale = self.model.config.score_scale
-        return attention(heads, keys[slots], values[slots], positions, scale, window).reshape(q.shape)
+        dtype = self.model.attention_dtype
+        return attention(heads, keys[slots], values[slots], positions, scale, window, dtype).reshape(q.shape)
 
     def gate(self, gate: Floats, up: Floats, activation: str) -> Floats:
         """See Ops."""

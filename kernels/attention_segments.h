@@ -1,0 +1,315 @@
+// Attention to a segment of the paged cache.
+//
+// For each query head and each segment of 256 positions: scores; weights, which are exp of a score less the largest of
+// the segment; and the sum of the values by their weights. Segments are merged in ascending order.
+//
+// A sum is added as AMX adds it, which other instruction sets can do alike: of every 32 features or positions the
+// products of the even ones are added onto 0 by fused multiply-adds in ascending order, so are those of the odd ones,
+// and the sum of both is added to what came before. AMX takes numbers below 2^-126 for 0, so `attend` is called with
+// FloatMode::flushing, and it multiplies bfloat16: unless the cache is float32, queries and weights are rounded to it.
+// Nothing depends on which tokens or heads are computed together: up to 16 queries of one key head, of whichever
+// tokens, walk over a block while it is in the nearest cache, and up to 8 share what is loaded.
+#pragma once
+#include "cache_tiles.h"
+
+namespace {
+
+using namespace bitnet;
+
+constexpr int kSumPairs = 16;  // pairs of numbers of which both chains are added up on their own
+
+struct Softmax {
+    float largest, total;
+};
+
+inline float exp_scalar(float x) {
+    float lanes[16];
+    store(lanes, exp(set1(x)));
+    return lanes[0];
+}
+
+// One query: the features of one head of one token, and the positions that it attends to: first .. length - 1.
+struct Query {
+    const float* q;
+    float* out;
+    int first, length;
+    // How many of the positions from p to p + n - 1 come before `length`.
+    int count(int p, int n) const { return length < p ? 0 : length - p < n ? length - p : n; }
+};
+
+// What attention to some positions gives for each query, before it is divided by the total.
+struct Attended {
+    Softmax* states;
+    float* sums;  // [queries][padded_dim]
+};
+
+// So many queries at a time share what is loaded of the cache.
+template <int G>
+struct Group {
+    static constexpr int size = G;
+};
+template <class F>
+BITNET_INLINE void each_group(int queries, F f) {
+    int i = 0;
+    if constexpr (kLaneSums >= 16)
+        for (; i + 8 <= queries; i += 8) f(i, Group<8>());
+    for (; i + 4 <= queries; i += 4) f(i, Group<4>());
+    if (queries - i == 3) f(i, Group<3>());
+    if (queries - i == 2) f(i, Group<2>());
+    if (queries - i == 1) f(i, Group<1>());
+}
+
+// The keys or the values that are read next, whose places the processor cannot guess, are fetched while others are
+// read, from four pages in turn: a tile for every tile.
+struct Next {
+    const uint8_t* places[4];  // null where other queries have fetched them
+    template <Dtype D, int G>
+    BITNET_INLINE void fetch_tile(uint32_t tile) const {
+        if (G > 4 && !places[0]) return;
+        const uint8_t* p = places[tile % 4] + tile / 4 * Tile<D>::bytes;
+        fetch(p);
+        if (Tile<D>::bytes > 64) fetch(p + 64);
+    }
+};
+
+// The sums of the even products, then those of the odd ones, and both together: f(which, sums) adds to them.
+template <int A, int B, class F>
+BITNET_INLINE void add_both(Lanes (&sums)[A][B], F f) {
+    const auto chain = [&](auto which, Lanes(&x)[A][B]) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+        for (int a = 0; a < A; a++)
+#pragma GCC unroll 8
+            for (int b = 0; b < B; b++) x[a][b] = set1(0.0f);
+        f(which, x);
+    };
+    Lanes odd[A][B];
+    chain(Group<0>(), sums);
+    chain(Group<1>(), odd);
+#pragma GCC unroll 8
+    for (int a = 0; a < A; a++)
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) sums[a][b] = add(sums[a][b], odd[a][b]);
+}
+
+// The products of 32 positions with G queries, which stand as [pair of features][G][2], without the scale.
+template <Dtype D, int G>
+BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Next& next, const float* q,
+                              float* scores) {
+    constexpr int halves = 2 * G <= kLaneSums ? 2 : 1;  // at once
+    const int pairs = t.layout.head_dim / 2;
+    for (int half = 0; half < 2; half += halves) {
+        Lanes all[G][halves];
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 2
+            for (int i = 0; i < halves; i++) all[g][i] = set1(0.0f);
+        for (int begin = 0; begin < pairs; begin += kSumPairs) {
+            const int end = pairs - begin < kSumPairs ? pairs : begin + kSumPairs;
+            Lanes sums[G][halves];
+            add_both(sums, [&](auto which, Lanes(&x)[G][halves]) __attribute__((always_inline)) {
+                for (int p = begin; p < end; p++) {
+                    Lanes key[halves];
+#pragma GCC unroll 2
+                    for (int i = 0; i < halves; i++) {
+                        key[i] =
+                            Tile<D>::template get<which.size>(keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes);
+                        if (which.size == 0) next.fetch_tile<D, G>(uint32_t(half * pairs + p * halves + i));
+                    }
+#pragma GCC unroll 8
+                    for (int g = 0; g < G; g++)
+#pragma GCC unroll 2
+                        for (int i = 0; i < halves; i++)
+                            x[g][i] = fma(set1(q[(p * G + g) * 2 + which.size]), key[i], x[g][i]);
+                }
+            });
+#pragma GCC unroll 8
+            for (int g = 0; g < G; g++)
+#pragma GCC unroll 2
+                for (int i = 0; i < halves; i++) all[g][i] = add(all[g][i], sums[g][i]);
+        }
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 2
+            for (int i = 0; i < halves; i++) {
+                const int from = 16 * (half + i);
+                if constexpr (D == Dtype::i8) all[g][i] = mul(all[g][i], load(scales_of(t.layout, keys) + from));
+                store(scores + g * kScoreRow + from, all[g][i]);
+            }
+    }
+}
+
+// Turns products into weights against the largest score: those from .. to - 1 of the segment, of which the query may
+// see none. The others become 0, up to a multiple of kWeighed.
+constexpr int kWeighed = 64;
+template <Dtype D, class Packed>
+BITNET_APART Softmax weigh(float* scores, int width, float scale, int from, int to, Packed packed) {
+    const Lanes none = set1(-INFINITY);
+    Lanes largest = none;
+    for (int i = 0; i < width; i += 16) {
+        Lanes score = first(to - i, mul(load(scores + i), set1(scale)), none);
+        if (from > i) score = first(from - i, none, score);
+        store(scores + i, score);
+        largest = max(score, largest);
+    }
+    const bool sees_any = from < width && to > 0;
+    const Softmax state{reduce_max(largest), 0.0f};
+    Lanes totals = set1(0.0f);
+    for (int i = 0; i < width; i += kWeighed) {
+        constexpr int at_once = kWeighed / 16;
+        Lanes w[at_once];
+        for (int k = 0; k < at_once; k++) {
+            w[k] = i + 16 * k < width && sees_any ? sub(load(scores + i + 16 * k), set1(state.largest)) : none;
+        }
+        exp_each(w);
+        for (int k = 0; k < at_once; k++) {
+            if constexpr (D == Dtype::bf16) w[k] = round_to_bf16(w[k]);
+            store(scores + i + 16 * k, w[k]);
+            packed(i + 16 * k, w[k]);
+            totals = add(totals, w[k]);
+        }
+    }
+    return {state.largest, sees_any ? reduce_add(totals) : 0.0f};
+}
+
+// Adds the values of the first positions of a block to N tiles of features of G queries.
+template <Dtype D, int G, int N>
+BITNET_INLINE void add_tiles(const uint8_t* values, const Next& next, uint32_t fetched, int tiles, int count,
+                             const float* weights, float* sums) {
+    Lanes here[G][N];
+    add_both(here, [&](auto which, Lanes(&x)[G][N]) __attribute__((always_inline)) {
+        const uint8_t* row = values;
+        for (int j = which.size; j < count; j += 2, row += int64_t(tiles) * Tile<D>::bytes) {
+            Lanes value[N];
+#pragma GCC unroll 4
+            for (int d = 0; d < N; d++) {
+                value[d] = Tile<D>::template get<which.size>(row + d * Tile<D>::bytes);
+                if (which.size == 0) next.fetch_tile<D, G>(fetched++);
+            }
+#pragma GCC unroll 8
+            for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+                for (int d = 0; d < N; d++) x[g][d] = fma(set1(weights[g * kScoreRow + j]), value[d], x[g][d]);
+        }
+    });
+#pragma GCC unroll 8
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 4
+        for (int d = 0; d < N; d++) {
+            float* sum = sums + (g * tiles + d) * 16;
+            store(sum, add(load(sum), here[g][d]));
+        }
+}
+
+template <Dtype D, int G>
+BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, const Next& next, int count,
+                             const float* weights, float* sums) {
+    constexpr int at_once = kLaneSums / G > 4 ? 4 : kLaneSums / G > 1 ? kLaneSums / G : 1;
+    const int tiles = t.layout.padded_dim / 16;
+    const auto add = [&](int d, auto several) {
+        add_tiles<D, G, several.size>(values + d * Tile<D>::bytes, next, uint32_t(d * (kBlockTokens / 2)), tiles, count,
+                                      weights, sums + d * 16);
+    };
+    int d = 0;
+    for (; d + at_once <= tiles; d += at_once) add(d, Group<at_once>());
+    for (; d < tiles; d++) add(d, Group<1>());
+}
+
+// The positions begin .. end - 1, all within a segment, of sequences of `length`. Their keys are read block by block,
+// and then their values.
+struct Segment {
+    const AttendTask& t;
+    int begin, end, length;
+    const uint8_t* keys(int p) const {
+        return t.cache + t.blocks[p / kBlockTokens] * t.layout.block_stride + t.kv_head * t.layout.head_bytes;
+    }
+    const uint8_t* values(int p) const { return keys(p) + t.layout.key_bytes; }
+    int offset(int p) const { return p % kSegmentTokens; }
+    int width() const { return (end - begin + kBlockTokens - 1) / kBlockTokens * kBlockTokens; }
+    Next after_keys(int p) const { return after((p - begin) / kBlockTokens); }
+    Next after_values(int p) const { return after((p - begin + width()) / kBlockTokens); }
+
+  private:
+    // What is read as number i, or some time thereafter.
+    const uint8_t* read(int i) const {
+        const int p = begin + i * kBlockTokens, width = this->width();
+        if (i * kBlockTokens < width) return keys(p);
+        if (p - width < end) return values(p - width);
+        if (p - 2 * width + end - begin < length) return keys(p - 2 * width + end - begin);
+        return t.next + i % 2 * t.layout.key_bytes;
+    }
+    Next after(int i) const {
+        const int64_t half = t.layout.key_bytes / 2, at = i % 2 * half / 2;
+        const uint8_t *first = read(i / 2 * 2 + 2) + at, *second = read(i / 2 * 2 + 3) + at;
+        return {{first, first + half, second, second + half}};
+    }
+};
+
+// The weights of all queries, of which the lanes from k on of query i go to packed(i, k, lanes) too.
+template <Dtype D, class Packed>
+void weigh_all(const Segment& segment, const Query* queries, int count, const Attended& to, Packed packed) {
+    const int at = segment.offset(segment.begin);
+    for (int i = 0; i < count; i++)
+        to.states[i] = weigh<D>(segment.t.scratch + i * kScoreRow + at, segment.width(), segment.t.scale,
+                                queries[i].first - segment.begin, queries[i].length - segment.begin,
+                                [&](int k, const Lanes& w) __attribute__((always_inline)) { packed(i, at + k, w); });
+}
+
+// The values of the block from p on, whose positions some queries may not see all of.
+template <Dtype D>
+void add_block(const Segment& segment, int p, const Query* queries, int count, float* scores, const Attended& to) {
+    const AttendTask& t = segment.t;
+    Next next = segment.after_values(p);
+    for (int i = 0, same; i < count; i += same) {
+        const int seen = queries[i].count(p, kBlockTokens);
+        for (same = 1; i + same < count && queries[i + same].count(p, kBlockTokens) == seen;) same++;
+        if (!seen) continue;
+        float* weights = scores + i * kScoreRow + segment.offset(p);
+        if constexpr (D == Dtype::i8)
+            for (int k = 0; k < same * 2; k++) {
+                float* at = weights + k / 2 * kScoreRow + k % 2 * 16;
+                const float* scales = scales_of(t.layout, segment.keys(p)) + kBlockTokens + k % 2 * 16;
+                store(at, round_to_bf16(mul(load(at), load(scales))));
+            }
+        each_group(same, [&](int k, auto group) {
+            if (group.size > 4 && i + k) next.places[0] = nullptr;
+            add_values<D, group.size>(t, segment.values(p), next, seen, weights + k * kScoreRow,
+                                      to.sums + (i + k) * t.layout.padded_dim);
+        });
+    }
+}
+
+// How an instruction set attends: with vectors.
+struct InVectors {
+    // Queries of a group side by side, so that one pointer walks along them all.
+    template <Dtype D>
+    static void take(const AttendTask& t, const Query* queries, int count, float* q) {
+        const int head_dim = t.layout.head_dim;
+        each_group(count, [&](int i, auto group) {
+            for (int g = 0; g < group.size; g++) {
+                const float* from = queries[i + g].q;
+                float* to = q + i * head_dim + 2 * g;
+                for (int d = 0; d < head_dim; d++)
+                    to[d / 2 * 2 * group.size + d % 2] = D == Dtype::f32 ? from[d] : from_bf16(to_bf16(from[d]));
+            }
+        });
+    }
+    template <Dtype D>
+    static void attend(const Segment& segment, const Query* queries, int count, const float* q, const Attended& to) {
+        const AttendTask& t = segment.t;
+        float* scores = t.scratch;
+        for (int p = segment.begin; p < segment.end; p += kBlockTokens) {
+            Next next = segment.after_keys(p);
+            each_group(count, [&](int i, auto group) {
+                if (group.size > 4 && i) next.places[0] = nullptr;
+                score_block<D, group.size>(t, segment.keys(p), next, q + i * t.layout.head_dim,
+                                           scores + i * kScoreRow + segment.offset(p));
+            });
+        }
+        weigh_all<D>(segment, queries, count, to, [](int, int, const Lanes&) {});
+        std::memset(to.sums, 0, size_t(count) * t.layout.padded_dim * 4);
+        for (int p = segment.begin; p < segment.end; p += kBlockTokens)
+            add_block<D>(segment, p, queries, count, scores, to);
+    }
+};
+
+}  // namespace
