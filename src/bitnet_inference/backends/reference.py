@@ -119,15 +119,15 @@ def attention(
     scores[:, (behind < 0) | (behind >= (window or len(k)))] = -np.inf
     tops = np.maximum.reduceat(scores, range(0, len(k), SEGMENT_TOKENS), axis=-1)
     tops = np.repeat(np.maximum(tops, np.finfo(np.float32).min), SEGMENT_TOKENS, axis=-1)[..., : len(k)]
-    weights: Floats = np.exp(scores - tops)
+    weights = np.asarray(np.exp(scores - tops), np.float32)
+    shares = np.exp(tops - tops.max(axis=-1, keepdims=True))  # of segments
     if cache_dtype == "int8":
         units = (np.abs(v).max(axis=-1) / np.float32(127)).T[:, None]  # of the codes of each head and position
-        values: Floats = factors(weights * units) / np.where(units > 0, units, np.float32(1))
+        factor = np.asarray(factors(weights * units) / np.where(units > 0, units, 1), np.float32)
     else:
-        weights = values = factors(weights)
-    shares: Floats = np.exp(tops - tops.max(axis=-1, keepdims=True))
+        factor = weights = factors(weights)
     total = (weights * shares).sum(axis=-1).T[..., None]
-    return np.asarray(np.einsum("htp,phd->thd", values * shares, v) / total, np.float32)
+    return np.asarray(np.einsum("htp,phd->thd", factor * shares, v) / total, np.float32)
 
 
 def to_bfloat16(x: Floats) -> Floats:
