@@ -146,20 +146,21 @@ BITNET_APART Softmax weigh(float* scores, int width, float scale, int from, int 
     const Lanes none = set1(-INFINITY);
     Lanes largest = none;
     for (int i = 0; i < width; i += 16) {
-        Lanes score = first(to - i, mul(load(scores + i), set1(scale)), none);
+        Lanes score = mul(load(scores + i), set1(scale));
+        if (to - i < 16) score = first(to - i, score, none);
         if (from > i) score = first(from - i, none, score);
         store(scores + i, score);
         largest = max(score, largest);
     }
+    for (int i = width; i % kWeighed != 0; i += 16) store(scores + i, none);
     const bool sees_any = from < width && to > 0;
-    const Softmax state{reduce_max(largest), 0.0f};
+    const float best = reduce_max(largest);
+    const Lanes subtracted = set1(sees_any ? best : 0.0f);
     Lanes totals = set1(0.0f);
     for (int i = 0; i < width; i += kWeighed) {
         constexpr int at_once = kWeighed / 16;
         Lanes w[at_once];
-        for (int k = 0; k < at_once; k++) {
-            w[k] = i + 16 * k < width && sees_any ? sub(load(scores + i + 16 * k), set1(state.largest)) : none;
-        }
+        for (int k = 0; k < at_once; k++) w[k] = sub(load(scores + i + 16 * k), subtracted);
         exp_each(w);
         for (int k = 0; k < at_once; k++) {
             if constexpr (D == Dtype::bf16) w[k] = round_to_bf16(w[k]);
@@ -168,7 +169,7 @@ BITNET_APART Softmax weigh(float* scores, int width, float scale, int from, int 
             totals = add(totals, w[k]);
         }
     }
-    return {state.largest, sees_any ? reduce_add(totals) : 0.0f};
+    return {best, reduce_add(totals)};
 }
 
 // Adds the values of the first positions of a block to N tiles of features of G queries.

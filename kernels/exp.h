@@ -26,7 +26,7 @@ BITNET_INLINE void exp_each(Lanes (&x)[N]) {
     all([&](int i) { p[i] = fma(p[i], r[i], set1(1.6666665459e-1f)); });
     all([&](int i) { p[i] = fma(p[i], r[i], set1(5.0000001201e-1f)); });
     all([&](int i) { p[i] = fma(p[i], mul(r[i], r[i]), add(r[i], set1(1.0f))); });
-    all([&](int i) { x[i] = below(x[i], lowest, mul(p[i], power_of_two(n[i])), set1(0.0f)); });
+    all([&](int i) { x[i] = below(x[i], lowest, scaled(p[i], n[i]), set1(0.0f)); });
 }
 
 BITNET_INLINE Lanes exp(const Lanes& x) {

@@ -75,7 +75,7 @@ BITNET_INLINE __m256 power_of_two(__m256 n) {
     __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
 }
-BITNET_INLINE Lanes power_of_two(const Lanes& n) { return {power_of_two(n.a), power_of_two(n.b)}; }
+BITNET_INLINE Lanes scaled(const Lanes& x, const Lanes& n) { return mul(x, {power_of_two(n.a), power_of_two(n.b)}); }
 BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
     words = _mm256_permute4x64_epi64(words, 0xd8);  // packs works within 128-bit halves

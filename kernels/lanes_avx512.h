@@ -47,10 +47,7 @@ BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) { return _mm512_cmp
 BITNET_INLINE Lanes round(const Lanes& x) {
     return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-BITNET_INLINE Lanes power_of_two(const Lanes& n) {
-    __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
-}
+BITNET_INLINE Lanes scaled(const Lanes& x, const Lanes& n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }

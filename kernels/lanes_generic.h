@@ -109,9 +109,10 @@ BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) {
 BITNET_INLINE Lanes round(const Lanes& x) {
     return each([&](int i) { return std::nearbyintf(x.v[i]); });
 }
-// 2^n for whole n in [-126, 127].
-BITNET_INLINE Lanes power_of_two(const Lanes& n) {
-    return each([&](int i) { return bits_to_float(uint32_t(n.v[i] == n.v[i] ? int32_t(n.v[i]) + 127 : 0) << 23); });
+// x * 2^n for whole n in [-126, 127].
+BITNET_INLINE Lanes scaled(const Lanes& x, const Lanes& n) {
+    return each(
+        [&](int i) { return x.v[i] * bits_to_float(uint32_t(n.v[i] == n.v[i] ? int32_t(n.v[i]) + 127 : 0) << 23); });
 }
 BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
     for (int i = 0; i < 16; i++) {

@@ -93,10 +93,10 @@ BITNET_INLINE bool any_below(const Lanes& x, const Lanes& y) {
 BITNET_INLINE Lanes round(const Lanes& x) {
     return each([&](int i) { return vrndnq_f32(x.v[i]); });
 }
-BITNET_INLINE Lanes power_of_two(const Lanes& n) {
+BITNET_INLINE Lanes scaled(const Lanes& x, const Lanes& n) {
     return each([&](int i) {
         int32x4_t e = vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127));
-        return vreinterpretq_f32_s32(vshlq_n_s32(e, 23));
+        return vmulq_f32(x.v[i], vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
     });
 }
 BITNET_INLINE void store_int8(int8_t* p, const Lanes& x) {
