@@ -57,12 +57,15 @@ struct AttendStep final : Step {
         for (int64_t unit = first, count; unit < last && c.segments == 1; unit += count) {
             const int64_t t = unit % c.num_tokens;
             count = std::min({last - unit, c.num_tokens - t, c.batch->starts[c.sequences[size_t(t)] + 1] - t});
-            c.kernels.attend(task(c, unit, count, thread));
+            AttendTask some = task(c, unit, count, thread);
+            some.is_first = unit == first || t == c.batch->starts[c.sequences[size_t(t)]];
+            c.kernels.attend(some);
         }
     }
     void attend_piece(const Context& c, int64_t unit, int thread) const {
         const int64_t pair = unit / c.segments, floats = piece_floats(cache->layout(), heads());
         AttendTask piece = task(c, pair, 1, thread);
+        piece.is_first = true;
         piece.pieces = c.pieces + pair * c.segments * floats;
         piece.piece_floats = floats;
         piece.segment = int(unit % c.segments);

@@ -9,6 +9,23 @@ namespace {
 constexpr int kTilePairs = 16, kTileBytes = 1024;
 static_assert(kTilePairs == kSumPairs && kQueries <= 2 * kMatrixTile);
 
+// What is read next, in four places in turn.
+struct Fetched {
+    const uint8_t* places[4];
+    Fetched(const Next& next, int64_t line) {
+        for (int i = 0; i < 4; i++) places[i] = next.places[i] + line / 4 * 64;
+    }
+    template <int Lines>
+    BITNET_INLINE void lines() {
+#pragma GCC unroll 4
+        for (const uint8_t*& place : places) {
+#pragma GCC unroll 16
+            for (int i = 0; i < Lines / 4; i++) fetch(place + 64 * i);
+            place += Lines / 4 * 64;
+        }
+    }
+};
+
 // Four products of tiles, into tiles 0 to 3: of 16 queries with four tiles that stand `apart`, or of both halves of up
 // to 32 with two.
 template <int A>
@@ -103,8 +120,10 @@ struct InTiles {
         const int later = A == 1 && p + kBlockTokens < segment.end ? p + kBlockTokens : p;
         const uint8_t *first = segment.keys(p), *second = segment.keys(later);
         const int64_t half = int64_t(steps) * kTileBytes;
+        Fetched next(segment.after_keys(p), 0);
         zero_tiles();
         for (int k = 0; k < steps; k++) {
+            if (A == 2 && segment.t.is_first) next.lines<32>();
             const int64_t at = k * kTileBytes;
             multiply<A>(q + k * 2 * kTilePairs, dim * 2,
                         {first + at, first + half + at, second + at, second + half + at}, 64);
@@ -121,6 +140,8 @@ struct InTiles {
         zero_tiles();
         for (int p = segment.begin; p < end; p += kBlockTokens) {
             const uint8_t *values = segment.values(p) + d * 64, *more = values + (later - d) * 64;
+            if (A == 2 && segment.t.is_first)
+                Fetched(segment.after_values(p), d * kTilePairs).lines<4 / A * kTilePairs>();
             multiply<A>(weights + segment.offset(p), kScoreRow * 2, {values, values + 64, more, more + 64}, padded * 4);
         }
         float* to = sums + d * 16;

@@ -136,6 +136,7 @@ struct AttendTask {
     const uint8_t* cache;  // the layer's blocks
     const int32_t* blocks;
     const uint8_t* next;  // what is read behind all of these: the first keys and values of another task
+    bool is_first;        // of the tasks that read these: no near cache has them
     int tokens;
     const int32_t* positions;  // of the tokens, ascending: each attends to all up to its own
     int window;                // or only to the last so many of these; 0: to all
