@@ -1,6 +1,6 @@
 // AVX2 without VNNI: `vpmaddubsw` multiplies pairs into int16, which is widened before it can overflow.
 #include "lanes_avx2.h"
-#include "tile_parts.h"
+#include "unpacked_avx2.h"
 #include "verbs.h"
 #include "wide_products.h"
 
@@ -10,45 +10,12 @@ namespace {
 // a step adds four: so many of them never wrap in int16.
 constexpr int kStepsBeforeWidening = 10;
 
-inline __m256i broadcast(const int8_t* codes) {
-    int32_t four;
-    std::memcpy(&four, codes, 4);
-    return _mm256_set1_epi32(four);
-}
-
-inline int least(int x, int y) { return x < y ? x : y; }
-
-inline __m256i load_register(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
-
 // sum += the products of pairs of codes and activations. gcc 12 would add the products of a step among each other
 // before it adds them to the sums, and has too few registers for that.
 inline void add_products(__m256i& sum, const __m256i& codes, const __m256i& activations) {
     __m256i products;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(codes), "x"(activations));
 }
-
-// Steps of R registers with four fields of 2 bits.
-template <int R>
-struct Packed {
-    static constexpr int kRegisters = R, kBytes = 32 * R;
-    BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
-        const __m256i x = load_register(w + 32 * r);
-        return _mm256_and_si256(p ? _mm256_srli_epi16(x, 2 * p) : x, _mm256_set1_epi8(3));
-    }
-    BITNET_INLINE static void fetch_step(const uint8_t* w) {
-#pragma GCC unroll 2
-        for (int line = 0; line < kBytes; line += 64) fetch_ahead(w + line);
-    }
-};
-
-// Steps of a group of rows with a byte for each field.
-struct Unpacked {
-    static constexpr int kRegisters = 4, kFieldBytes = 32 * kRegisters, kBytes = 4 * kFieldBytes;
-    BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
-        return load_register(w + kFieldBytes * p + 32 * r);
-    }
-    BITNET_INLINE static void fetch_step(const uint8_t*) {}
-};
 
 // Sums of Q registers times T tokens over so many steps that they fit into int16, of the registers from `first` on. The
 // passes over the same steps share what is fetched ahead. The activations for a field stand `stride` bytes apart. Calls
@@ -127,40 +94,13 @@ void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int3
     with_count<kMaxTileTokens>(tokens, [&](auto t) { tile<Packed<4>, t.value>(w, a, 4 * t.value, steps, acc); });
 }
 
-// Kernels::many_product: some steps of the weights after the others become bytes, once for all tokens. That saves the
-// shifts and masks of every tile, and two registers at a time share the broadcast activations of six tokens.
-constexpr int kUnpackedSteps = 40;  // 20 KB, which stay in the first cache
-constexpr int kUnpackedTokens = 6;
-
-void unpack(const uint8_t* w, int steps, uint8_t* to) {
-    for (int s = 0; s < steps; s++, w += kStepBytes, to += Unpacked::kBytes) {
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++)
-#pragma GCC unroll 4
-            for (int r = 0; r < 4; r++)
-                _mm256_store_si256((__m256i*)(to + Unpacked::kFieldBytes * p + 32 * r), Packed<4>::field(w, p, r));
+// What is unpacked, for unpacked_product.
+struct UnpackedTile {
+    template <int T>
+    static void run(const uint8_t* bytes, const int8_t* a, int stride, int steps, int32_t* acc, bool more) {
+        tile<Unpacked, T>(bytes, a, stride, steps, acc, more);
     }
-}
-
-void unpacked_product(const ManyTask& task) {
-    alignas(64) uint8_t unpacked[kUnpackedSteps * Unpacked::kBytes];
-    for (int begin = 0; begin < task.steps; begin += kUnpackedSteps) {
-        const int steps = least(kUnpackedSteps, task.steps - begin);
-        unpack(task.weights + begin * kStepBytes, steps, unpacked);
-        each_tile(task, [&](int first, int tokens, int index) {
-            fetch_beside(task, {begin, steps, task.steps, kStepBytes}, index, first, tokens).rest();
-            const int8_t* codes = task.codes + first * task.padded + int64_t(begin) * kStepColumns * tokens;
-            const int parts = (tokens + kUnpackedTokens - 1) / kUnpackedTokens;
-            for (int i = 0; i < parts; i++) {
-                const int t = tokens * i / parts;
-                with_count<kUnpackedTokens>(tokens * (i + 1) / parts - t, [&](auto n) {
-                    tile<Unpacked, n.value>(unpacked, codes + 4 * t, 4 * tokens, steps,
-                                            task.acc + (first + t) * kGroupRows, begin);
-                });
-            }
-        });
-    }
-}
+};
 
 void group_tile_in_int16(const GroupTask& task) {
     with_count<kMaxTileTokens>(task.tokens, [&](auto t) { scaled_tile<t.value>(task); });
@@ -262,7 +202,7 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
         Kernels own = make_kernels("avx2", ternary_tile, int8_peak);
         own.group_tile = group_tile_in_int16;
         own.dense = wide_dense;
-        own.many_product = unpacked_product;
+        own.many_product = unpacked_product<UnpackedTile>;
         own.many_tokens = 18;
         own.many_tile = kMaxTileTokens;
         own.head_sums2 = head_sums2_in_int16;

@@ -76,3 +76,4 @@ inline thread_local Tiles tiles;
 #endif
 
 #define _mm256_dpbusd_avx_epi32 _mm256_dpbusd_epi32
+#define BITNET_VEX ""

@@ -80,7 +80,7 @@ static void time_matrix(const Kernels& kernels) {
             const auto source = weights(random, int64_t(groups) * steps_each * kStepBytes);
             const Memory w(int64_t(source.size()) + 65536);  // what is fetched ahead of the last ones is there too
             std::memcpy(w.data(), source.data(), source.size());
-            for (const int tokens : {1, 4, 6, 8, 12, 16, 24, 32, most_tokens}) {
+            for (const int tokens : {1, 4, 6, 8, 12, 16, 24, 32, 48, 64, most_tokens}) {
                 const double t = median_seconds([&] {
                     for (int g = 0; g < groups; g += 2)
                         kernels.matrix_product({w.data() + int64_t(g) * steps_each * kStepBytes, is_t5, 2, steps_each,
