@@ -53,7 +53,8 @@ class EngineConfig:
     `threads`: CPU threads, None for one a physical core that this process may use.
     `isa`: instruction set of what the CPU computes, "auto" for the best that this machine has.
     `cache_dtype`: of keys and values, "bfloat16", which "auto" means, "float32" or "int8" (a scale for each token and
-    head). An ONNX file has its own, "float32" or "float16", and a Core ML package "float16".
+    head). Unless it is "float32", the CPU rounds what these are multiplied by to bfloat16. An ONNX file has its own,
+    "float32" or "float16", and a Core ML package "float16".
     `ternary_format`: of ternary weights in memory, "u2" (2 bits), "t5" (1.6 bits, more to decode) or "auto": t5 where
     the CPU decodes it in registers (AVX-512 with VBMI) and it saves a tenth, which is faster there. Results are the
     same. Groups with scales are always u2. For device "cpu" alone.
