@@ -7,7 +7,7 @@
 // products of the even ones are added onto 0 by fused multiply-adds in ascending order, so are those of the odd ones,
 // and the sum of both is added to what came before. AMX takes numbers below 2^-126 for 0, so `attend` is called with
 // FloatMode::flushing, and it multiplies bfloat16: unless the cache is float32, queries and weights are rounded to it.
-// Nothing depends on which tokens or heads are computed together: up to 16 queries of one key head, of whichever
+// Nothing depends on which tokens or heads are computed together: up to 32 queries of one key head, of whichever
 // tokens, walk over a block while it is in the nearest cache, and up to 8 share what is loaded.
 #pragma once
 #include "cache_tiles.h"

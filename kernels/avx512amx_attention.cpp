@@ -26,7 +26,7 @@ struct Fetched {
     }
 };
 
-// Four products of tiles, into tiles 0 to 3: of 16 queries with four tiles that stand `apart`, or of both halves of up
+// Four products of tiles, into tiles 0 to 3: of up to 16 queries with four tiles, or of both halves of up
 // to 32 with two.
 template <int A>
 BITNET_INLINE void multiply(const uint16_t* queries, int64_t stride, const uint8_t* const (&tiles)[4], int64_t row) {
