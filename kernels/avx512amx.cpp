@@ -21,6 +21,12 @@ BITNET_INLINE void zero_sums() {
     _tile_zero(3);
 }
 
+BITNET_INLINE void zero_all_sums() {
+    zero_sums();
+    _tile_zero(5);
+    _tile_zero(7);
+}
+
 // `beside`: the bytes of what is read side by side with these, and was fetched before.
 BITNET_INLINE void fetch_step(const uint8_t* w, int64_t beside) {
     fetch_ahead(w + beside);
@@ -60,23 +66,21 @@ BITNET_INLINE void expand_tile(const uint8_t* w, int64_t beside, int steps, uint
     }
 }
 
-// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields and with fetching, or
-// without.
-template <bool WithFifths>
+// The same of a block of T5, which fills a tile; with a quarter of a tile of fifth fields.
+template <bool Fetches>
 BITNET_INLINE void expand_block(const T5Decoder& decoder, const uint8_t* w, int64_t beside, uint8_t* bytes,
                                 uint8_t* fifths) {
     for (int s = 0; s < kTileSteps; s++, w += kStepBytes, bytes += 4 * kStepBytes) {
-        if constexpr (WithFifths) fetch_step(w, beside);
+        if constexpr (Fetches) fetch_step(w, beside);
         const T5Fields x = decoder(_mm512_loadu_si512(w)), y = decoder(_mm512_loadu_si512(w + 64));
         store_fields(bytes, x.first_four(), y.first_four());
-        if constexpr (!WithFifths) continue;
         store_field<3>(fifths + s * kStepBytes, x.upper);
         store_field<3>(fifths + s * kStepBytes + 64, y.upper);
     }
 }
 
 // The tiles of a group; T5 has tiles of fifth fields behind the others.
-template <bool IsT5>
+template <bool IsT5, bool Fetches>
 class Expansion {
   public:
     // One of so many groups that are expanded side by side.
@@ -85,22 +89,13 @@ class Expansion {
           beside_((groups - 1) * t.steps * kStepBytes),
           steps_(t.steps),
           tiles((t.steps + kTileSteps - 1) / kTileSteps) {}
-    // One of the first `tiles`, in ascending order. For T5, `fifths` collects its fifth fields and its neighbours'.
+    // In ascending order. For T5, `fifths` collects its fifth fields and its neighbours'.
     BITNET_INLINE void tile(int tile, uint8_t* bytes, uint8_t* fifths) const {
-        if (!IsT5) return expand_tile<true>(at(tile), beside_, steps_ - tile * kTileSteps, bytes);
+        const uint8_t* w = weights_ + tile * kTileSteps * kStepBytes;
+        if (!IsT5) return expand_tile<Fetches>(w, beside_, steps_ - tile * kTileSteps, bytes);
         const int quarter = tile % kFifthTiles;
         if (quarter == 0 && tiles - tile < kFifthTiles) std::memset(fifths, 0, kTileBytes);
-        expand_block<true>(decoder_, at(tile), beside_, bytes, fifths + quarter * (kTileBytes / kFifthTiles));
-    }
-    // Any tile, by itself.
-    BITNET_INLINE void any_tile(int tile, uint8_t* bytes) const {
-        if (!IsT5) return expand_tile<false>(at(tile), beside_, steps_ - tile * kTileSteps, bytes);
-        if (tile < tiles) return expand_block<false>(decoder_, at(tile), beside_, bytes, nullptr);
-        constexpr int kSteps = kFifthTiles * kTileSteps;
-        const int begin = (tile - tiles) * kSteps, count = steps_ - begin < kSteps ? steps_ - begin : kSteps;
-        for (int i = 0; i < 2 * count; i++, bytes += 64)
-            store_field<3>(bytes, decoder_(_mm512_loadu_si512(weights_ + begin * kStepBytes + 64 * i)).upper);
-        std::memset(bytes, 0, size_t(kSteps - count) * kStepBytes);
+        expand_block<Fetches>(decoder_, w, beside_, bytes, fifths + quarter * (kTileBytes / kFifthTiles));
     }
     // Whether the fifth fields are complete with this tile.
     BITNET_INLINE bool ends_fifths(int tile) const {
@@ -108,7 +103,6 @@ class Expansion {
     }
 
   private:
-    const uint8_t* at(int tile) const { return weights_ + tile * kTileSteps * kStepBytes; }
     const uint8_t* weights_;
     int64_t beside_;
     int steps_;
@@ -140,29 +134,55 @@ BITNET_INLINE void multiply(const uint8_t* bytes, const int8_t* codes, int64_t s
     asm volatile("" : : : "memory");
 }
 
+// The same with three tiles of tokens, whose sums leave room for one tile of either factor: that of tokens stays, as it
+// comes from the second cache, and those of rows come and go.
+BITNET_INLINE void multiply_three(const uint8_t* bytes, const int8_t* codes, int64_t stride) {
+    asm volatile("" : : : "memory");
+    _tile_loadd(6, codes, stride);
+    _tile_loadd(4, bytes, kStepBytes);
+    _tile_dpbsud(0, 6, 4);
+    _tile_loadd(4, bytes + 64, kStepBytes);
+    _tile_dpbsud(1, 6, 4);
+    _tile_loadd(6, codes + kMatrixTile * stride, stride);
+    _tile_dpbsud(3, 6, 4);
+    _tile_loadd(4, bytes, kStepBytes);
+    _tile_dpbsud(2, 6, 4);
+    _tile_loadd(6, codes + 2 * kMatrixTile * stride, stride);
+    _tile_dpbsud(5, 6, 4);
+    _tile_loadd(4, bytes + 64, kStepBytes);
+    _tile_dpbsud(7, 6, 4);
+    asm volatile("" : : : "memory");
+}
+
 // G groups of rows times A tiles of 16 tokens, of which one is 1: each tile is expanded while the one before it is
 // multiplied. Two groups share the loads of the activations, which come from the second cache.
-template <bool IsT5, int G, int A>
+template <bool IsT5, int G, int A, bool Fetches>
 void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
     alignas(64) uint8_t ring[G][2][kTileBytes], fifths[IsT5 ? G : 1][2][kTileBytes];
-    const Expansion<IsT5> groups[2] = {{t, weights, G}, {t, weights + (G - 1) * t.steps * kStepBytes, G}};
+    const Expansion<IsT5, Fetches> groups[2] = {{t, weights, G}, {t, weights + (G - 1) * t.steps * kStepBytes, G}};
     const int tiles = groups[0].tiles;
     const auto expand = [&](int tile, int g) {
         groups[g].tile(tile, ring[g][tile % 2], fifths[IsT5 ? g : 0][tile / kFifthTiles % 2]);
     };
-    zero_sums();
+    const auto first = [&](const uint8_t* bytes, const int8_t* codes) {
+        if constexpr (A == 3)
+            multiply_three(bytes, codes, t.code_stride);
+        else
+            multiply<0, A>(bytes, codes, t.code_stride);
+    };
+    zero_all_sums();
     expand(0, 0);
     if constexpr (G == 2) expand(0, 1);
     const int8_t *a = t.codes, *last = t.codes + tiles * kTileColumns;
     for (int tile = 0; tile < tiles; tile++, a += kTileColumns) {
         if (tile + 1 < tiles) expand(tile + 1, 0);
-        multiply<0, A>(ring[0][tile % 2], a, t.code_stride);
+        first(ring[0][tile % 2], a);
         if constexpr (G == 2) {
             if (tile + 1 < tiles) expand(tile + 1, 1);
             multiply<1, A>(ring[1][tile % 2], a, t.code_stride);
         }
         if (!groups[0].ends_fifths(tile)) continue;
-        multiply<0, A>(fifths[0][tile / kFifthTiles % 2], last, t.code_stride);
+        first(fifths[0][tile / kFifthTiles % 2], last);
         if constexpr (G == 2) multiply<1, A>(fifths[IsT5 ? G - 1 : 0][tile / kFifthTiles % 2], last, t.code_stride);
         last += kTileColumns;
     }
@@ -172,74 +192,37 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
     acc += G == 2 ? t.acc_tokens * kGroupRows : kMatrixTile * kGroupRows;
     _tile_stored(2, acc, kGroupRows * 4);
     _tile_stored(3, acc + 16, kGroupRows * 4);
+    if constexpr (A < 3) return;
+    acc += kMatrixTile * kGroupRows;
+    _tile_stored(5, acc, kGroupRows * 4);
+    _tile_stored(7, acc + 16, kGroupRows * 4);
 }
 
-// One group times any number of tokens: some tiles are expanded once, and multiplied with all tokens, whose sums come
-// and go. What comes next is fetched line by line meanwhile.
-template <bool IsT5>
-void many_tokens(const MatrixTask& t, const uint8_t* weights, int32_t* acc, const float* out) {
-    constexpr int kChunk = 8;
-    alignas(64) uint8_t expanded[kChunk * kTileBytes];
-    const Expansion<IsT5> group(t, weights, 1);
-    constexpr int kLines = kTileSteps * kStepBytes / 64;  // of a tile's weights, fetched while others meet the tokens
-    const int blocks = (t.tokens + 2 * kMatrixTile - 1) / (2 * kMatrixTile), lines = (kLines + blocks - 1) / blocks;
-    const int tiles = group.tiles + (IsT5 ? (group.tiles + kFifthTiles - 1) / kFifthTiles : 0);
-    for (int begin = 0; begin < tiles; begin += kChunk) {
-        const int end = begin + kChunk < tiles ? begin + kChunk : tiles;
-        const uint8_t* next = weights + (begin + kChunk) * kTileSteps * kStepBytes;
-        Ahead ahead{next, next + kChunk * kTileSteps * kStepBytes};
-        for (int tile = begin; tile < end; tile++) group.any_tile(tile, expanded + (tile - begin) * kTileBytes);
-        asm volatile("" : : : "memory");
-        for (int first = 0; first < t.tokens; first += 2 * kMatrixTile) {
-            const bool two = t.tokens - first > kMatrixTile;
-            int32_t *sums = acc + first * kGroupRows, *more = two ? sums + kMatrixTile * kGroupRows : sums;
-            if (begin == 0) {
-                zero_sums();
-            } else {
-                _tile_loadd(0, sums, kGroupRows * 4);
-                _tile_loadd(1, sums + 16, kGroupRows * 4);
-                _tile_loadd(2, more, kGroupRows * 4);
-                _tile_loadd(3, more + 16, kGroupRows * 4);
-            }
-            const int tokens = t.tokens - first < 2 * kMatrixTile ? t.tokens - first : 2 * kMatrixTile;
-            if (out)
-                fetch_outputs(out + first * t.out_stride, t.out_stride, tokens * begin / tiles, tokens * end / tiles);
-            const int8_t* a = t.codes + first * t.code_stride + begin * kTileColumns;
-            const uint8_t* b = expanded;
-#pragma GCC unroll 1  // a tenth faster than what gcc 12 unrolls
-            for (int tile = begin; tile < end; tile++, a += kTileColumns, b += kTileBytes) {
-                for (int i = 0; i < lines; i++) ahead.step();
-                _tile_loadd(4, b, kStepBytes);
-                _tile_loadd(5, b + 64, kStepBytes);
-                _tile_loadd(6, a, t.code_stride);
-                _tile_dpbsud(0, 6, 4);
-                _tile_dpbsud(1, 6, 5);
-                if (!two) continue;
-                _tile_loadd(7, a + kMatrixTile * t.code_stride, t.code_stride);
-                _tile_dpbsud(2, 7, 4);
-                _tile_dpbsud(3, 7, 5);
-            }
-            if (two) _tile_stored(2, more, kGroupRows * 4);
-            if (two) _tile_stored(3, more + 16, kGroupRows * 4);
-            _tile_stored(0, sums, kGroupRows * 4);
-            _tile_stored(1, sums + 16, kGroupRows * 4);
-        }
-        asm volatile("" : : : "memory");
+template <bool IsT5, bool Fetches>
+void group(const MatrixTask& t, int tiles, const uint8_t* weights, int32_t* acc) {
+    switch (tiles) {
+        case 1: return block<IsT5, 1, 1, Fetches>(t, weights, acc);
+        case 2: return block<IsT5, 1, 2, Fetches>(t, weights, acc);
+        default: return block<IsT5, 1, 3, Fetches>(t, weights, acc);
     }
 }
 
+// Up to three tiles of tokens at a time: to expand weights again for the next ones takes less than sums that come and
+// go.
 template <bool IsT5>
 void product(const MatrixTask& t) {
-    if (t.groups == 2 && t.tokens <= kMatrixTile) return block<IsT5, 2, 1>(t, t.weights, t.acc);
+    const int tiles = (t.tokens + kMatrixTile - 1) / kMatrixTile, passes = (tiles + 2) / 3;
+    if (t.groups == 2 && tiles == 1) return block<IsT5, 2, 1, true>(t, t.weights, t.acc);
     for (int g = 0; g < t.groups; g++) {
         const uint8_t* weights = t.weights + g * t.steps * kStepBytes;
         int32_t* acc = t.acc + g * t.acc_tokens * kGroupRows;
-        if (t.tokens <= kMatrixTile)
-            block<IsT5, 1, 1>(t, weights, acc);
-        else if (t.tokens <= 2 * kMatrixTile)
-            block<IsT5, 1, 2>(t, weights, acc);
-        else
-            many_tokens<IsT5>(t, weights, acc, t.out ? t.out + g * kGroupRows : nullptr);
+        for (int pass = 0; pass < passes; pass++) {
+            const int begin = tiles * pass / passes, count = tiles * (pass + 1) / passes - begin;
+            MatrixTask part = t;
+            part.codes += begin * kMatrixTile * t.code_stride;
+            (pass == 0 ? group<IsT5, true> : group<IsT5, false>)(part, count, weights, acc);
+            acc += count * kMatrixTile * kGroupRows;
+        }
     }
 }
 
