@@ -20,6 +20,7 @@ from bitnet_inference.choices import log_likelihoods
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.conversion.convert import convert
 from bitnet_inference.engine.beam import BeamParams
+from bitnet_inference.engine.events import Stepped
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import (
     EngineError,
@@ -242,6 +243,17 @@ class TestGenerate:
     def test_numpy_has_whole_numbers_too(self, llm):
         assert len(llm.choices("a", np.int64(2), GREEDY, best_of=np.int32(3))) == 2
         assert EngineConfig(threads=np.int64(2)).threads == 2
+
+    @pytest.mark.parametrize("name", ["isa", "ternary_format", "max_batch_tokens"])
+    def test_options_of_the_engine_reach_it(self, name):
+        with pytest.raises(InvalidParams, match=f"^{name} is 0"):
+            LLM.load("default", **{name: 0})
+
+    def test_a_step_has_as_many_tokens_as_is_asked_for(self):
+        counts = []
+        with LLM.load("default", max_batch_tokens=7, isa="generic", listener=counts.append) as llm:
+            llm.generate(list(range(3, 23)), SamplingParams(max_tokens=1))
+        assert [event.num_tokens for event in counts if isinstance(event, Stepped)] == [7, 7, 6]
 
     @pytest.mark.parametrize(
         ("name", "call"),
