@@ -201,9 +201,12 @@ void block(const MatrixTask& t, const uint8_t* weights, int32_t* acc) {
 template <bool IsT5, bool Fetches>
 void group(const MatrixTask& t, int tiles, const uint8_t* weights, int32_t* acc) {
     switch (tiles) {
-        case 1: return block<IsT5, 1, 1, Fetches>(t, weights, acc);
-        case 2: return block<IsT5, 1, 2, Fetches>(t, weights, acc);
-        default: return block<IsT5, 1, 3, Fetches>(t, weights, acc);
+        case 1:
+            return block<IsT5, 1, 1, Fetches>(t, weights, acc);
+        case 2:
+            return block<IsT5, 1, 2, Fetches>(t, weights, acc);
+        default:
+            return block<IsT5, 1, 3, Fetches>(t, weights, acc);
     }
 }
 

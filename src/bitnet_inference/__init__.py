@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
     from bitnet_inference.completions import chat_completion, text_completion
+    from bitnet_inference.config import EngineConfig
     from bitnet_inference.conversion.convert import Conversion, convert
     from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.logprobs import TokenLogprobs
@@ -67,6 +68,7 @@ __all__ = [
     "Conversion",
     "Counts",
     "DownloadError",
+    "EngineConfig",
     "EngineError",
     "Filter",
     "Filtered",
@@ -117,6 +119,7 @@ _HOMES = {
     "BeamParams": "engine.beam",
     "sampling_noise": "native",
     "LLM": "llm",
+    "EngineConfig": "config",
     "BatchResult": "offline",
     "Chosen": "choices",
     "Conversion": "conversion.convert",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from bitnet_inference import cgroup
@@ -112,7 +112,14 @@ class EngineConfig:
 
     @classmethod
     def from_env(cls, **options: Any) -> EngineConfig:
-        """The given options, and what the environment says about the ones that are left at None or absent."""
+        """The given options, and what the environment says about the ones that are left at None or absent.
+
+        Raises TypeError for what is no option, and InvalidParams.
+        """
+        for name in options.keys() - EngineOptions.__annotations__.keys():
+            raise TypeError(
+                f"the option {name} is not known here: there are {', '.join(EngineOptions.__annotations__)}"
+            )
         given = {name: value for name, value in options.items() if value is not None}
         if "isa" not in given and (isa := os.environ.get("BITNET_ISA")):
             _one_of("BITNET_ISA", isa, ("auto", *ISAS))
@@ -164,6 +171,23 @@ class EngineConfig:
             why = f'which "cpu" and "reference" have, but device is "{self.device}"'
             raise InvalidParams(f'embedding is "{self.embedding}", {why}: leave it out')
         return replace(placed, isa=isa, threads=self.threads or num_cores(), cache_dtype=cache_dtype)
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of EngineConfig, of which None or none leaves what the environment says, or the default."""
+
+    device: str
+    gpu_layers: int | str | None
+    gpus: int
+    threads: int | None
+    isa: str | None
+    cache_dtype: str
+    ternary_format: str
+    quantize: str
+    head: str
+    embedding: str
+    fallback: str
+    max_batch_tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

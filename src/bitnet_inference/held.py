@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from bitnet_inference.backends import Choice, load_fallback, load_model
 from bitnet_inference.drafts import Drafts
@@ -75,9 +75,6 @@ class Holder:
     """What an LLM tells of the models that it holds."""
 
     _held: Held
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an LLM cannot be copied or sent to another process: load the model there")
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from bitnet_inference.backends import decided
-from bitnet_inference.config import EngineConfig, check_progress, checked_count
+from bitnet_inference.config import EngineConfig, EngineOptions, check_progress, checked_count
 from bitnet_inference.drafts import Drafts, load_drafts, make_drafter
 from bitnet_inference.engine.beam import BeamParams
 from bitnet_inference.engine.beams import Beams
@@ -118,18 +118,6 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         cls,
         model: str | Path = "default",
         *,
-        device: str = "auto",
-        gpu_layers: int | str | None = None,
-        gpus: int = 1,
-        threads: int | None = None,
-        cache_dtype: str = "auto",
-        quantize: str = "none",
-        head: str = "exact",
-        embedding: str = "exact",
-        fallback: str = "none",
-        isa: str | None = None,
-        ternary_format: str = "auto",
-        max_batch_tokens: int | None = None,
         max_cache_tokens: int | None = None,
         drafts: str | Path = "auto",
         filters: Sequence[Filter] = (),
@@ -137,30 +125,28 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         listener: EngineListener | None = None,
         profile: bool = False,
         arm_i2_s: bool = False,
+        **engine: Unpack[EngineOptions],
     ) -> LLM:
         """Load a model: "default" for the one that comes with the package, a path, or the name of one that was pulled.
 
-        What goes from `device` to `max_batch_tokens`: see EngineConfig; None leaves `isa` and `threads` to the
-        environment (BITNET_ISA, BITNET_THREADS). `max_cache_tokens`: the KV cache holds at most so many tokens, of all
-        requests together; None takes what is free. `drafts`: who guesses tokens ahead, which are checked several at a
-        time where that saves time: "lookup" (what followed the same tokens earlier in the text), the path of a smaller
-        model with the same vocabulary, or "none"; "auto" is "lookup" where a check changes no bit, as on the CPU.
-        `filters` look at all prompts and answers, see Filter. `progress(done, total)` is called while weights are read.
-        `listener(event)` is called in the engine's thread with all that happens (engine.events): see Counts and Trace.
-        With `profile` it hears the time of each step of the plan too, on device "cpu". `arm_i2_s`: a GGUF file has I2_S
-        weights in the order that bitnet.cpp wrote on ARM machines, which no file says. Raises NotFound, FormatError,
-        Unsupported, Unavailable, OutOfMemory and InvalidParams.
+        `engine`: where and how it runs, as device="cpu", threads=2, head="int8"; see EngineConfig. Where they are left
+        out, the environment has its say about `isa` and `threads` (BITNET_ISA, BITNET_THREADS). `max_cache_tokens`: the
+        KV cache holds at most so many tokens, of all requests together; None takes what is free. `drafts`: who guesses
+        tokens ahead, which are checked several at a time where that saves time: "lookup" (what followed the same tokens
+        earlier in the text), the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where
+        a check changes no bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done,
+        total)` is called while weights are read. `listener(event)` is called in the engine's thread with all that
+        happens (engine.events): see Counts and Trace. With `profile` it hears the time of each step of the plan too, on
+        device "cpu". `arm_i2_s`: a GGUF file has I2_S weights in the order that bitnet.cpp wrote on ARM machines, which
+        no file says. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams, and
+        TypeError for an option that is not known.
         """
         if max_cache_tokens is not None:
             max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
         check_listener(listener, profile)
         check_progress(progress)
         Filters(filters)  # wrong ones are refused before anything is read
-        config = EngineConfig.from_env(
-            device=device, gpu_layers=gpu_layers, gpus=gpus, threads=threads, cache_dtype=cache_dtype, head=head,
-            quantize=quantize, embedding=embedding, fallback=fallback, isa=isa, ternary_format=ternary_format,
-            max_batch_tokens=max_batch_tokens,
-        )  # fmt: skip
+        config = EngineConfig.from_env(**engine)
         checkpoint = open_checkpoint(find_model(model), arm_i2_s=arm_i2_s)
         tokenizer, choice = load_tokenizer(checkpoint), decided(checkpoint, config, max_cache_tokens)
         drafting = load_drafts(drafts, tokenizer, config)
@@ -295,6 +281,9 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """End all requests and give memory and threads back. Further requests raise Stopped."""
         self._worker.stop(drain=False)  # Ctrl-C may end this wait, and a finalizer is called once
         self._close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM cannot be copied or sent to another process: load the model there")
 
     def __enter__(self) -> LLM:
         return self

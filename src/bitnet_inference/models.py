@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
-from bitnet_inference.config import EngineConfig, available_bytes, check_progress, checked_count
+from bitnet_inference.config import EngineConfig, EngineOptions, available_bytes, check_progress, checked_count
 from bitnet_inference.engine.events import EngineListener
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
@@ -99,35 +99,27 @@ class Models:
         max_bytes: int | None = None,
         *,
         max_cache_tokens: int = 8192,
-        device: str = "auto",
-        gpu_layers: int | str | None = None,
-        gpus: int = 1,
-        threads: int | None = None,
-        cache_dtype: str = "auto",
-        quantize: str = "none",
-        head: str = "exact",
-        embedding: str = "exact",
-        fallback: str = "none",
         drafts: str = "auto",
         filters: Sequence[Filter] = (),
         progress: Callable[[int, int], None] | None = None,
         listener: Callable[[Path], EngineListener] | None = None,
+        **engine: Unpack[EngineOptions],
     ) -> None:
-        """`listener` makes the listener of a model that is loaded from this path. Raises InvalidParams."""
+        """`listener` makes the listener of a model that is loaded from this path. `engine`: see EngineConfig.
+
+        Raises InvalidParams, and TypeError for an option that is not known.
+        """
         self.max_bytes = available_bytes() * 3 // 4 if max_bytes is None else checked_count("max_bytes", max_bytes)
         max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
         check_progress(progress)
         Filters(filters)  # wrong ones are refused before anything is loaded
         if listener is not None and not callable(listener):
             raise InvalidParams(f"listener is {listener!r:.60}: give a function of a path that returns its listener")
-        options: dict[str, Any] = {
-            "device": device, "gpu_layers": gpu_layers, "gpus": gpus, "threads": threads, "cache_dtype": cache_dtype,
-            "quantize": quantize, "head": head, "embedding": embedding, "fallback": fallback,
-        }  # fmt: skip
-        self._config = EngineConfig.from_env(**options)
+        self._config = EngineConfig.from_env(**engine)
         self._max_cache_tokens = max_cache_tokens
-        options |= {"drafts": drafts, "filters": filters, "progress": progress}
-        self._load_llm: Callable[..., LLM] = partial(LLM.load, max_cache_tokens=max_cache_tokens, **options)
+        self._load_llm: Callable[..., LLM] = partial(
+            LLM.load, max_cache_tokens=max_cache_tokens, drafts=drafts, filters=filters, progress=progress, **engine
+        )
         self._listener = listener
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
         self._held = threading.RLock()  # for moments, and by itself: a signal in a Condition's `with` leaves it locked

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -244,10 +244,13 @@ class TestGenerate:
         assert len(llm.choices("a", np.int64(2), GREEDY, best_of=np.int32(3))) == 2
         assert EngineConfig(threads=np.int64(2)).threads == 2
 
-    @pytest.mark.parametrize("name", ["isa", "ternary_format", "max_batch_tokens"])
+    @pytest.mark.parametrize("name", [field.name for field in fields(EngineConfig)])
     def test_options_of_the_engine_reach_it(self, name):
-        with pytest.raises(InvalidParams, match=f"^{name} is 0"):
-            LLM.load("default", **{name: 0})
+        for load in (LLM.load, Models):
+            with pytest.raises(InvalidParams, match=f"^{name} is 0"):
+                load(**{name: 0})
+            with pytest.raises(TypeError, match=f"option {name}s is not known here: .*{name}"):
+                load(**{f"{name}s": 0})
 
     def test_a_step_has_as_many_tokens_as_is_asked_for(self):
         counts = []

@@ -18,6 +18,7 @@ PUBLIC = [
     "Conversion",
     "Counts",
     "DownloadError",
+    "EngineConfig",
     "EngineError",
     "Filter",
     "Filtered",
