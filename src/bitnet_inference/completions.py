@@ -107,7 +107,7 @@ def chat_completion(
         raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
         _check_turns(index, dialog)
-    shown_tools = tools if callable_tools else None
+    shown_tools = callable_tools.told(tools, llm.tokenizer.templates) if callable_tools else None
     ids = [llm.encode_chat(dialog, tools=shown_tools) for dialog in dialogs]
     params = _params(llm, ids, temperature, top_p, max_gen_len, logprobs, seed, grammar)
     answers: list[ChatCompletion] = []

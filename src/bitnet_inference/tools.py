@@ -43,6 +43,7 @@ _BESIDE_FORM: Mapping[Style, str] = {
 }
 
 
+Shown = Sequence[Mapping[str, Any]] | None  # tools in OpenAI's shape
 Functions = dict[str, Mapping[str, Any]]  # name -> JSON schema of the arguments
 
 
@@ -90,6 +91,10 @@ class Tools:
         if form is None:
             return Grammar.around(_BESIDE_TEXT[style], call=call)
         return Grammar.around(_BESIDE_FORM[style], call=call, form=form)
+
+    def told(self, shown: Shown, templates: Mapping[str, str]) -> Shown:
+        """What of `shown` a model is told: nothing, where it must call one and its templates know none."""
+        return None if self.forced and not any("tools" in each for each in templates.values()) else shown
 
     def are_certain(self, style: Style) -> bool:
         """Whether the form leaves nothing else for an answer that begins like a call, and no text beside calls."""

@@ -106,7 +106,7 @@ def test_special_tokens_are_plain_text_as_names_too(tmp_path, template):
     schema = {"type": "object", "properties": names, "required": [f"a{TURN}"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     chat = chat_of(tmp_path, chat_template=template)
-    ids = chat.encode([{"role": "assistant", "tool_calls": [call]}], tools=tools)
+    ids = chat.encode([{"role": "assistant", "tool_calls": [call]}], tools=tools if "tools" in template else None)
     assert [token_id for token_id in ids if token_id < 3] == [0]
     assert f"a{TURN}" in chat._tokenizer.decode(ids)
 
@@ -281,6 +281,14 @@ def test_named_templates(tmp_path):
     assert chat.render(HI, template="default", tools=[{"name": "add"}]) == "d"
     with pytest.raises(InvalidParams, match="no chat template 'x': choose one of default, tool_use"):
         chat.render(HI, template="x")
+
+
+def test_tools_that_a_template_knows_nothing_of_are_refused(tmp_path):
+    chat = chat_of(tmp_path, chat_template="{{ messages[0].content }}")
+    for call in (chat.render, chat.encode):
+        with pytest.raises(InvalidParams, match=r"^tools: .* knows none: leave them out"):
+            call(HI, tools=[{"name": "add"}])
+    assert chat.render(HI, tools=[]) == chat.render(HI)
 
 
 def test_variables_reach_the_template(tmp_path):

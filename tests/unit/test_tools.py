@@ -240,9 +240,10 @@ def test_chat_completion_calls_tools():
         (answer,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", seed=1)
         message = answer["generation"]
         assert message["role"] == "assistant" and message["content"] == "" and len(message["tool_calls"]) == 1
-        (free,) = chat_completion(llm, [talk], tools=TOOLS, seed=1, max_gen_len=9)
+        with pytest.raises(InvalidParams, match="template knows none"):
+            chat_completion(llm, [talk], tools=TOOLS, seed=1, max_gen_len=9)
         (plain,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="none", seed=1, max_gen_len=9)
-        assert "tool_calls" not in free["generation"] and "tool_calls" not in plain["generation"]
+        assert "tool_calls" not in plain["generation"]
         (cut,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", seed=1, max_gen_len=9)
         assert cut["generation"] == {"role": "assistant", "content": ""}
 

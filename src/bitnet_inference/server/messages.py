@@ -111,7 +111,8 @@ def open_message(asked: Asked, body: MessagesRequest) -> MessageAnswer:
 
 
 def _count(asked: Asked, body: CountRequest) -> dict[str, Any]:
-    return {"input_tokens": len(asked.llm.encode_chat(body.talk.messages, tools=tools_shown(body.talk)))}
+    tools = tools_shown(asked.llm, body.talk)
+    return {"input_tokens": len(asked.llm.encode_chat(body.talk.messages, tools=tools))}
 
 
 def _end(output: Generation, reply: Reply) -> dict[str, Any]:

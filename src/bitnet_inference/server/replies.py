@@ -30,15 +30,12 @@ class Talk:
 
 def open_talk(llm: LLM, talk: Talk, terms: TermOptions) -> list[Stream]:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
-    knows_tools = any("tools" in each for each in llm.tokenizer.templates.values())
-    if talk.tools is not None and not (talk.tools.forced or knows_tools):
-        raise InvalidParams("tools: this model's chat template knows none: leave them out, or force a call")
     grammar = talk.grammar if talk.tools is None else _form(talk.tools, reply_style(llm), talk.grammar)
     return llm.stream_chat_choices(
         talk.messages,
         talk.num_choices,
         sampling(llm.default_params, talk.sampling, grammar),
-        tools=tools_shown(talk),
+        tools=tools_shown(llm, talk),
         **terms,
     )
 
@@ -50,9 +47,9 @@ def _form(tools: Tools, style: Style, form: Grammar | None) -> Grammar | None:
         raise InvalidParams(f"tools: {error}") from None
 
 
-def tools_shown(talk: Talk) -> Sequence[Mapping[str, Any]] | None:
+def tools_shown(llm: LLM, talk: Talk) -> Sequence[Mapping[str, Any]] | None:
     """The tools that the model is told of."""
-    return talk.shown_tools if talk.tools is not None else None
+    return talk.tools.told(talk.shown_tools, llm.tokenizer.templates) if talk.tools is not None else None
 
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:

@@ -131,8 +131,9 @@ async def _finish(answer: ResponseAnswer, held: AsyncExitStack, kept: StoredResp
 
 def _count(asked: Asked, body: InputTokensRequest, *, previous: Messages) -> dict[str, Any]:
     messages = [*instructions(body), *previous, *body.messages]
-    tools = body.nested_tools if body.callable_tools is not None else None
-    return {"object": "response.input_tokens", "input_tokens": len(asked.llm.encode_chat(messages, tools=tools))}
+    llm, tools = asked.llm, body.callable_tools
+    shown = None if tools is None else tools.told(body.nested_tools, llm.tokenizer.templates)
+    return {"object": "response.input_tokens", "input_tokens": len(llm.encode_chat(messages, tools=shown))}
 
 
 def _page(found: list[Any], limit: int, order: str, after: str | None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Chat:
 
     def _render(self, inputs: dict[str, Any], name: str | None, add_generation_prompt: bool) -> str:
         check_flag("add_generation_prompt", add_generation_prompt)
-        template = self._template(name, inputs["tools"] is not None)
+        template = self._template(name, bool(inputs["tools"]))
         variables, messages = inputs.pop("variables"), inputs.pop("messages")
         if not template.knows_developer:  # OpenAI's newer name of the same role
             messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
@@ -124,6 +124,8 @@ class Chat:
             )
         if name is None:
             name = "tool_use" if has_tools and "tool_use" in templates else "default"
+            if has_tools and "tools" not in templates.get(name, "tools"):
+                raise InvalidParams("tools: this model's chat template knows none: leave them out, or force a call")
         if name not in tuple(templates):  # what is no name may have no hash
             known = ", ".join(f"{each:.60}" for each in sorted(templates)[:20])
             raise InvalidParams(f"the model has no chat template {name!r:.60}: choose one of {known}")
@@ -159,10 +161,7 @@ def _check(inputs: Mapping[str, Any], filters: Filters) -> None:
 
 
 class Template:
-    """One compiled template; `name` goes before its error messages.
-
-    `knows_developer`: whether it speaks of that role.
-    """
+    """One compiled template; `name` goes before its errors. `knows_developer`: whether it speaks of that role."""
 
     def __init__(self, source: str, name: str, max_seconds: float = MAX_SECONDS) -> None:
         self._name = name
