@@ -55,7 +55,10 @@ def test_a_message_is_the_chats_answer(claude: anthropic.Anthropic, running: Run
 
 
 def test_events_come_in_order(claude: anthropic.Anthropic) -> None:
-    events = [event.type for event in claude.messages.create(model="story", messages=TALK, max_tokens=3, stream=True)]
+    told: Any = list(claude.messages.create(model="story", messages=TALK, max_tokens=3, stream=True))
+    start, end = told[0].message.usage, told[-2].usage
+    assert (start.input_tokens, start.cache_read_input_tokens) == (end.input_tokens, end.cache_read_input_tokens)
+    events = [event.type for event in told]
     assert events[:2] == ["message_start", "content_block_start"]
     assert events[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(events[2:-3]) == {"content_block_delta"}

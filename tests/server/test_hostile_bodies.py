@@ -101,6 +101,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": TALK, "response_format": {"type": "xml"}}, "response_format"),
     ("/v1/chat/completions", {"messages": TALK, "guided_regex": "(?=x)"}, "guided_regex"),
     ("/v1/chat/completions", {"messages": TALK, "guided_regex": "x", "guided_choice": ["y"]}, "guided_choice"),
+    ("/v1/chat/completions", {"messages": TALK, "guided_regex": "[a&&b]"}, "guided_regex"),
+    ("/v1/completions", {"prompt": "x", "structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, "structured_outputs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "(?=x)"}}, "structured_outputs"),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "x"}, "guided_json": {}}, "structured_outputs"),
@@ -179,6 +181,9 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
         OTHER | {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [OTHER["tool_choice"]]}},
         "tool_choice names 'other': give one of the tools: clock",
     ),
+    ("/v1/messages", CLOCK | {"tool_choice": {"type": "any"}, "tools": []}, "tool_choice is 'any', and there are no"),
+    ("/v1/messages", {"messages": TALK, "max_tokens": 1, "stop_sequences": [""]}, "stop_sequences has an empty"),
+    ("/v1/chat/completions", {"messages": TALK, "guided_regex": "[a&&b]"}, "guided_regex: regex: it allows no text"),
     ("/v1/messages", {"messages": TALK, "max_tokens": 1, "system": 5}, "system: 'number' is not supported here"),
     (
         "/v1/messages",

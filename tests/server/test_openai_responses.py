@@ -63,6 +63,10 @@ def test_what_is_stored_can_be_fetched_and_forgotten(client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.input_items.list(made.id, after="zz")
     assert refused.value.param == "after"
+    made_items: Any = [*made.output, {"role": "user", "content": ASK}]
+    client.responses.delete(client.responses.create(model="story", input=made_items, max_output_tokens=1).id)
+    by_id: Any = [{"type": "item_reference", "id": made.output[0].id}]
+    client.responses.create(model="story", input=by_id, max_output_tokens=1)  # the first one still has it
     client.responses.delete(made.id)
     not_kept = client.responses.create(model="story", input=ASK, max_output_tokens=2, store=False)
     for identity in (made.id, not_kept.id):
@@ -80,10 +84,16 @@ def test_what_is_stored_is_its_callers_own(running: Running) -> None:
             for ask in (boris.responses.retrieve, boris.responses.delete, boris.responses.cancel):
                 with pytest.raises(openai.NotFoundError):
                     ask(made.id)
-            with pytest.raises(openai.BadRequestError, match="not stored"):
+            with pytest.raises(openai.BadRequestError, match="not stored") as refused:
                 boris.responses.create(model="story", input=ASK, previous_response_id=made.id)
+            assert refused.value.code == "previous_response_not_found"
+            by_id: Any = [{"type": "item_reference", "id": made.output[0].id}]
             with pytest.raises(openai.BadRequestError, match="is not stored here"):
-                boris.responses.create(model="story", input=[{"type": "item_reference", "id": made.output[0].id}])
+                boris.responses.create(model="story", input=by_id)
+            sent: Any = made.output
+            boris.responses.create(model="story", input=sent, max_output_tokens=1)
+            for each in (anna, boris):
+                each.responses.create(model="story", input=by_id, max_output_tokens=1)
 
 
 def test_a_conversation_may_go_on_without_input(client: openai.OpenAI) -> None:
@@ -156,9 +166,13 @@ def test_in_the_background(client: openai.OpenAI) -> None:
     ended = client.responses.cancel(endless.id)
     assert ended.status in ("cancelled", "completed")  # a short story may have been told by now
     assert client.responses.retrieve(endless.id).status == ended.status
-    brief = client.responses.create(model="story", input=ASK, background=True, max_output_tokens=1)
+    options: Any = {"reasoning": {"effort": "none"}, "text": {"verbosity": "medium"}, "max_output_tokens": 1}
+    brief = client.responses.create(model="story", input=ASK, background=True, **options)
+    before = [each.id for each in client.responses.input_items.list(brief.id)]
     while (brief := client.responses.retrieve(brief.id)).status == "in_progress":
         pass
     assert brief.status == "incomplete" and brief.output_text
+    assert [each.id for each in client.responses.input_items.list(brief.id)] == before
+    assert brief.reasoning and brief.reasoning.effort == "none" and brief.text and brief.text.verbosity == "medium"
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.cancel(client.responses.create(model="story", input=ASK, max_output_tokens=1).id)

@@ -145,7 +145,7 @@ class Answers:
         except FormatError as error:  # the model is loaded, so it is its chat template that fails with these messages
             raise self.served.told(Failure(400, str(error), param=body.PROMPT), body.model) from error
         except BitNetError as error:
-            raise self.served.told(named(error, type(body)), body.model) from error
+            raise self.served.told(named(error, body), body.model) from error
 
 
 def _cancel(answer: Answer) -> None:

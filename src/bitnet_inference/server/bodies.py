@@ -43,18 +43,22 @@ def parse(kind: type[Body], raw: bytes) -> Body:
     try:
         body.check()
     except BitNetError as error:
-        raise named(error, kind) from None
+        raise named(error, body) from None
     return body
 
 
-def named(error: Exception, kind: type[Fields]) -> Failure:
+def named(error: Exception, body: Fields) -> Failure:
     """How an error is told, with the field that its message begins with, if it does, or that has the prompt."""
     failure = failure_of(error)
-    first = failure.message.replace("[", " ").replace(":", " ").replace(".", " ").split(" ", 1)[0]
-    is_of_prompt = isinstance(error, PromptTooLong) or failure.message.startswith("the prompt ")
-    first = kind.PROMPT if is_of_prompt else kind.TOLD_AS.get(first, first)
-    if failure.status == 400 and failure.param is None and first in kind.model_fields:
-        failure.param = first
+    if isinstance(error, PromptTooLong) or failure.message.startswith("the prompt "):
+        told = body.PROMPT
+    else:
+        word = failure.message.replace("[", " ").replace(":", " ").replace(".", " ").split(" ", 1)[0]
+        told = body.told_as(word)
+        failure.message = told + failure.message[len(word) :]
+    field = told.partition(".")[0]
+    if failure.status == 400 and failure.param is None and field in type(body).model_fields:
+        failure.param = field
     return failure
 
 

@@ -186,6 +186,8 @@ class CountRequest(Fields):
             return None
         if wish.type == "tool" and wish.name not in (known := [each.name for each in self.tools or ()]):
             raise InvalidParams(f"tool_choice.name is {wish.name!r:.80}: give one of the tools: {', '.join(known)}")
+        if wish.type == "any" and not tools:
+            raise InvalidParams("tool_choice is 'any', and there are no tools: give some")
         choice: Any = {"any": "required", "tool": {"type": "function", "function": {"name": wish.name}}}
         return read_tools(tools, choice.get(wish.type, wish.type))
 

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from bitnet_inference.engine.request import Usage
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.choices import finished, output_of
@@ -72,22 +73,25 @@ class MessageAnswer:
         text, calls = self._reply.text, self._reply.calls
         content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
         content += [_block(call) | {"input": json.loads(call["function"]["arguments"])} for call in calls]
-        return self._head | {"content": content, **_end(output, self._reply), "usage": _usage(output)}
+        return self._head | {"content": content, **_end(output, self._reply), "usage": _usage(output.usage)}
 
     async def events(self) -> AsyncIterator[bytes]:
         """See Answer."""
-        usage = {"input_tokens": self._stream.request.num_prompt, "output_tokens": 0}
+        pieces = self._stream.in_bulk()
+        piece = await anext(pieces, None)  # by then it is known what of the prompt was in the cache
+        usage = _usage(self._stream.request.usage()) | {"output_tokens": 0}
         begun: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event({"type": "message_start", "message": begun})
         is_open = False
         delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": HOLE}}
         before, behind = template(delta, "content_block_delta")
-        async for piece in self._stream.in_bulk():
+        while piece is not None:
             if text := self._reply.push(piece.text):
                 yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(text) + behind
                 is_open = True
             for part in self._reply.parts():
                 yield _called(part.number, part)
+            piece = await anext(pieces, None)
         if rest := self._reply.end():
             yield (b"" if is_open else _start(0, {"type": "text", "text": ""})) + before + dumps(rest) + behind
             is_open = True
@@ -98,7 +102,7 @@ class MessageAnswer:
         if self._reply.cut is not None:
             yield _event({"type": "content_block_stop", "index": len(self._reply.calls)})
         output = output_of(self._stream)
-        yield _event({"type": "message_delta", "delta": _end(output, self._reply), "usage": _usage(output)})
+        yield _event({"type": "message_delta", "delta": _end(output, self._reply), "usage": _usage(output.usage)})
         yield _event({"type": "message_stop"})
 
 
@@ -124,14 +128,14 @@ def _end(output: Generation, reply: Reply) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": stopped_by}
 
 
-def _usage(output: Generation) -> dict[str, Any]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """Tokens of the prompt that were in the cache are counted apart."""
-    cached = output.usage.num_cached_tokens
+    cached = usage.num_cached_tokens
     return {
-        "input_tokens": output.usage.num_prompt_tokens - cached,
+        "input_tokens": usage.num_prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": output.usage.num_output_tokens,
+        "output_tokens": usage.num_output_tokens,
     }
 
 

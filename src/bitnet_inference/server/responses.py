@@ -48,6 +48,7 @@ class ResponseAnswer:
         self._reply = Reply(reply_style(asked.llm), body.callable_tools, one_call)
         self._response = response_head(body, asked.name, int(time.time()), stream.request.params)
         self._message_id = self._response["id"].replace("resp_", "msg_", 1)
+        self._input_items = list(input_items(body))  # once: those without an id get one
         self._number = 0
 
     def failed(self, failure: Failure) -> bytes:
@@ -60,7 +61,7 @@ class ResponseAnswer:
         if failure is not None:
             self._response["error"] = {"code": "server_error", "message": failure.message}
         messages = [*self._messages, *said(self._response["output"])]
-        return StoredResponse(dict(self._response), list(input_items(self._body)), messages, self._owner)
+        return StoredResponse(dict(self._response), self._input_items, messages, self._owner)
 
     async def finished(self) -> None:
         """See Answer."""

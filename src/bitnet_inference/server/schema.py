@@ -78,6 +78,10 @@ class Fields(BaseModel):
 
     model: str = ""
 
+    def told_as(self, word: str) -> str:
+        """Our field, or a part of it, that a message of the library calls so."""
+        return self.TOLD_AS.get(word, word)
+
     @property
     def salt(self) -> str:
         """Requests of one caller that may find each other's work in the cache have equal ones."""
@@ -144,7 +148,6 @@ class SamplingFields(Fields):
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "seed", "min_tokens", "ignore_eos", "stop_token_ids", "overflow", "stop", "max_tokens",
     )  # fmt: skip
-    TOLD_AS: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
 
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -217,14 +220,23 @@ class SamplingFields(Fields):
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return given
 
+    def told_as(self, word: str) -> str:
+        """See Fields; a form may have been given in several."""
+        return next(iter(self._forms), word) if word == "grammar" else super().told_as(word)
+
     @cached_property
-    def grammar(self) -> Grammar | None:
-        """The form that the text shall have. Raises InvalidParams."""
+    def _forms(self) -> dict[str, Any]:
         guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
         given = {name: getattr(self, name) for name in ("response_format", *guided) if getattr(self, name) is not None}
         if self.structured_outputs is not None:
             wished = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
             given |= {f"structured_outputs.{name}": value for name, value in wished.items()}
+        return given
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """The form that the text shall have. Raises InvalidParams."""
+        given = self._forms
         if len(given) > 1:
             first, second, *_ = given
             raise InvalidParams(f"{second} and {first} exclude each other: give one")

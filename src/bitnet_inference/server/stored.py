@@ -46,7 +46,8 @@ class StoredResponses:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, StoredResponse] = {}  # by the id of an item: the newest that has it
+        # By the owner and the id of an item: those that have it, by their ids, the newest last.
+        self._items: dict[tuple[str, str], dict[str, StoredResponse]] = {}
         self._num_bytes = self._num_running = 0
 
     @contextmanager
@@ -67,7 +68,8 @@ class StoredResponses:
         self._forget(identity)
         response.measure()
         self._kept[identity] = response
-        self._items |= dict.fromkeys(response.items, response)
+        for item in response.items:
+            self._items.setdefault((response.owner, item), {})[identity] = response
         self._num_bytes += response.num_bytes
         ended = (each for each in list(self._kept) if self._kept[each].task is None)
         while len(self._kept) > MAX_RESPONSES or self._num_bytes > MAX_BYTES:
@@ -85,17 +87,18 @@ class StoredResponses:
         """The one with this id. Raises Failure, also where it is somebody else's."""
         found = self._kept.get(identity)
         if found is None or found.owner != owner:
-            why = f"the response {identity!r:.80} is not stored here: it was not stored, or is too old"
-            raise Failure(404 if param is None else 400, why, param=param, code="response_not_found")
+            name = "response" if param is None else param.removesuffix("_id").replace("_", " ")
+            why = f"the {name} {identity!r:.80} is not found: it was not stored here, or is too old"
+            raise Failure(404 if param is None else 400, why, param=param, code=f"{name.replace(' ', '_')}_not_found")
         return found
 
     def find_item(self, owner: str, identity: str) -> Mapping[str, Any]:
         """An item that was asked or answered, by its id. Raises Failure."""
-        found = self._items.get(identity)
-        if found is None or found.owner != owner:
+        holders = self._items.get((owner, identity))
+        if not holders:
             why = f"input: the item {identity!r:.80} is not stored here: send the item itself"
             raise Failure(400, why, param="input", code="item_not_found")
-        return found.items[identity]
+        return next(reversed(holders.values())).items[identity]
 
     def delete(self, owner: str, identity: str) -> None:
         """Forget it, and end it where it is still being made. Raises Failure."""
@@ -108,5 +111,7 @@ class StoredResponses:
         if (old := self._kept.pop(identity, None)) is not None:
             self._num_bytes -= old.num_bytes
             for item in old.items:
-                if self._items.get(item) is old:
-                    del self._items[item]
+                holders = self._items[old.owner, item]
+                del holders[identity]
+                if not holders:
+                    del self._items[old.owner, item]
