@@ -155,6 +155,16 @@ def test_what_params_leave_out(tmp_path):
     assert config.intermediate_size == 256  # 170 rounded up to a multiple of 256
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"), [({"rope_theta": None}, (10000.0, 4096)), ({"rope_theta": 1e6}, (1e6, 16384))]
+)
+def test_llama_2_with_more_words_is_told_by_its_pieces(tmp_path, said, expected):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0b\n\x05<unk>")
+    checkpoint = opened(tmp_path, **said)
+    assert (checkpoint.config.rope_theta, checkpoint.config.max_positions) == expected
+    assert not any("list of ranks" in note for note in checkpoint.notes())
+
+
 def test_llama_2_has_no_rope_theta(tmp_path):
     tensors = {"tok_embeddings.weight": np.zeros((32000, 1), np.uint16)}
     params = {"dim": 64, "n_layers": 1, "n_heads": 4, "vocab_size": 32000}

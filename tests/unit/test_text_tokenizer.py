@@ -238,6 +238,17 @@ def test_the_class_of_llama_2_decides_about_spaces(tmp_path, json_of, name, conf
     assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.parametrize("name", ["CodeLlamaTokenizer", "CodeLlamaTokenizerFast"])
+def test_the_class_of_code_llama_knows_nothing_of_legacy(tmp_path, name):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, sentencepiece_json(), tokenizer_class=name, legacy=True))
+    ids = tokenizer.encode("a</s>b", add_special_tokens=False, parse_special=True)
+    assert "".join(map(tokenizer.id_to_token, ids)) == "▁a</s>b"
+    config = {"tokenizer_class": name, "add_prefix_space": False}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, sentencepiece_json(), **config))
+    ids = tokenizer.encode(" a", add_special_tokens=False)
+    assert (tokenizer.id_to_token(ids[0])[0], tokenizer.decode(ids)) == ("▁", "a")
+
+
 def test_the_space_of_sentencepiece_is_added_once(tmp_path):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, sentencepiece_json(), bos_token="<s>"))
     whole = tokenizer.encode_pieces([("</s>the fox", False), (" met", False)])

@@ -41,7 +41,9 @@ class MetaCheckpoint:
         self._params = read_json(inside(path, "params.json"))
         self._shards = open_shards(path)
         tied = not self._shards.parts(tensor_name("head"))
-        self.config = read_params(self._params, partial(self._shards.num_rows, tensor_name("embed")), tied)
+        self._has_pieces = _has_pieces(path / "tokenizer.model")
+        num_rows = partial(self._shards.num_rows, tensor_name("embed"))
+        self.config = read_params(self._params, num_rows, tied, self._has_pieces)
         self._shapes = dict(expected_shapes(self.config))
 
     @property
@@ -110,7 +112,8 @@ class MetaCheckpoint:
             why = "as rope_scaling_factor says" if said else "as published models of this size were trained"
             yield f"rotary frequencies are scaled by {scaling.factor:g} from 8192 positions, {why}"
         names = "Llama 3.1, as use_scaled_rope says" if scaling else "Llama 3: use_scaled_rope is not set"
-        yield f"special tokens beside a list of ranks are named as in {names}"
+        if not self._has_pieces:
+            yield f"special tokens beside a list of ranks are named as in {names}"
         if self.config.tie_embeddings:
             yield "there is no output.weight: the head is tied to the embeddings"
         if "rope_theta" not in self._params:
@@ -119,6 +122,14 @@ class MetaCheckpoint:
             yield f"{_ROPE_TABLE} is ignored: rotary frequencies are computed"
         if keys := ignored_keys(self._params):
             yield f"ignored in params.json: {', '.join(map(shown, keys[:10]))}" + (", ..." if len(keys) > 10 else "")
+
+
+def _has_pieces(file: Path) -> bool:
+    """Whether SentencePiece wrote a tokenizer.model: its first field begins with a line break."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(1) == b"\n"
 
 
 def tensor_name(name: str) -> str:

@@ -18,13 +18,16 @@ _KNOWN = {
 }  # fmt: skip
 
 
-def read_params(params: Fields, num_rows: Callable[[int], int], tied: bool = False) -> ModelConfig:
+def read_params(
+    params: Fields, num_rows: Callable[[int], int], tied: bool = False, has_pieces: bool = False
+) -> ModelConfig:
     """The ModelConfig of a params.json; `num_rows` of the hidden size gives the rows of the embeddings.
 
-    `tied`: the embeddings are the head.
+    `tied`: the embeddings are the head. `has_pieces`: the tokenizer beside it is SentencePiece's, not Llama 3's.
 
-    No file says how long texts may be: this is what the models were published with. A vocabulary of 32000 tells
-    Llama 2, whose files lack rope_theta too. Raises FormatError for values that contradict each other or cannot be.
+    No file says how long texts may be: this is what the models were published with. Pieces, or a vocabulary of 32000,
+    tell Llama 2, whose files lack rope_theta too, and Code Llama, whose say 1,000,000. Raises FormatError for values
+    that contradict each other or cannot be.
     """
     hidden = params.size("dim", MAX_HIDDEN)
     vocab_size = _vocab_size(params, num_rows(hidden))
@@ -36,7 +39,9 @@ def read_params(params: Fields, num_rows: Callable[[int], int], tied: bool = Fal
     if num_heads % num_kv_heads:
         raise params.wrong("n_kv_heads", f"does not divide n_heads, {num_heads}: correct one")
     num_layers = params.size("n_layers", MAX_LAYERS)
-    is_llama2, scaled = vocab_size == _LLAMA2_VOCAB, params.flag("use_scaled_rope")
+    is_llama2, scaled = has_pieces or vocab_size == _LLAMA2_VOCAB, params.flag("use_scaled_rope")
+    rope_theta = params.positive("rope_theta", 10000.0 if is_llama2 else 500000.0)
+    of_llama2 = 16384 if rope_theta == 1e6 else 4096
     factor = _LLAMA32_FACTOR if (hidden, num_layers) in _LLAMA32_SIZES else _FACTOR
     scaling = RopeScaling(kind="llama3", factor=params.positive("rope_scaling_factor", factor)) if scaled else None
     return ModelConfig(
@@ -48,10 +53,10 @@ def read_params(params: Fields, num_rows: Callable[[int], int], tied: bool = Fal
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_positions=131072 if scaled else 4096 if is_llama2 else 8192,
+        max_positions=131072 if scaled else of_llama2 if is_llama2 else 8192,
         activation="silu",
         norm_eps=params.positive("norm_eps", 1e-5),
-        rope_theta=params.positive("rope_theta", 10000.0 if is_llama2 else 500000.0),
+        rope_theta=rope_theta,
         rope_scaling=scaling,
         tie_embeddings=tied,
     )

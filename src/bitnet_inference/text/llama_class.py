@@ -9,6 +9,7 @@ from typing import Any, Literal
 Scheme = Literal["always", "first", "never"]
 
 _CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+_CODE_CLASSES = ("CodeLlamaTokenizer", "CodeLlamaTokenizerFast")  # which know nothing of `legacy`
 _SPACE = "▁"
 _BYTES: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
 _NORMALIZERS = ["Prepend", "Replace"]  # of Llama 2's tokenizer.json
@@ -25,7 +26,8 @@ def as_its_class_reads_it(tokenizer_json: bytes, config: Mapping[str, Any]) -> b
 
     Transformers takes words and merges from the file, and the rest from `legacy` and `add_prefix_space`.
     """
-    if config.get("tokenizer_class") not in _CLASSES:
+    is_code = config.get("tokenizer_class") in _CODE_CLASSES
+    if not is_code and config.get("tokenizer_class") not in _CLASSES:
         return tokenizer_json
     try:
         spec = json.loads(tokenizer_json)
@@ -35,10 +37,10 @@ def as_its_class_reads_it(tokenizer_json: bytes, config: Mapping[str, Any]) -> b
         return tokenizer_json  # whoever reads it says what is wrong
     has_space = config.get("add_prefix_space") is not False
     decoders = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, *_BYTES]
-    if has_space:
+    if has_space or is_code:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     spec["decoder"] = {"type": "Sequence", "decoders": decoders}
-    scheme: Scheme = "never" if not has_space else "always" if config.get("legacy") is True else "first"
+    scheme: Scheme = "never" if not has_space else "always" if config.get("legacy") is True and not is_code else "first"
     return json.dumps(with_space(spec, scheme)).encode()
 
 
