@@ -1,5 +1,7 @@
 #include "executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -70,7 +72,7 @@ std::mutex caches_mutex;
 std::vector<const Cache*> caches;  // all that there are
 }  // namespace
 
-Cache::Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {
+Cache::Cache(CacheLayout layout, int64_t num_layers) : process_(getpid()), layout_(layout), num_layers_(num_layers) {
     layout_.block_stride = num_layers * layout.block_bytes;
     const std::lock_guard<std::mutex> guard(caches_mutex);
     caches.push_back(this);
@@ -81,11 +83,13 @@ Cache::~Cache() {
     std::erase(caches, this);
 }
 
+bool Cache::is_at_home() const { return getpid() == process_; }
+
 int64_t promised_bytes(const Cache* but) {
     const std::lock_guard<std::mutex> guard(caches_mutex);
     int64_t bytes = 0;
     for (const Cache* cache : caches)
-        if (cache != but) bytes += cache->untouched_bytes();
+        if (cache != but && cache->is_at_home()) bytes += cache->untouched_bytes();
     return bytes;
 }
 

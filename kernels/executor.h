@@ -62,8 +62,12 @@ class Cache {
     // Held by whoever reads, writes or replaces the blocks.
     std::unique_lock<std::mutex> lock() const { return std::unique_lock<std::mutex>(mutex_); }
 
+    // Not in a fork, where a lock may be held by a thread that is not there.
+    bool is_at_home() const;
+
   private:
     mutable std::mutex mutex_;
+    const int64_t process_;
     CacheLayout layout_;
     int64_t num_layers_, num_blocks_ = 0;
     Memory memory_;

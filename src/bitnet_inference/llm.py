@@ -131,15 +131,15 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
         `engine`: where and how it runs, as device="cpu", threads=2, head="int8"; see EngineConfig. Where they are left
         out, the environment has its say about `isa` and `threads` (BITNET_ISA, BITNET_THREADS). `max_cache_tokens`: the
-        KV cache holds at most so many tokens, of all requests together; None takes what is free. `drafts`: who guesses
-        tokens ahead, which are checked several at a time where that saves time: "lookup" (what followed the same tokens
-        earlier in the text), the path of a smaller model with the same vocabulary, or "none"; "auto" is "lookup" where
-        a check changes no bit, as on the CPU. `filters` look at all prompts and answers, see Filter. `progress(done,
-        total)` is called while weights are read. `listener(event)` is called in the engine's thread with all that
-        happens (engine.events): see Counts and Trace. With `profile` it hears the time of each step of the plan too, on
-        device "cpu". `arm_i2_s`: a GGUF file has I2_S weights in the order that bitnet.cpp wrote on ARM machines, which
-        no file says. Raises NotFound, FormatError, Unsupported, Unavailable, OutOfMemory and InvalidParams, and
-        TypeError for an option that is not known.
+        KV cache holds at most so many tokens, up to whole blocks of 32, of all requests together; None takes what is
+        free. `drafts`: who guesses tokens ahead, which are checked several at a time where that saves time: "lookup"
+        (what followed the same tokens earlier in the text), the path of a smaller model with the same vocabulary, or
+        "none"; "auto" is "lookup" where a check changes no bit, as on the CPU. `filters` look at all prompts and
+        answers, see Filter. `progress(done, total)` is called while weights are read. `listener(event)` is called in
+        the engine's thread with all that happens (engine.events): see Counts and Trace. With `profile` it hears the
+        time of each step of the plan too, on device "cpu". `arm_i2_s`: a GGUF file has I2_S weights in the order that
+        bitnet.cpp wrote on ARM machines, which no file says. Raises NotFound, FormatError, Unsupported, Unavailable,
+        OutOfMemory and InvalidParams, and TypeError for an option that is not known.
         """
         if max_cache_tokens is not None:
             max_cache_tokens = checked_count("max_cache_tokens", max_cache_tokens)
@@ -352,6 +352,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         return Search(beams, streams)
 
     def _submit(self, request: Request) -> None:
+        self._worker.check_wait()  # in a fork the lock may be held by nobody
         with self._noting:
             self._requests.add(request)
         self._worker.submit(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -73,7 +73,8 @@ class Mailbox:
         self._check_wait = check_wait
         self._may_stop = detokenizer.may_stop
         self._is_full = False  # as the engine has seen it
-        self._letters: deque[Letter | _Token | _Last] = deque()
+        self._letters: deque[Letter | _Token | _Last | End] = deque()
+        self._is_torn = False  # an interrupt came while a letter was made
         self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
         self.is_awaited = False  # whether a reader waits for a letter
         self._ending = threading.Lock()
@@ -113,8 +114,13 @@ class Mailbox:
                 self._max_unread = None  # who waits for the end does not read before it
         (call if has_ended else self._on_room)()
 
-    def take(self) -> Letter | End:
-        """The next letter; waits for it."""
+    @property
+    def has_letters(self) -> bool:
+        """Whether `first` has one."""
+        return bool(self._letters)
+
+    def wait(self) -> None:
+        """Wait until there is a letter."""
         while not self._letters:
             asleep = threading.Lock()
             asleep.acquire()
@@ -124,9 +130,8 @@ class Mailbox:
                     asleep.acquire()
             finally:
                 self.is_awaited = False
-        return self._taken()
 
-    async def take_async(self) -> Letter | End:
+    async def wait_async(self) -> None:
         """The same without blocking the event loop."""
         while not self._letters:
             arrived = asyncio.Event()
@@ -136,14 +141,30 @@ class Mailbox:
                     await arrived.wait()
             finally:
                 self.is_awaited = False
-        return self._taken()
 
-    async def take_all_async(self) -> list[Letter | End]:
-        """All letters that are there, one at least, without blocking the event loop."""
-        letters = [await self.take_async()]
-        while self._letters and not isinstance(letters[-1], End):
-            letters.append(self._taken())
-        return letters
+    def first(self, before: Callable[[], Iterable[int]]) -> Letter | End | None:
+        """The next letter, None where none has come. It stays until it is dropped.
+
+        `before` gives the tokens of all letters before it: they become text once more where Ctrl-C interrupted that.
+        """
+        content = self._letters[0] if self._letters else None
+        if not isinstance(content, _Token | _Last):
+            return content
+        if self._is_torn:
+            self._detokenizer = self._detokenizer.anew(before())
+        self._is_torn = True
+        made = self._letter(content) if isinstance(content, _Token) else self._end(content)
+        self._letters[0] = made
+        self._is_torn = False
+        return made
+
+    def drop(self) -> None:
+        """Take the first letter away, which is not the end: that stays."""
+        self._letters.popleft()
+        # The engine looks once more before it falls asleep, so it misses no room that is made while it finds us full.
+        most = self._max_unread
+        if self._is_full and most is not None and len(self._letters) <= most // 2:
+            self._on_room()
 
     def _wait_for(self, wake: Callable[[], None]) -> None:
         self._check_wait()
@@ -151,15 +172,8 @@ class Mailbox:
             raise InvalidParams("two readers wait for one stream: read it in one place, and pass its pieces on")
         self.is_awaited, self._wake = True, wake
 
-    def _taken(self) -> Letter | End:
-        content = self._letters.popleft()
-        # The engine looks once more before it falls asleep, so it misses no room that is made while it finds us full.
-        most = self._max_unread
-        if self._is_full and most is not None and len(self._letters) <= most // 2:
-            self._on_room()
-        if isinstance(content, _Last):
-            return End(self._detokenizer.finish(), content.finish, content.usage, self._detokenizer.stopped)
-        return self._letter(content) if isinstance(content, _Token) else content
+    def _end(self, last: _Last) -> End:
+        return End(self._detokenizer.finish(), last.finish, last.usage, self._detokenizer.stopped)
 
     def _letter(self, token: _Token) -> Letter:
         text = self._detokenizer.push(token.token_id)

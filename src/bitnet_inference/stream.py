@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Request, Usage
@@ -50,6 +51,24 @@ class Generation:
     end_logprobs: TokenLogprobs | None = None
 
 
+class _Noted(NamedTuple):
+    """A letter that was read, and what was known then: characters that have come and that may be shown, tokens."""
+
+    letter: Letter | End | None
+    text: str  # that it makes clear
+    num_chars: int
+    num_clear: int
+    num_tokens: int  # that count: those behind the end of a filtered text do not
+
+    @property
+    def end(self) -> int:
+        """Up to which character its token's text goes."""
+        return self.num_chars + (self.letter.num_held if isinstance(self.letter, Letter) else 0)
+
+
+_NOTHING = _Noted(None, "", 0, 0, 0)
+
+
 def _joined(pieces: Sequence[Piece]) -> Piece:
     token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
     logprobs = [entry for piece in pieces for entry in piece.logprobs or ()]
@@ -75,12 +94,10 @@ class Stream:
         screen: Screen | None = None,
     ) -> None:
         self._mailbox, self.request, self._cancel, self._screen = mailbox, request, cancel, screen
-        self._texts: list[str] = []
-        self._num_chars = self._num_clear = 0  # that have come, and that may be shown
-        self._token_ids: list[int] = []
-        self._token_ends: list[int] = []  # up to which character each token's text goes
-        self._logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
-        self._num_shown = 0
+        self._wants_logprobs = wants_logprobs
+        self._taking = threading.Lock()  # the reader may have gone while a filter looks at a letter in a thread
+        self._noted = [_NOTHING]
+        self._num_opened, self._num_shown = 1, 0  # of what is noted, and tokens, that pieces have
         self._end: End | None = None
         self._error: Exception | None = None
         self.output: Generation | None = None
@@ -112,7 +129,8 @@ class Stream:
         """Wait for the end, and return all of it. Raises the request's error."""
         try:
             while self._end is None:
-                self._note(self._mailbox.take())
+                self._mailbox.wait()
+                self._next()
             self._raise_error()
         finally:
             self._leave()
@@ -122,7 +140,8 @@ class Stream:
     def __iter__(self) -> Iterator[Piece]:
         try:
             while self._end is None:
-                piece = self._open(self._mailbox.take())
+                self._mailbox.wait()
+                piece = self._next()
                 if piece is not None:
                     yield piece
             self._raise_error()
@@ -132,9 +151,9 @@ class Stream:
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
             while self._end is None:
-                letter = await self._mailbox.take_async()
+                await self._mailbox.wait_async()
                 # A filter may take its time, which the event loop has not.
-                piece = await asyncio.to_thread(self._open, letter) if self._screen else self._open(letter)
+                piece = await asyncio.to_thread(self._next) if self._screen else self._next()
                 if piece is not None:
                     yield piece
             self._raise_error()
@@ -145,8 +164,8 @@ class Stream:
         """The same as `async for`, but what has come since the last piece is one piece: less work for many readers."""
         try:
             while self._end is None:
-                letters = await self._mailbox.take_all_async()
-                pieces = await asyncio.to_thread(self._open_all, letters) if self._screen else self._open_all(letters)
+                await self._mailbox.wait_async()
+                pieces = await asyncio.to_thread(self._all_next) if self._screen else self._all_next()
                 if pieces:
                     yield pieces[0] if len(pieces) == 1 else _joined(pieces)
             self._raise_error()
@@ -166,35 +185,56 @@ class Stream:
         if hasattr(self, "output"):  # not where an interrupt has kept it from being made
             self._give_up()
 
-    def _open(self, letter: Letter | End) -> Piece | None:
-        """The piece that a letter completes. Tokens whose text is held back wait for a later one."""
-        text, is_last = self._note(letter), isinstance(letter, End)
+    def _next(self) -> Piece | None:
+        """The piece that the next letter completes. Tokens whose text is held back wait for a later one.
+
+        A reader may be interrupted anywhere, and another one go on: what is noted is so at once.
+        """
+        with self._taking:
+            letter = self._mailbox.first(self._ids_read) if self._end is None else None
+            if letter is None:
+                return None
+            if self._noted[-1].letter is not letter:
+                self._noted.append(self._note(letter))
+            if isinstance(letter, Letter):
+                self._mailbox.drop()
+            else:
+                self._conclude(letter)
+            return self._piece(isinstance(letter, End))
+
+    def _all_next(self) -> list[Piece]:
+        pieces = []
+        while self._end is None and self._mailbox.has_letters:
+            if (piece := self._next()) is not None:
+                pieces.append(piece)
+        return pieces
+
+    def _ids_read(self) -> list[int]:
+        return [noted.letter.token_id for noted in self._noted if isinstance(noted.letter, Letter)]
+
+    def _piece(self, is_last: bool) -> Piece | None:
+        text = "".join(noted.text for noted in self._noted[self._num_opened :])
         num_clear = self._num_clear_tokens(is_last)
-        token_ids = self._token_ids[self._num_shown : num_clear]
-        if not text and not (is_last and token_ids):
+        shown = self._tokens(self._num_shown, num_clear)
+        self._num_opened = len(self._noted)
+        if not text and not (is_last and shown):
             return None
-        logprobs = None if self._logprobs is None else self._logprobs[self._num_shown : num_clear]
         self._num_shown = num_clear
-        return Piece(text, token_ids, logprobs)
+        return Piece(text, [each.token_id for each in shown], self._logprobs(shown))
 
-    def _note(self, letter: Letter | End) -> str:
-        """Take note of a letter; the text that may be shown now."""
-        self._num_chars += len(letter.text)
-        is_last = isinstance(letter, End)
-        if isinstance(letter, Letter) and (self._screen is None or self._screen.is_open):
-            self._token_ids.append(letter.token_id)
-            self._token_ends.append(self._num_chars + letter.num_held)
-            if self._logprobs is not None and letter.logprobs is not None:
-                self._logprobs.append(letter.logprobs)
-        text = self._cleared(letter.text, is_last)
-        self._texts.append(text)
-        self._num_clear += len(text)
-        if isinstance(letter, End):
-            self._conclude(letter, self._num_clear_tokens(is_last))
-        return text
+    def _note(self, letter: Letter | End) -> _Noted:
+        last, is_open = self._noted[-1], self._screen is None or self._screen.is_open
+        num_chars = last.num_chars + len(letter.text)
+        text = self._cleared(letter.text, isinstance(letter, End))
+        num_tokens = last.num_tokens + (isinstance(letter, Letter) and is_open)
+        return _Noted(letter, text, num_chars, last.num_clear + len(text), num_tokens)
 
-    def _open_all(self, letters: Sequence[Letter | End]) -> list[Piece]:
-        return [piece for letter in letters if (piece := self._open(letter)) is not None]
+    def _tokens(self, begin: int, end: int) -> list[Letter]:
+        """Some of the tokens that count: all, or those before the end of a filtered text."""
+        return [noted.letter for noted in self._noted[1 + begin : 1 + end] if isinstance(noted.letter, Letter)]
+
+    def _logprobs(self, tokens: Sequence[Letter]) -> list[TokenLogprobs] | None:
+        return [each.logprobs for each in tokens if each.logprobs is not None] if self._wants_logprobs else None
 
     def _cleared(self, text: str, is_last: bool) -> str:
         """What the filters let through now. The request ends where one of them forbids the rest, or fails."""
@@ -211,25 +251,23 @@ class Stream:
 
     def _num_clear_tokens(self, is_last: bool) -> int:
         """How many tokens may be shown: those whose text, also what the detokenizer holds back of it, is clear."""
-        is_through = is_last and self._num_clear == self._num_chars and self._label is None
+        last = self._noted[-1]
+        is_through = is_last and last.num_clear == last.num_chars and self._label is None
         if self._screen is None or is_through:
-            return len(self._token_ids)
-        hidden = range(self._num_shown, len(self._token_ids))
-        return next((index for index in hidden if self._token_ends[index] > self._num_clear), len(self._token_ids))
+            return last.num_tokens
+        hidden = range(self._num_shown, last.num_tokens)
+        return next((each for each in hidden if self._noted[1 + each].end > last.num_clear), last.num_tokens)
 
-    def _conclude(self, end: End, num_clear: int) -> None:
-        self._end = end
+    def _conclude(self, end: End) -> None:
         if self._label is None:
             self._error = self._error or end.finish.error
-        if self._error is not None:
-            return
-        logprobs = None if self._logprobs is None else self._logprobs[:num_clear]
-        token_ids, text = self._token_ids[:num_clear], "".join(self._texts)
-        (reason, stopped_by), of_prompt = self._why(end), self.request.prompt_logprobs
-        of_end = end.finish.logprobs if reason == "stop" and stopped_by == end.finish.token_id else None
-        self.output = Generation(
-            text, token_ids, reason, stopped_by, logprobs, end.usage, of_prompt, end_logprobs=of_end
-        )
+        if self._error is None:
+            tokens, text = self._tokens(0, self._num_clear_tokens(True)), "".join(noted.text for noted in self._noted)
+            (reason, stopped_by), of_prompt = self._why(end), self.request.prompt_logprobs
+            of_end = end.finish.logprobs if reason == "stop" and stopped_by == end.finish.token_id else None
+            ids, logprobs = [each.token_id for each in tokens], self._logprobs(tokens)
+            self.output = Generation(text, ids, reason, stopped_by, logprobs, end.usage, of_prompt, end_logprobs=of_end)
+        self._end = end
 
     @property
     def _label(self) -> str | None:
@@ -240,7 +278,7 @@ class Stream:
         """Why it ended, and `stopped_by`."""
         if self._label is not None:
             return "filtered", self._label
-        if self._num_clear < self._num_chars:  # Ctrl-C in a filter: all behind it stays hidden
+        if self._noted[-1].num_clear < self._noted[-1].num_chars:  # Ctrl-C in a filter: all behind it stays hidden
             return "cancelled", None
         if end.stop_string is not None:
             # The engine does not know of a stop string that only the text held back has made complete.

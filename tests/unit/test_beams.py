@@ -73,6 +73,7 @@ def check(beams: Beams, expected: list[Text]) -> None:
         assert owner.reason == ("length" if end_id is None else "stop") and owner.finishes[0].token_id == end_id
         assert found.score == pytest.approx(score, rel=1e-6)
         assert owner.usage.num_output_tokens == len(tokens)
+        assert owner.usage.num_context_tokens == owner.usage.num_prompt_tokens + len(tokens)
 
 
 def texts(beams: Beams) -> list[list[int]]:

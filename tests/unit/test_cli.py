@@ -412,8 +412,8 @@ def test_prompts_that_are_no_text():
 
 def test_characters_that_the_output_has_not_are_shown_as_json_writes_them():
     environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
-    result = subprocess.run(command("run", "x", "--json", "--choice", "☃ä"), env=environment, capture_output=True)
-    assert result.returncode == 0 and json.loads(result.stdout.decode("latin-1"))["text"] == "☃ä", result.stderr
+    result = subprocess.run(command("run", "x", "--json", "--choice", "☃ä🦊"), env=environment, capture_output=True)
+    assert result.returncode == 0 and json.loads(result.stdout.decode("latin-1"))["text"] == "☃ä🦊", result.stderr
 
 
 def test_texts_on_the_command_line_are_utf_8_whatever_the_locale_says():

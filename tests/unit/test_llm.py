@@ -38,9 +38,13 @@ from bitnet_inference.evaluate import perplexity
 from bitnet_inference.hub.pull import pull
 from bitnet_inference.in_flight import MAX_IN_FLIGHT, InFlight
 from bitnet_inference.llm import LLM
+from bitnet_inference.mailbox import Mailbox
 from bitnet_inference.model_folder import default_params, find_model
 from bitnet_inference.models import Models
+from bitnet_inference.stream import Stream
 from bitnet_inference.summary import summarize
+from bitnet_inference.text.detokenize import Detokenizer
+from bitnet_inference.text.filter import Verdict
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.word_filter import WordFilter
 
@@ -505,10 +509,88 @@ class TestStream:
         stream = llm.stream("The fox", SamplingParams(max_tokens=20, ignore_eos=True))
 
         async def first():
-            return await stream._mailbox.take_async()
+            await stream._mailbox.wait_async()
 
         asyncio.run(first())
         assert stream.read().finish_reason == "length"
+
+    def test_what_a_cancelled_task_has_left_to_a_filter_can_be_read(self, folder):
+        """The filter works on in its thread; what it has not begun with is not lost either."""
+        holds, goes_on = threading.Event(), threading.Event()
+
+        class Held:
+            def check_prompt(self, text):
+                pass
+
+            def start(self):
+                return self
+
+            def push(self, text, is_last):
+                holds.set()
+                assert goes_on.wait(LONG)
+                self.num_chars = getattr(self, "num_chars", 0) + len(text)
+                return Verdict(self.num_chars)
+
+        plain, model = scripted_llm(folder)
+        with plain, LLM(ScriptedModel(vocab_size=model.config.vocab_size), plain.tokenizer, filters=[Held()]) as llm:
+            whole, stream = plain.generate("x", GREEDY), llm.stream("x", GREEDY)
+
+            async def read():
+                async for _ in stream:
+                    pass
+
+            async def leave():
+                task = asyncio.ensure_future(read())
+                await asyncio.to_thread(holds.wait, LONG)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                goes_on.set()
+                return await asyncio.to_thread(stream.read)
+
+            left = asyncio.run(leave())
+            assert whole.text.startswith(left.text) and len(left.token_ids) == left.usage.num_output_tokens > 0
+
+    def test_an_interrupt_at_any_place_loses_and_doubles_nothing(self, llm, monkeypatch):
+        """Ctrl-C while a letter becomes text, is noted or dropped, and at the end: who reads on gets all of it."""
+        whole = llm.generate("x", GREEDY)
+        places = [(Detokenizer, "push"), (Detokenizer, "finish"), (Mailbox, "drop"), (Stream, "_piece")]
+        places += [(Stream, "_note"), (Stream, "_conclude"), (Stream, "_why")]
+        for owner, name in places:
+            for when in ("before", "after"):
+                stream = llm.stream("x", GREEDY)
+                wait_until_idle(llm)
+                with monkeypatch.context() as patch:
+                    patch.setattr(owner, name, interrupting(getattr(owner, name), when))
+                    with pytest.raises(KeyboardInterrupt):
+                        list(stream)
+                read = stream.read()
+                assert (read.text, read.token_ids) == (whole.text, whole.token_ids), (name, when)
+
+
+def in_fork(work):
+    """What some work gives in a forked process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(LONG)  # who hangs is ended
+            os.write(writer, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        found = file.read().decode()
+    os.waitpid(child, 0)
+    return found
+
+
+def interrupting(function, when):
+    def call(*arguments):
+        if when == "after":
+            function(*arguments)
+        raise KeyboardInterrupt
+
+    return call
 
 
 def slowly(llm):
@@ -791,6 +873,26 @@ class TestLife:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         goes_on.set()
         assert stream.read().usage.num_output_tokens > 0
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_a_fork_can_load_a_model_of_its_own_while_its_parents_computes(self):
+        def load():
+            with LLM.load("default", threads=1, max_cache_tokens=64) as own:
+                return own.generate("x", GREEDY).text
+
+        def refused():
+            with pytest.raises(Stopped):
+                llm.generate("x")
+            return load()
+
+        with LLM.load("default", threads=1) as llm:
+            whole = llm.generate("x", GREEDY).text
+            params = SamplingParams(max_tokens=900, ignore_eos=True)
+            streams = [llm.stream("x", params) for _ in range(8)]  # nobody reads them yet, but they are computed
+            with llm._noting:  # as by another thread
+                assert [in_fork(work) == whole for work in (load, load, refused)] == [True] * 3
+            assert all(each.read().usage.num_output_tokens == 900 for each in streams)
 
     def test_a_stream_keeps_its_llm(self, folder):
         stream = scripted_llm(folder)[0].stream("The fox", GREEDY)

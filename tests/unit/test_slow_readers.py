@@ -22,7 +22,7 @@ from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.worker import Worker
 from bitnet_inference.errors import EngineError, InvalidParams, Stopped
-from bitnet_inference.mailbox import MAX_UNREAD, Mailbox
+from bitnet_inference.mailbox import MAX_UNREAD, Letter, Mailbox
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.tokenizer import Tokenizer
 
@@ -177,6 +177,19 @@ class TestWorker:
         assert worker.drain(LONG) and request.sink.reason == "length"
 
 
+def take(mailbox):
+    mailbox.wait()
+    letter = mailbox.first(list)
+    if isinstance(letter, Letter):
+        mailbox.drop()
+    return letter
+
+
+async def take_async(mailbox):
+    await mailbox.wait_async()
+    return take(mailbox)
+
+
 class TestMailbox:
     @pytest.fixture
     def detokenizer(self, tmp_path):
@@ -189,9 +202,9 @@ class TestMailbox:
             assert not mailbox.is_full
             mailbox.token(40 + number, None)
         assert mailbox.is_full
-        mailbox.take()
+        take(mailbox)
         assert mailbox.is_full and not calls
-        mailbox.take()
+        take(mailbox)
         assert calls == [False] and not mailbox.is_full
         mailbox.token(40, None)
         assert not mailbox.is_full
@@ -208,15 +221,15 @@ class TestMailbox:
         assert not wakeups, "nobody waits"
 
         async def read() -> None:
-            assert (await mailbox.take_async()).token_id == 40
-            reader = asyncio.create_task(mailbox.take_async())
+            assert (await take_async(mailbox)).token_id == 40
+            reader = asyncio.create_task(take_async(mailbox))
             await asyncio.sleep(0)
             mailbox.token(41, None)
             mailbox.token(42, None)
             await asyncio.sleep(0)
             assert len(wakeups) == 1 and not reader.done()
             wakeups.pop()()
-            assert (await reader).token_id == 41 and (await mailbox.take_async()).token_id == 42
+            assert (await reader).token_id == 41 and (await take_async(mailbox)).token_id == 42
 
         asyncio.run(read())
 
@@ -236,30 +249,30 @@ class TestMailbox:
         push, detokenizer.push = detokenizer.push, lambda token_id: (made.append(token_id), push(token_id))[1]
         mailbox = Mailbox(detokenizer)
         assert not mailbox.token(40, None) and not made
-        assert mailbox.take().token_id == 40 and made == [40]
+        assert take(mailbox).token_id == 40 and made == [40]
 
     async def read(self, mailbox):
         for _ in range(5):
-            await mailbox.take_async()
+            await take_async(mailbox)
 
     def test_a_second_one_who_waits_is_refused_and_the_first_is_woken(self, detokenizer):
         mailbox = Mailbox(detokenizer)
 
         async def read() -> None:
-            first = asyncio.create_task(mailbox.take_async())
+            first = asyncio.create_task(take_async(mailbox))
             await asyncio.sleep(0)
             with pytest.raises(InvalidParams, match="two readers wait for one stream"):
-                await asyncio.wait_for(mailbox.take_async(), LONG)
+                await asyncio.wait_for(take_async(mailbox), LONG)
             with pytest.raises(InvalidParams, match="two readers wait for one stream"):
-                mailbox.take()
+                take(mailbox)
             mailbox.token(40, None)
             assert (await first).token_id == 40
-            left = asyncio.create_task(mailbox.take_async())
+            left = asyncio.create_task(take_async(mailbox))
             await asyncio.sleep(0)
             left.cancel()
             await asyncio.wait([left])
             mailbox.token(41, None)
-            assert mailbox.take().token_id == 41
+            assert take(mailbox).token_id == 41
 
         asyncio.run(read())
 
@@ -269,11 +282,11 @@ class TestMailbox:
 
         mailbox = Mailbox(detokenizer, check_wait=refuse)
         mailbox.token(40, None)
-        assert mailbox.take().token_id == 40, "what is there is given"
+        assert take(mailbox).token_id == 40, "what is there is given"
         with pytest.raises(Stopped, match="nothing comes"):
-            mailbox.take()
+            take(mailbox)
         with pytest.raises(Stopped, match="nothing comes"):
-            asyncio.run(mailbox.take_async())
+            asyncio.run(take_async(mailbox))
         assert not mailbox.is_awaited
 
     def test_without_a_limit_it_is_never_full(self, detokenizer):

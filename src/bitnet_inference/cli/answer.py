@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict, replace
@@ -23,6 +22,7 @@ from bitnet_inference.cli.options import (
     argument,
     check_sampling,
     from_utf8,
+    json_text,
     load_llm,
     sampling_params,
     with_options,
@@ -71,7 +71,7 @@ def run(
         params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
         stream = _open(llm, text, system, params, plain)
         if as_json:
-            typer.echo(json.dumps(asdict(stream.read()), ensure_ascii=False))
+            typer.echo(json_text(asdict(stream.read())))
         else:
             _print_speed(print_answer(stream))
 
@@ -123,7 +123,7 @@ def _check_system(system: str | None, plain: bool) -> None:
 
 def _print_best(output: Generation, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(output), ensure_ascii=False))
+        typer.echo(json_text(asdict(output)))
     else:
         typer.echo(output.text, nl=not output.text.endswith("\n"))
         _print_speed(output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bitnet_inference.amounts import told_bytes
-from bitnet_inference.cli.options import progress_bar
+from bitnet_inference.cli.options import json_text, progress_bar
 from bitnet_inference.cli.reports import print_lines, print_table
 from bitnet_inference.errors import InvalidParams, NotFound
 
@@ -53,7 +52,7 @@ def list_models(
         if folder not in folders:
             typer.echo(f"[{folder}: there is no such folder]", err=True)
     if as_json:
-        typer.echo(json.dumps([asdict(each) | {"path": str(each.path)} for each in found], ensure_ascii=False))
+        typer.echo(json_text([asdict(each) | {"path": str(each.path)} for each in found]))
         return
     if not found:
         typer.echo("No models are here: bitnet show lists names, bitnet pull NAME fetches one.", err=True)

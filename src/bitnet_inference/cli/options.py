@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect as introspection
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -222,6 +223,11 @@ def progress_bar(
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def json_text(value: Any) -> str:
+    """A value in JSON that stdout can hold: where that is not UTF-8, in ASCII."""
+    return json.dumps(value, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower())
 
 
 def from_utf8(what: str, data: bytes) -> str:

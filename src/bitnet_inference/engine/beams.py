@@ -103,7 +103,9 @@ class Beams:
         texts: list[Hypothesis | None] = [*self.best, *[None] * (len(self._owners) - len(self.best))]
         for owner, text in zip(self._owners, texts, strict=True):
             if text is not None:
-                _deliver(owner, text, replace(usage, num_output_tokens=len(text.token_ids)))
+                num_output = len(text.token_ids)
+                num_context = self.head.num_prompt + num_output
+                _deliver(owner, text, replace(usage, num_output_tokens=num_output, num_context_tokens=num_context))
             elif self.best:
                 few = f"only {len(self.best)} texts were found"
                 _end(owner, Finish("error", error=EngineError(f"{few}: lower num_choices")), usage)

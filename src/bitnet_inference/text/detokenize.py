@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from bitnet_inference.errors import InvalidParams
@@ -30,6 +30,7 @@ class Detokenizer:
     def __init__(
         self, pieces: Pieces, stop: Sequence[str] = (), skip_special_tokens: bool = True, opening: bool = True
     ) -> None:
+        self._arguments = (pieces, stop, skip_special_tokens, opening)
         self._pieces = pieces
         self._skip_special_tokens = skip_special_tokens
         self._opening = opening
@@ -37,6 +38,13 @@ class Detokenizer:
         self._text = _ByteText() if decoding.byte_level else _MarkedText(decoding, opening)
         self._stops = StopStrings(stop)
         self.may_stop = bool(stop)
+
+    def anew(self, token_ids: Iterable[int]) -> Detokenizer:
+        """Another one that has got these tokens since its beginning."""
+        other = Detokenizer(*self._arguments)
+        for token_id in token_ids:
+            other.push(token_id)
+        return other
 
     @property
     def stopped(self) -> str | None:
