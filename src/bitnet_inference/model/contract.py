@@ -92,7 +92,7 @@ def best_of(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDA
         best = np.argmax(logits, axis=1)[:, None]
     else:
         best = np.argsort(np.where(np.isnan(logits), -np.inf, -logits), axis=1, kind="stable")[:, :k]
-    return best.astype(np.int32), np.take_along_axis(logits, best, axis=1)
+    return best.astype(np.int32), logits[np.arange(len(logits))[:, None], best]
 
 
 class WholeHead:
