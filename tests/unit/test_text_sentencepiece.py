@@ -126,6 +126,21 @@ def test_user_defined_spaces_are_found_in_a_text(tmp_path):
     assert tokenizer.decode([*one, spaces, *one]) == "a  a"
 
 
+def test_no_space_is_put_behind_a_user_defined_piece(tmp_path):
+    """As the library cuts it, and Transformers 5: a space stands before the text alone."""
+    pieces = [(1, message({1: piece, 2: 0.0, 3: 4})) for piece in ("\n", "<X>", "a b")]
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model() + b"".join(message([each]) for each in pieces)))
+    for text, tokens in (
+        ("a\na", ["▁a", "\n", "a"]),
+        ("\na<X>", ["▁", "\n", "a", "<X>"]),
+        ("aa ba", ["▁a", "a▁b", "a"]),
+        ("</s>a", ["</s>", "▁a"]),
+    ):
+        found = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        assert [tokenizer.id_to_token(token_id) for token_id in found] == tokens
+        assert tokenizer.decode(found) == text.removeprefix("</s>")
+
+
 def test_a_broken_file_is_named(tmp_path):
     whole = model()
     scores = [float("nan")] * len(SAMPLES["prefix"]["tokens"])

@@ -25,6 +25,7 @@ from bitnet_inference.text.vocab import USER_DEFINED, text_files
 
 _FILE = "tokenizer.model"
 _MAX_BYTES, _MAX_PIECES = 8 << 20, 1 << 19  # Gemma's, with 262,144 pieces, has 4.7 MB
+_MAX_OWN = 4096  # user-defined pieces that one pattern tells
 _BPE = 2  # of trainer_spec.model_type
 _RANK = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")  # a line of tiktoken's file
 _AGAIN = "download the file again"
@@ -52,13 +53,32 @@ def read_sentencepiece_files(path: str | Path) -> TextFiles:
     if config.get("add_prefix_space") is False:
         metadata["tokenizer.ggml.add_space_prefix"] = False
     files = text_files(file, metadata)
-    has_prefix = metadata["tokenizer.ggml.add_space_prefix"]
-    return read_text_files(path, _with_first_prefix(files) if has_prefix and config.get("legacy") is False else files)
+    if metadata["tokenizer.ggml.add_space_prefix"]:
+        files = _with_first_prefix(files) if config.get("legacy") is False else _with_whole_texts(files)
+    return read_text_files(path, files)
 
 
 def _with_first_prefix(files: TextFiles) -> TextFiles:
     """As a LlamaTokenizer that is not `legacy`: a space stands before a text, and not behind its special tokens."""
     spec = with_space(json.loads(files.tokenizer_json), "first")
+    return replace(files, tokenizer_json=json.dumps(spec).encode())
+
+
+def _with_whole_texts(files: TextFiles) -> TextFiles:
+    """As the library: a space stands before a text, and not behind each user-defined piece in it.
+
+    Such a piece is looked for once the space is there; the piece itself gets none, as the file's own words are changed
+    like texts.
+    """
+    spec = json.loads(files.tokenizer_json)
+    own = [each for each in spec["added_tokens"] if not each["special"]]
+    if not 0 < len(own) <= _MAX_OWN:
+        return files
+    for each in own:
+        each["normalized"] = True
+    pieces = "|".join(re.escape(each["content"]) for each in own)
+    space = {"type": "Replace", "pattern": {"Regex": rf"\A(?!(?:{pieces})\z)"}, "content": "▁"}
+    spec["normalizer"]["normalizers"][0] = space
     return replace(files, tokenizer_json=json.dumps(spec).encode())
 
 
