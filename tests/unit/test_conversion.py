@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf_samples import I2_S, codes_of, i2_s_bytes, own_name, write_default
+from gpu_samples import gpu_tensors, write_gpu
 from meta_samples import PARAMS, cut, meta_tensors, random_weights, write_meta, write_ranks
 from tiny_folders import BITLINEAR, ONLINE, folder
 
@@ -147,6 +148,7 @@ def test_what_tq2_0_has_no_room_for_falls_back(tmp_path):
     assert {each.type for each in result.tensors} == {"BF16", "F16", "F32"}
     assert "multiples of 256 columns, so 14 became F16: blk.0.attn_q.weight" in result.notes[0]
     assert "and 11 more" in result.notes[0] and "dense ones" in result.notes[1]
+    assert "dense ones" in convert(GOLDEN / "qwen3-bitlinear", tmp_path / "qwen3.gguf", "f16").notes[0]
     source, matrix = open_checkpoint(GOLDEN / "llama-bitlinear"), open_checkpoint(result.path).matrix("layers.1.q")
     ternary = source.matrix("layers.1.q")
     assert isinstance(matrix, Dense)
@@ -171,6 +173,17 @@ def test_scales_that_float16_does_not_have(tmp_path):
     with pytest.raises(Unsupported, match=r"blk.1.attn_q.weight: 70000 does not fit float16"):
         convert(tmp_path / "a.gguf", tmp_path / "b.gguf", "f16")
     assert open_checkpoint(result.path).check() == [] and sorted(os.listdir(tmp_path)) == ["a.gguf", "b.gguf"]
+
+
+def test_a_scale_below_0_has_no_place_in_a_gguf_file(tmp_path):
+    packed = convert(GOLDEN / "bitnet-packed", tmp_path / "a.safetensors").path
+    data = packed.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    begin, end = (size + each for each in json.loads(data[8:size])["layers.0.down.scale"]["data_offsets"])
+    packed.write_bytes(data[:begin] + np.float32(-1.5).tobytes() + data[end:])
+    with pytest.raises(Unsupported, match="its scale is -1.5"):
+        convert(packed, tmp_path / "b.gguf")
+    assert not (tmp_path / "b.gguf").exists()
 
 
 def test_groups_of_columns_with_scales_of_their_own(tmp_path):
@@ -329,6 +342,50 @@ def test_weights_of_a_folder_are_not_written_over(tmp_path):
     broken.write_bytes(b"cut")
     with pytest.raises(InvalidParams, match="is there, and no packed file"):
         convert(source, broken)
+
+
+def test_weights_of_a_folder_are_not_hidden(tmp_path):
+    """Neither those of the source, nor another model's: what is read first in a folder is not written beside them."""
+    for name, write in (("gpu", lambda folder: write_gpu(folder, gpu_tensors())), ("onnx", write_onnx_folder)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+        with pytest.raises(InvalidParams, match="in the place of"):
+            convert("default", tmp_path / name / "model.safetensors")
+    meta = write_meta(tmp_path / "meta", cut(meta_tensors(random_weights()), 1))
+    write_ranks(meta)
+    with pytest.raises(InvalidParams, match=r"has Meta's weights, which a config\.json would hide"):
+        convert(meta, meta / "model.onnx")
+
+
+def write_onnx_folder(folder):
+    convert("default", folder / "model.onnx", check=False)
+
+
+def test_what_cannot_be_read_again_is_not_written(tmp_path):
+    """Nor does it take the place of what was there."""
+    source = shutil.copytree(GOLDEN / "bitnet-packed", tmp_path / "source")
+    old = tmp_path / "old.safetensors"
+    convert(source, old)
+    before = old.read_bytes()
+    (source / "generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(FormatError, match=r"generation_config\.json: temperature is -1"):
+        convert(source, old)
+    (source / "generation_config.json").unlink()
+    (source / "additional_chat_templates").mkdir()
+    for number in range(9):
+        (source / "additional_chat_templates" / f"n{number}.jinja").write_text("x" * 1_000_000)
+    with pytest.raises(Unsupported, match="chat templates and the like have 9"):
+        convert(source, old)
+    assert old.read_bytes() == before
+
+
+def test_named_tokens_of_a_template_have_no_place_in_a_gguf_file(tmp_path):
+    source = shutil.copytree(GOLDEN / "llama-partial", tmp_path / "source")
+    (source / "chat_template.jinja").write_text("{{ bos_token }}{{ image_token }}{{ messages[0].content }}")
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps(config | {"image_token": "the", "sep_token": "fox"}))
+    with pytest.raises(Unsupported, match="has the image_token, which its chat template writes"):
+        convert(source, tmp_path / "x.gguf")
 
 
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path):

@@ -24,17 +24,19 @@ from bitnet_inference.formats.gguf_config import ARCHITECTURES
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_parts import files_of
 from bitnet_inference.formats.gguf_writer import record, write_gguf
+from bitnet_inference.formats.gpu import is_gpu_folder
 from bitnet_inference.formats.kinds import refuse_graph
+from bitnet_inference.formats.onnx import find_onnx
 from bitnet_inference.formats.packed import is_packed
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE
 from bitnet_inference.formats.ternarized import findings_of, quantized
 from bitnet_inference.model.loader import Progress
-from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
+from bitnet_inference.model_folder import defaults_of, find_model, load_text_files, load_tokenizer
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.embedded import to_embedded
 from bitnet_inference.text.tokenizer import Tokenizer
-from bitnet_inference.text.vocab import corrections
+from bitnet_inference.text.vocab import PREFIX, corrections
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -107,7 +109,7 @@ def convert(
         )  # fmt: skip
         return Conversion(target, package.num_bytes, (), (*package.notes, *findings_of(weights)))
     if target.suffix == _PACKED:
-        load_tokenizer(checkpoint)  # what cannot be read again is not written
+        defaults_of(load_tokenizer(checkpoint))  # what cannot be read again is not written
         files = to_embedded(load_text_files(checkpoint))
         write_packed(weights, files, target, compressed=compressed, progress=progress)
         return Conversion(target, target.stat().st_size, (), findings_of(weights))
@@ -118,7 +120,7 @@ def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
     """How long a model takes to be ready to run, with its tokenizer. Raises as LLM.load does."""
     start = perf_counter()
     checkpoint = open_checkpoint(path)
-    load_tokenizer(checkpoint)
+    defaults_of(load_tokenizer(checkpoint))
     load_model(checkpoint, EngineConfig.from_env(), progress).close()
     return perf_counter() - start
 
@@ -195,7 +197,10 @@ def _check_packed(target: Path) -> None:
         is_free = False
     if not is_free:
         raise InvalidParams(f"{target} is there, and no packed file: give another name, or remove it")
-    if target.name == SINGLE and (target.parent / INDEX).exists():
+    if target.name != SINGLE:
+        return
+    is_other = not target.exists() and (is_gpu_folder(target.parent) or find_onnx(target.parent))
+    if is_other or (target.parent / INDEX).exists():
         raise InvalidParams(f"{target} would be read in the place of the weights of that folder: give another name")
 
 
@@ -219,6 +224,8 @@ def _check_coreml(target: Path, compute: str | None, context: int | None) -> Non
 def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], list[str]]:
     """The records by key, those of a GGUF file put right; and what has no place among them."""
     if isinstance(checkpoint, GgufCheckpoint):
+        if f"{PREFIX}tokens" in checkpoint.metadata:
+            load_tokenizer(checkpoint)  # what cannot be read again is not written
         corrected = {key: record(key, value) for key, value in corrections(checkpoint.metadata).items()}
         return dict(checkpoint.records) | corrected, []
     config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)

@@ -93,7 +93,9 @@ class GgufTensors:
         for why, names in self._refused.items():
             shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
             yield f"{why}, so {len(names)} became {ggml.BLOCKS[self._fallback].name}: {shown}"
-        if self._permuted and (self._refused or (self._has_ternary and self._type is None)):
+        config = self._checkpoint.config
+        are_dense = not (config.sub_norms or config.linear_norm)  # to whoever reads them from a file
+        if are_dense and (self._refused or (self._has_ternary and self._type is None)):
             yield "ternary matrices in floats are dense ones to whoever reads them: activations stay unrounded"
 
     def _matrix(self, name: str, put: Put) -> tuple[int, float]:
@@ -105,6 +107,9 @@ class GgufTensors:
                 put(self._in_pairs(name, matrix.data).reshape(-1).view(np.uint8))
                 return type_id, 0.0
             return type_id, self._floats(name, put, type_id, lambda rows: to_float32(matrix.data[rows], matrix.dtype))
+        if not matrix.group_size and not matrix.scale > 0:
+            why = f"{name}: its scale is {matrix.scale:g}, and those of GGUF files are above 0"
+            raise Unsupported(f"{self._checkpoint.path}: {why}: write X.safetensors or X.onnx")
         codes = np.ascontiguousarray(sound_codes(self._checkpoint, name, matrix))
         if self._type is None or (why := _problem(self._type, matrix)):
             if self._type is not None:

@@ -86,6 +86,8 @@ def _refuse_others(target: Path, beside: dict[str, bytes]) -> None:
     data = data_file(target)
     if os.path.lexists(data) and not (target.exists() and data.is_file()):
         raise InvalidParams(f"{data} is there, and no data of a file {target.name}: {cure}")
+    if target.with_name("params.json").exists() and not target.with_name("config.json").exists():
+        raise InvalidParams(f"{target.parent} has Meta's weights, which a config.json would hide: {cure}")
     for name, content in beside.items():
         file = target.with_name(name)
         same = file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content

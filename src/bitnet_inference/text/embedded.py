@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from bitnet_inference.errors import FormatError
+from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.json_objects import parse_object
 from bitnet_inference.text.folder import MAX_CONFIG_BYTES, MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, TextFiles
 
@@ -17,9 +17,15 @@ _KINDS = {"named": dict, "templates": dict, "generation": dict, "add_bos": bool 
 
 
 def to_embedded(files: TextFiles) -> dict[str, bytes]:
-    """Two files by name: tokenizer.json byte for byte, and everything else as one JSON object."""
-    rest = {name: value for name, value in asdict(files).items() if name in _KINDS}
-    return {_TOKENIZER: files.tokenizer_json, _REST: json.dumps(rest, sort_keys=True).encode()}
+    """Two files by name: tokenizer.json byte for byte, and everything else as one JSON object.
+
+    Raises Unsupported for more than is read again.
+    """
+    values = {name: value for name, value in asdict(files).items() if name in _KINDS}
+    rest = json.dumps(values, sort_keys=True).encode()
+    if len(rest) > MAX_CONFIG_BYTES:
+        raise Unsupported(f"{files.path}: chat templates and the like have {len(rest)} bytes: remove some")
+    return {_TOKENIZER: files.tokenizer_json, _REST: rest}
 
 
 def from_embedded(path: Path, read: Callable[[str, int], memoryview | None]) -> TextFiles:

@@ -208,6 +208,9 @@ def _check(tokenizer: Tokenizer, metadata: dict[str, Any], merges: list[list[str
         raise _refusal(tokenizer, f"what reads back as an error ({error})") from None
     if found.vocabulary() != tokenizer.vocabulary() or found.special != tokenizer.special:
         raise _refusal(tokenizer, "a vocabulary that reads back as another one")
+    told = [name for name in tokenizer.named if any(name in each for each in tokenizer.templates.values())]
+    if lost := [name for name in told if found.named.get(name) != tokenizer.named[name]]:
+        raise _refusal(tokenizer, f"the {lost[0]}, which its chat template writes")
     read_back = json.loads(found.to_json())["model"]["merges"]
     if _by_token(read_back) != _by_token(merges):
         raise _refusal(tokenizer, "merges in an order that SentencePiece's scores do not give")
