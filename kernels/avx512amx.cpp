@@ -211,7 +211,7 @@ void group(const MatrixTask& t, int tiles, const uint8_t* weights, int32_t* acc)
 }
 
 // Up to three tiles of tokens at a time: to expand weights again for the next ones takes less than sums that come and
-// go.
+// go. What will be written is fetched before, where that takes some time.
 template <bool IsT5>
 void product(const MatrixTask& t) {
     const int tiles = (t.tokens + kMatrixTile - 1) / kMatrixTile, passes = (tiles + 2) / 3;
@@ -221,8 +221,11 @@ void product(const MatrixTask& t) {
         int32_t* acc = t.acc + g * t.acc_tokens * kGroupRows;
         for (int pass = 0; pass < passes; pass++) {
             const int begin = tiles * pass / passes, count = tiles * (pass + 1) / passes - begin;
+            const int first = begin * kMatrixTile, end = first + count * kMatrixTile;
+            if (t.out && tiles > 2)
+                fetch_outputs(t.out + g * kGroupRows, t.out_stride, first, end < t.tokens ? end : t.tokens);
             MatrixTask part = t;
-            part.codes += begin * kMatrixTile * t.code_stride;
+            part.codes += first * t.code_stride;
             (pass == 0 ? group<IsT5, true> : group<IsT5, false>)(part, count, weights, acc);
             acc += count * kMatrixTile * kGroupRows;
         }

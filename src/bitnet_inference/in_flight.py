@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from bitnet_inference.config import check_progress
-from bitnet_inference.errors import BitNetError, QueueFull
+from bitnet_inference.errors import QueueFull
 from bitnet_inference.prompts import BatchProgress, placed
 from bitnet_inference.stream import Generation, Stream
 
@@ -23,11 +23,11 @@ class Ended(Generic[Item]):
     """An item whose stream has ended, or that was refused."""
 
     item: Item
-    outcome: Stream | BitNetError
+    outcome: Stream | Exception
 
     def read(self) -> Generation:
         """What was generated. Raises what the item was refused with, or the request's error."""
-        if isinstance(self.outcome, BitNetError):
+        if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome.read()
 
@@ -80,12 +80,12 @@ class InFlight(Generic[Item]):
     def _open(self, number: int, item: Item) -> bool:
         """Begin with an item; False while the queue is full."""
         try:
-            outcome: Stream | BitNetError = self._start(item)
+            outcome: Stream | Exception = self._start(item)
         except QueueFull:
             if not self._under_way:
                 raise
             return False
-        except BitNetError as error:
+        except Exception as error:  # a filter may raise what it likes
             outcome = error
         self._under_way[number] = Ended(item, outcome)
         if isinstance(outcome, Stream):

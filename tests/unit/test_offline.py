@@ -24,6 +24,7 @@ from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.llm import LLM
 from bitnet_inference.offline import BatchRun, generate_file
 from bitnet_inference.text.tokenizer import Tokenizer
+from bitnet_inference.text.word_filter import WordFilter
 
 PARAMS = SamplingParams(temperature=1.0, seed=7, max_tokens=12)
 HI = [{"role": "user", "content": "Hi"}]
@@ -57,6 +58,18 @@ def read(path):
 
 
 class TestAnswers:
+    def test_a_filter_that_raises_ends_its_own_prompt(self, llm, files):
+        class Classifier(WordFilter):
+            def check_prompt(self, text):
+                if text.endswith("3"):
+                    raise TimeoutError("the classifier did not answer")
+
+        filtered = LLM(llm.model, llm.tokenizer, filters=[Classifier(words=["zzz"])])
+        with filtered:
+            result = generate_file(filtered, write(files[0], PROMPTS[:5]), files[1], PARAMS)
+        assert (result.num_prompts, result.num_errors) == (5, 1)
+        assert "did not answer" in read(files[1])[4]["error"]
+
     def test_they_are_those_of_generate_and_chat(self, llm, files):
         own = {"max_tokens": 3, "logprobs": 1, "logit_bias": {"5": 2}, "prompt_logprobs": 0}
         seeded = {"seed": 1, "grammar": {"regex": "[a-f]{4}"}}

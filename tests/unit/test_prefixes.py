@@ -137,6 +137,22 @@ def test_a_failed_step_publishes_nothing():
     assert num_cached(engine, PROMPT) == 0
 
 
+def test_a_copy_that_was_not_made_is_not_found():
+    model = ScriptedModel(block_size=32)
+    engine, copy, text = Engine(model), model.copy_blocks, [number % 23 for number in range(45)]
+    ask(engine, text)
+
+    def fail(pairs):
+        raise MemoryError("no more")
+
+    model.copy_blocks, listener = fail, Listener()
+    engine.submit(Request([*text[:40], 9, 8], SamplingParams(), listener))
+    run(engine)
+    assert listener.reason == "error"
+    model.copy_blocks = copy
+    ask(engine, [*text[:40], 9, 8, 7])  # whose text is what it would be alone
+
+
 def test_contents_are_compared_whole():
     pool = BlockPool(3)
     blocks = pool.allocate(2)

@@ -116,6 +116,25 @@ def test_each_piece_is_that_of_a_fresh_request():
     assert whole.usage.num_slides == 1 + (30 - 13 - 1) // 4
 
 
+def test_a_text_that_slides_for_ever_lets_those_behind_it_have_their_turn():
+    """Each window of it takes the room that they need; it goes to the end of its priority for the next one."""
+    engine = Engine(ScriptedModel(vocab_size=VOCAB, max_positions=32, num_blocks=8))
+    endless, others = Listener(), [Listener(), Listener()]
+    engine.submit(Request([0, 1, 2], sliding(None), endless))
+    for _ in range(5):
+        engine.step()
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    for prompt, listener in zip(([1] * 20, [2]), others, strict=True):
+        engine.submit(Request(prompt, params, listener))
+    for _ in range(60):
+        engine.step()
+    assert [listener.reason for listener in others] == ["length"] * 2
+    begun = len(endless.token_ids)
+    for _ in range(60):
+        engine.step()
+    assert len(endless.token_ids) >= begun + 50 and not endless.finishes
+
+
 def test_what_it_tells_of_its_use():
     sink = generate(ScriptedModel(max_positions=20), [1] * 9, sliding(100), num_dropped=7)
     usage = sink.usage

@@ -168,6 +168,9 @@ class Engine:
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> None:
         for request in requests:
+            # The last block may be a copy that was not made: nobody shall find it in the cache.
+            full = max(0, len(request.contents) - 1) * self._scheduler.block_size
+            request.num_computed = min(request.num_computed, full)
             if request.finish is None:  # the end of a beam is that of others
                 self._end(request, Finish("error", error=error))
 
@@ -326,6 +329,7 @@ class Engine:
         if self._speculation:
             self._speculation.forget(request)
         slide(request, self.max_context)
+        self._scheduler.put_last(request)  # or a text without an end would keep out for ever who needs its room
 
     def _end(self, request: Request, finish: Finish) -> None:
         self._scheduler.drop(request)

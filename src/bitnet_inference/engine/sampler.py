@@ -203,7 +203,7 @@ class Sampler:
         except Exception as error:
             return Pick(request, -1, error=error)
         except BaseException as error:  # SystemExit, for instance, would end the engine for all
-            why = f"a processor or the strategy raised {error!r:.60}"
+            why = f"a processor or the strategy raised {type(error).__name__}"
             return Pick(request, -1, error=EngineError(f"{why}: have it raise an Exception"))
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:

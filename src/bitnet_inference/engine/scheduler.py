@@ -164,6 +164,13 @@ class Scheduler:
             insort(self.waiting, request, key=_RANK)
             self._events.preempted(request)
 
+    def put_last(self, request: Request) -> None:
+        """Have one that waits go behind all others of its priority that are there."""
+        self._welcome()
+        self.waiting.remove(request)
+        request.rank = (-request.terms.priority, next(self._numbers))
+        insort(self.waiting, request, key=_RANK)
+
     def move(self, pool: BlockPool, limits: Capabilities) -> None:
         """Go on with another model's cache, in which nothing is: all who run wait, and compute anew."""
         for request in self.running[::-1]:
