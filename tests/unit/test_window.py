@@ -121,7 +121,7 @@ def test_a_text_that_slides_for_ever_lets_those_behind_it_have_their_turn():
     engine = Engine(ScriptedModel(vocab_size=VOCAB, max_positions=32, num_blocks=8))
     endless, others = Listener(), [Listener(), Listener()]
     engine.submit(Request([0, 1, 2], sliding(None), endless))
-    for _ in range(5):
+    for _ in range(25):  # until it has more than half
         engine.step()
     params = SamplingParams(temperature=0.0, max_tokens=1)
     for prompt, listener in zip(([1] * 20, [2]), others, strict=True):
