@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,7 +152,7 @@ class Models:
         try:
             if is_new:
                 self._load(entry, until)
-            yield entry.llm.result()
+            yield self._llm_of(entry, until)
         finally:
             self._leave(entry)
 
@@ -196,6 +196,14 @@ class Models:
             entry = self._entries.setdefault(path, _Entry(path))
             entry.num_users += 1
         return entry, is_new
+
+    def _llm_of(self, entry: _Entry, until: float) -> LLM:
+        """What a load gives, whoever began it; where it waits for room, nobody waits longer than he said."""
+        while not wait([entry.llm], _POLL_S).done:
+            with self._held:
+                if entry.path in self._waiting and time.monotonic() >= until:
+                    raise OutOfMemory(f"{entry.path}: models in use leave no room in time: raise wait_s or max_bytes")
+        return entry.llm.result()
 
     def _leave(self, entry: _Entry) -> None:
         with self._held:

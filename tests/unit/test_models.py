@@ -296,6 +296,8 @@ class TestThreads:
                 models.preload(D)
                 with models.use(D), pytest.raises(OutOfMemory, match="models in use leave"):
                     models.preload(C)
+                with pytest.raises(OutOfMemory, match="models in use leave no room in time"):
+                    models.preload(B)  # which another waits for, and will for long
                 assert not waiting.done()
             assert waiting.result(60).generate([5], GREEDY).token_ids
 
