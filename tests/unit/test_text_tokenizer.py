@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 import time
 
@@ -85,6 +86,13 @@ def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
         pass
     # Without the lock half of the time is its own, a quarter where others are busy; with it what was before, 5 ms.
     assert time.thread_time() - own > (time.process_time() - both) / 10
+
+
+def test_a_post_processor_without_its_special_tokens_is_refused_in_one_line(tmp_path, capfd):
+    spec = json.loads(byte_level_json()) | {"post_processor": around(0, None) | {"special_tokens": {}}}
+    with pytest.raises(Unsupported, match=f"has no special_tokens '{re.escape(BOS)}': correct it"):
+        Tokenizer.from_folder(write_folder(tmp_path, json.dumps(spec)))
+    assert capfd.readouterr().err == "", "the library panics aloud"
 
 
 def test_a_post_processor_that_adds_what_no_token_is(tmp_path):
