@@ -35,7 +35,8 @@ def _check_template(step: dict[str, Any]) -> None:
     if step["type"] == "TemplateProcessing":
         names = [piece["SpecialToken"]["id"] for piece in step["single"] if "SpecialToken" in piece]
         if unknown := [name for name in names if name not in step["special_tokens"]]:
-            raise Unsupported(f"the post_processor of tokenizer.json has no special_tokens {unknown[0]!r:.60}: correct it")
+            why = f"has no special_tokens {unknown[0]!r:.60}: correct it"
+            raise Unsupported(f"the post_processor of tokenizer.json {why}")
         num_ids = sum(len(step["special_tokens"][name]["ids"]) for name in names)
         if num_ids > _MAX_AROUND or len(step["single"]) - len(names) != 1:
             texts = f"{num_ids} tokens around {len(step['single']) - len(names)} texts"
