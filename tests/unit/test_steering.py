@@ -152,6 +152,15 @@ def spoil(tokens, logits):
     logits[2] = np.nan
 
 
+class Unshown(BaseException):
+    def __repr__(self):
+        raise RuntimeError("cannot be shown")
+
+
+def raise_unshown(tokens, logits):
+    raise Unshown
+
+
 def error_of(options):
     """What ends a request with these options, and no other."""
     model = ScriptedModel()
@@ -173,6 +182,7 @@ def error_of(options):
         ({"processors": [lambda tokens, logits: tokens.fill(0)]}, "read-only"),
         ({"strategy": raise_it}, "of the user"),
         ({"strategy": lambda tokens, logits: sys.exit(3)}, r"raised SystemExit\(3\): have it raise an Exception"),
+        ({"strategy": raise_unshown}, "raised Unshown: have it raise an Exception"),
         ({"strategy": lambda tokens, logits: 23}, "chose token 23 at position 10: the vocabulary has 0 to 22"),
         ({"strategy": lambda tokens, logits: -1}, "chose token -1"),
         ({"strategy": lambda tokens, logits: None}, "chose None at position 10: return a token id"),

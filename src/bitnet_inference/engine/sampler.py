@@ -203,7 +203,7 @@ class Sampler:
         except Exception as error:
             return Pick(request, -1, error=error)
         except BaseException as error:  # SystemExit, for instance, would end the engine for all
-            why = f"a processor or the strategy raised {type(error).__name__}"
+            why = f"a processor or the strategy raised {_shown(error)}"
             return Pick(request, -1, error=EngineError(f"{why}: have it raise an Exception"))
 
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
@@ -215,6 +215,13 @@ class Sampler:
             return None
         logprob, best = self.rows.score(logits, token_id, request.params.logprobs)
         return TokenLogprobs(logprob, tuple(best))
+
+
+def _shown(error: BaseException) -> str:
+    try:
+        return f"{error!r:.60}"
+    except Exception:  # its own, too
+        return type(error).__name__
 
 
 def _is_quick(request: Request, _: int, draft: Sequence[int]) -> bool:
