@@ -90,9 +90,8 @@ class Models:
     A model is loaded when it is first used, and anew where one of its users has closed it. Where it does not fit, those
     that have not been used for longest are unloaded, but never one that somebody uses, or that has requests which have
     not ended. `max_bytes` is for weights and KV caches together, None for three quarters of what is free now. Each
-    model has its own threads, and a KV cache of `max_cache_tokens`, in whole blocks of
-    32: no context can be longer. The other options are
-    those of LLM.load.
+    model has its own threads, and a KV cache of `max_cache_tokens`, in whole blocks of 32: no context can be longer.
+    The other options are those of LLM.load.
     """
 
     def __init__(
