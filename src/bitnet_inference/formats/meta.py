@@ -41,7 +41,7 @@ class MetaCheckpoint:
         self._params = read_json(inside(path, "params.json"))
         self._shards = open_shards(path)
         tied = not self._shards.parts(tensor_name("head"))
-        self._has_pieces = _has_pieces(path / "tokenizer.model")
+        self._has_pieces = _has_pieces(inside(path, "tokenizer.model"))
         num_rows = partial(self._shards.num_rows, tensor_name("embed"))
         self.config = read_params(self._params, num_rows, tied, self._has_pieces)
         self._shapes = dict(expected_shapes(self.config))
