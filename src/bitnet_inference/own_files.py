@@ -20,6 +20,21 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def has_pieces(folder: Path) -> bool:
+    """Whether SentencePiece wrote the tokenizer.model of a folder, as Llama 2's, and not who writes lists of ranks.
+
+    Its first field begins with a line break. Raises FormatError as `inside`.
+    """
+    file = inside(folder, "tokenizer.model")
+    if not file.is_file():
+        return False
+    try:
+        with file.open("rb") as opened:
+            return opened.read(1) == b"\n"
+    except OSError:
+        return False  # its reader says why
+
+
 def require_own(folder: Path, path: Path) -> None:
     """Raises FormatError where a path in a folder, or in one within it, is a link that leads out of the folder.
 

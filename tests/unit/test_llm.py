@@ -874,7 +874,6 @@ class TestLife:
         goes_on.set()
         assert stream.read().usage.num_output_tokens > 0
 
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     def test_a_fork_can_load_a_model_of_its_own_while_its_parents_computes(self):
         def load():

@@ -168,8 +168,7 @@ class Scheduler:
         """Have one that waits go behind all others of its priority that are there."""
         self._welcome()
         self.waiting.remove(request)
-        request.rank = (-request.terms.priority, next(self._numbers))
-        insort(self.waiting, request, key=_RANK)
+        self._queue(request)
 
     def move(self, pool: BlockPool, limits: Capabilities) -> None:
         """Go on with another model's cache, in which nothing is: all who run wait, and compute anew."""
@@ -208,11 +207,14 @@ class Scheduler:
     def _welcome(self) -> None:
         while self._arrivals:
             request = self._arrivals.popleft()
-            request.rank = (-request.terms.priority, next(self._numbers))
-            insort(self.waiting, request, key=_RANK)
+            self._queue(request)
             self._events.queued(request)
             if request.deadline is not None:
                 self._timed.add(request)
+
+    def _queue(self, request: Request) -> None:
+        request.rank = (-request.terms.priority, next(self._numbers))
+        insort(self.waiting, request, key=_RANK)
 
     def _decode(self) -> list[Share]:
         """One token for each running request that lacks no more, as far as the budget goes."""

@@ -18,6 +18,7 @@ from bitnet_inference.formats.json_files import read_json, shown
 from bitnet_inference.formats.meta_config import ignored_keys, read_params
 from bitnet_inference.formats.meta_shards import open_shards
 from bitnet_inference.formats.safetensors_files import inside
+from bitnet_inference.own_files import has_pieces
 
 _ROPE_TABLE = "rope.freqs"
 _TOP = {"embed": "tok_embeddings", "norm": "norm", "head": "output"}
@@ -41,7 +42,7 @@ class MetaCheckpoint:
         self._params = read_json(inside(path, "params.json"))
         self._shards = open_shards(path)
         tied = not self._shards.parts(tensor_name("head"))
-        self._has_pieces = _has_pieces(inside(path, "tokenizer.model"))
+        self._has_pieces = has_pieces(path)
         num_rows = partial(self._shards.num_rows, tensor_name("embed"))
         self.config = read_params(self._params, num_rows, tied, self._has_pieces)
         self._shapes = dict(expected_shapes(self.config))
@@ -122,14 +123,6 @@ class MetaCheckpoint:
             yield f"{_ROPE_TABLE} is ignored: rotary frequencies are computed"
         if keys := ignored_keys(self._params):
             yield f"ignored in params.json: {', '.join(map(shown, keys[:10]))}" + (", ..." if len(keys) > 10 else "")
-
-
-def _has_pieces(file: Path) -> bool:
-    """Whether SentencePiece wrote a tokenizer.model: its first field begins with a line break."""
-    if not file.is_file():
-        return False
-    with file.open("rb") as opened:
-        return opened.read(1) == b"\n"
 
 
 def tensor_name(name: str) -> str:

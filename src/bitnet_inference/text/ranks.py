@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.own_files import has_pieces
 from bitnet_inference.text.folder import MAX_TOKENIZER_BYTES, TextFiles, read_bytes, read_json, read_text_files
 from bitnet_inference.text.pieces import spelled
 from bitnet_inference.text.vocab import BITNET_TEMPLATE, LLAMA3_PATTERN, byte_level_bpe
@@ -45,12 +46,7 @@ _TEMPLATE = (
 def is_meta_folder(path: str | Path) -> bool:
     """Whether a folder is Meta's, with ranks in place of a tokenizer.json."""
     there = {name for name in ("params.json", "config.json", "tokenizer.json") if os.path.lexists(Path(path) / name)}
-    return there == {"params.json"} and not _is_message(Path(path) / "tokenizer.model")
-
-
-def _is_message(file: Path) -> bool:
-    """Whether SentencePiece wrote a tokenizer.model, as Llama 2's: the first field begins with a line break."""
-    return file.is_file() and read_bytes(file, MAX_RANK_BYTES).startswith(b"\n")
+    return there == {"params.json"} and not has_pieces(Path(path))
 
 
 def read_meta_files(path: str | Path) -> TextFiles:
