@@ -7,8 +7,9 @@
 // products of the even ones are added onto 0 by fused multiply-adds in ascending order, so are those of the odd ones,
 // and the sum of both is added to what came before. AMX takes numbers below 2^-126 for 0, so `attend` is called with
 // FloatMode::flushing, and it multiplies bfloat16: unless the cache is float32, queries and weights are rounded to it.
-// Nothing depends on which tokens or heads are computed together: up to 32 queries of one key head, of whichever
-// tokens, walk over a block while it is in the nearest cache, and up to 8 share what is loaded.
+// Nothing depends on which tokens or heads are computed together: up to 256 queries of one key head, of whichever
+// tokens, take a segment while it is in the second cache, 32 walk over a block while it is in the nearest, and up to 8
+// share what is loaded.
 #pragma once
 #include "cache_tiles.h"
 
@@ -138,11 +139,11 @@ BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Ne
     }
 }
 
-// Turns products into weights against the largest score: those from .. to - 1 of the segment, of which the query may
-// see none. The others become 0, up to a multiple of kWeighed.
 constexpr int kWeighed = 64;
-template <Dtype D, class Packed>
-BITNET_APART Softmax weigh(float* scores, int width, float scale, int from, int to, Packed packed) {
+
+// Turns products into scores, and gives the largest: of those from .. to - 1 of the segment, of which the query may see
+// none. The others become -infinity, up to a multiple of kWeighed.
+BITNET_APART float scale_scores(float* scores, int width, float scale, int from, int to) {
     const Lanes none = set1(-INFINITY);
     Lanes largest = none;
     for (int i = 0; i < width; i += 16) {
@@ -153,9 +154,13 @@ BITNET_APART Softmax weigh(float* scores, int width, float scale, int from, int 
         largest = max(score, largest);
     }
     for (int i = width; i % kWeighed != 0; i += 16) store(scores + i, none);
-    const bool sees_any = from < width && to > 0;
-    const float best = reduce_max(largest);
-    const Lanes subtracted = set1(sees_any ? best : 0.0f);
+    return reduce_max(largest);
+}
+
+// Turns scores into weights against the largest of them, and gives their total.
+template <Dtype D, class Packed>
+BITNET_APART float weigh(float* scores, int width, float largest, Packed packed) {
+    const Lanes subtracted = set1(largest);
     Lanes totals = set1(0.0f);
     for (int i = 0; i < width; i += kWeighed) {
         constexpr int at_once = kWeighed / 16;
@@ -169,7 +174,7 @@ BITNET_APART Softmax weigh(float* scores, int width, float scale, int from, int 
             totals = add(totals, w[k]);
         }
     }
-    return {best, reduce_add(totals)};
+    return reduce_add(totals);
 }
 
 // Adds the values of the first positions of a block to N tiles of features of G queries.
@@ -220,6 +225,7 @@ BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, const N
 struct Segment {
     const AttendTask& t;
     int begin, end, length;
+    bool is_near;  // whether others have read it just now, and no near cache lacks it
     const uint8_t* keys(int p) const {
         return t.cache + t.blocks[p / kBlockTokens] * t.layout.block_stride + t.kv_head * t.layout.head_bytes;
     }
@@ -245,14 +251,20 @@ struct Segment {
     }
 };
 
-// The weights of all queries, of which the lanes from k on of query i go to packed(i, k, lanes) too.
+// The weights of all queries, of which the lanes from k on of query i go to packed(i, k, lanes) too. The largest score
+// of each is known before the first is weighed, so that none waits for it.
 template <Dtype D, class Packed>
 void weigh_all(const Segment& segment, const Query* queries, int count, const Attended& to, Packed packed) {
-    const int at = segment.offset(segment.begin);
+    const int at = segment.offset(segment.begin), width = segment.width();
+    float* scores = segment.t.scratch + at;
+    const auto first = [&](int i) { return queries[i].first - segment.begin; };
+    const auto end = [&](int i) { return queries[i].length - segment.begin; };
     for (int i = 0; i < count; i++)
-        to.states[i] = weigh<D>(segment.t.scratch + i * kScoreRow + at, segment.width(), segment.t.scale,
-                                queries[i].first - segment.begin, queries[i].length - segment.begin,
-                                [&](int k, const Lanes& w) __attribute__((always_inline)) { packed(i, at + k, w); });
+        to.states[i].largest = scale_scores(scores + i * kScoreRow, width, segment.t.scale, first(i), end(i));
+    for (int i = 0; i < count; i++)
+        to.states[i].total =
+            weigh<D>(scores + i * kScoreRow, width, first(i) < width && end(i) > 0 ? to.states[i].largest : 0.0f,
+                     [&](int k, const Lanes& w) __attribute__((always_inline)) { packed(i, at + k, w); });
 }
 
 // The values of the block from p on, whose positions some queries may not see all of.
@@ -272,7 +284,7 @@ void add_block(const Segment& segment, int p, const Query* queries, int count, f
                 store(at, round_to_bf16(mul(load(at), load(scales))));
             }
         each_group(same, [&](int k, auto group) {
-            if (group.size > 4 && i + k) next.places[0] = nullptr;
+            if (group.size > 4 && (i + k || segment.is_near)) next.places[0] = nullptr;
             add_values<D, group.size>(t, segment.values(p), next, seen, weights + k * kScoreRow,
                                       to.sums + (i + k) * t.layout.padded_dim);
         });
@@ -301,7 +313,7 @@ struct InVectors {
         for (int p = segment.begin; p < segment.end; p += kBlockTokens) {
             Next next = segment.after_keys(p);
             each_group(count, [&](int i, auto group) {
-                if (group.size > 4 && i) next.places[0] = nullptr;
+                if (group.size > 4 && (i || segment.is_near)) next.places[0] = nullptr;
                 score_block<D, group.size>(t, segment.keys(p), next, q + i * t.layout.head_dim,
                                            scores + i * kScoreRow + segment.offset(p));
             });

@@ -44,12 +44,10 @@ struct AttendStep final : Step {
     // All tokens with one head, then with the next: neighbours read the same keys and values. Or all segments of each.
     int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads * c.segments; }
     int64_t chunk(const Context& c) const override {
-        const int64_t at_once = c.kernels.attend_queries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
+        const int64_t at_once = kNearQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
         return c.segments > 1 ? 1 : std::max<int64_t>(1, std::min(at_once, even));
     }
-    int64_t scratch_floats(int64_t) const override {
-        return kQueries * (3 * cache->layout().padded_dim + 3 * kScoreRow / 2);
-    }
+    int64_t scratch_floats(int64_t) const override { return attend_scratch_floats(cache->layout().padded_dim); }
     int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const FloatMode mode(FloatMode::flushing);
@@ -57,15 +55,12 @@ struct AttendStep final : Step {
         for (int64_t unit = first, count; unit < last && c.segments == 1; unit += count) {
             const int64_t t = unit % c.num_tokens;
             count = std::min({last - unit, c.num_tokens - t, c.batch->starts[c.sequences[size_t(t)] + 1] - t});
-            AttendTask some = task(c, unit, count, thread);
-            some.is_first = unit == first || t == c.batch->starts[c.sequences[size_t(t)]];
-            c.kernels.attend(some);
+            c.kernels.attend(task(c, unit, count, thread));
         }
     }
     void attend_piece(const Context& c, int64_t unit, int thread) const {
         const int64_t pair = unit / c.segments, floats = piece_floats(cache->layout(), heads());
         AttendTask piece = task(c, pair, 1, thread);
-        piece.is_first = true;
         piece.pieces = c.pieces + pair * c.segments * floats;
         piece.piece_floats = floats;
         piece.segment = int(unit % c.segments);

@@ -31,8 +31,8 @@ struct Fetched {
 template <int A>
 BITNET_INLINE void multiply(const uint16_t* queries, int64_t stride, const uint8_t* const (&tiles)[4], int64_t row) {
     _tile_loadd(6, queries, stride);
-    _tile_loadd(4, tiles[0], row);
-    _tile_loadd(5, tiles[1], row);
+    _tile_stream_loadd(4, tiles[0], row);
+    _tile_stream_loadd(5, tiles[1], row);
     _tile_dpbf16ps(0, 6, 4);
     _tile_dpbf16ps(1, 6, 5);
     if constexpr (A == 2) {
@@ -40,8 +40,8 @@ BITNET_INLINE void multiply(const uint16_t* queries, int64_t stride, const uint8
         _tile_dpbf16ps(2, 7, 4);
         _tile_dpbf16ps(3, 7, 5);
     } else {
-        _tile_loadd(4, tiles[2], row);
-        _tile_loadd(5, tiles[3], row);
+        _tile_stream_loadd(4, tiles[2], row);
+        _tile_stream_loadd(5, tiles[3], row);
         _tile_dpbf16ps(2, 6, 4);
         _tile_dpbf16ps(3, 6, 5);
     }
@@ -115,13 +115,13 @@ struct InTiles {
         const int dim = t.layout.head_dim;
         for (int i = 0; i < count; i++)
             for (int d = 0; d < dim; d++) ((uint16_t*)q)[i * dim + d] = to_bf16(queries[i].q[d]);
-        _tile_loadconfig(&shapes.halves[count]);
     }
 
     template <Dtype D>
     static void attend(const Segment& segment, const Query* queries, int count, const float* q, const Attended& to) {
         if (!fits<D>(segment.t, count)) return InVectors::attend<D>(segment, queries, count, q, to);
         if constexpr (D != Dtype::f32) {
+            _tile_loadconfig(&shapes.halves[count]);
             const auto run = count > kMatrixTile ? attend_tiles<D, 2> : attend_tiles<D, 1>;
             run(segment, queries, count, (const uint16_t*)q, to);
         }
@@ -177,7 +177,7 @@ struct InTiles {
         Fetched next(segment.after_keys(p), 0);
         zero_tiles();
         for (int k = 0; k < steps; k++, first += tile, second += tile) {
-            if (A == 2 && segment.t.is_first) next.lines<32>();
+            if (A == 2 && !segment.is_near) next.lines<32>();
             const uint8_t *low = factors(0, first), *high = factors(1, first + steps * tile);
             if constexpr (A == 2)
                 multiply<A>(q + k * 2 * kTilePairs, dim * 2, {low, high}, factors.row());
@@ -199,7 +199,7 @@ struct InTiles {
         zero_tiles();
         for (int p = segment.begin; p < end; p += kBlockTokens) {
             const uint8_t *values = segment.values(p) + d * bytes, *more = values + (later - d) * bytes;
-            if (A == 2 && segment.t.is_first)
+            if (A == 2 && !segment.is_near)
                 Fetched(segment.after_values(p), d * kTilePairs).lines<4 / A * kTilePairs>();
             const uint16_t* of_block = weights + segment.offset(p);
             const uint8_t *low = factors(0, values), *high = factors(1, values + bytes);
@@ -221,7 +221,4 @@ void attend(const AttendTask& t) {
 
 }  // namespace
 
-void bitnet::add_avx512amx_attention(Kernels& kernels) {
-    kernels.attend = attend;
-    kernels.attend_queries = kQueries;
-}
+void bitnet::add_avx512amx_attention(Kernels& kernels) { kernels.attend = attend; }

@@ -57,6 +57,10 @@ void check(const Batch& b, const Program& program) {
 
 }  // namespace
 
+int64_t attend_scratch_floats(int padded_dim) {
+    return kQueries * (3 * kScoreRow / 2 + padded_dim) + kNearQueries * 2 * padded_dim;
+}
+
 CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
     const int64_t item = dtype == Dtype::f32 ? 4 : dtype == Dtype::i8 ? 1 : 2;
     const int padded_dim = (head_dim + 15) / 16 * 16;

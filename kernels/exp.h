@@ -6,7 +6,7 @@
 
 namespace {
 
-// exp for lanes up to 88.37; 0 below -87.33. Cephes' expf: n = round(x / ln 2), a polynomial in x - n ln 2, times 2^n.
+// exp of numbers up to 88.37; 0 below -87.33. Cephes' expf: n = round(x / ln 2), a polynomial in x - n ln 2, times 2^n.
 // Of N at once, because each step has to wait for the one before.
 template <int N>
 BITNET_INLINE void exp_each(Lanes (&x)[N]) {
@@ -16,7 +16,7 @@ BITNET_INLINE void exp_each(Lanes (&x)[N]) {
 #pragma GCC unroll 4
         for (int i = 0; i < N; i++) step(i);
     };
-    all([&](int i) { r[i] = min(set1(88.3762626647949f), max(lowest, x[i])); });
+    all([&](int i) { r[i] = max(lowest, x[i]); });
     all([&](int i) { n[i] = round(mul(r[i], set1(1.44269504088896341f))); });
     all([&](int i) { r[i] = fma(n[i], set1(-0.693359375f), r[i]); });
     all([&](int i) { r[i] = fma(n[i], set1(2.12194440e-4f), r[i]); });
@@ -30,7 +30,7 @@ BITNET_INLINE void exp_each(Lanes (&x)[N]) {
 }
 
 BITNET_INLINE Lanes exp(const Lanes& x) {
-    Lanes one[1] = {x};
+    Lanes one[1] = {min(set1(88.3762626647949f), x)};
     exp_each(one);
     return one[0];
 }

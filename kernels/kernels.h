@@ -38,6 +38,7 @@ constexpr int64_t kMaxColumns = 262144;
 constexpr int kBlockTokens = 32;
 constexpr int kSegmentTokens = 256;
 constexpr int kQueries = 32;                    // of a key head that attention does at once, at most
+constexpr int kNearQueries = 8 * kQueries;      // and one after the other while they find a segment in a near cache
 constexpr int kScoreRow = kSegmentTokens + 32;  // floats of a query's scores of a segment, which it may write behind
 
 // One row: optional gate (activation(gate) * up), optional RMSNorm, then float32 or int8 codes.
@@ -129,6 +130,7 @@ struct CacheLayout {
     int64_t block_stride;  // from a block of a layer to the next one
 };
 CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim);
+int64_t attend_scratch_floats(int padded_dim);
 
 // One key-value head with the query heads that share it, and tokens of one sequence.
 struct AttendTask {
@@ -136,7 +138,6 @@ struct AttendTask {
     const uint8_t* cache;  // the layer's blocks
     const int32_t* blocks;
     const uint8_t* next;  // what is read behind all of these: the first keys and values of another task
-    bool is_first;        // of the tasks that read these: no near cache has them
     int tokens;
     const int32_t* positions;  // of the tokens, ascending: each attends to all up to its own
     int window;                // or only to the last so many of these; 0: to all
@@ -147,7 +148,7 @@ struct AttendTask {
     float* out;
     int64_t out_stride;
     float scale;
-    float* scratch;  // kQueries * (3 * padded_dim + 3 * kScoreRow / 2)
+    float* scratch;  // attend_scratch_floats
     // Where not null, `attend` does one segment of one token only and leaves here what that gives; `attend_merge` makes
     // `out` of all segments. Each has piece_floats: padded_dim a query head, then two a query head.
     float* pieces;
@@ -220,7 +221,6 @@ struct Kernels {
     void (*rope)(float* x, int num_heads, int head_dim, const float* cosine, const float* sine);
     void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
     void (*attend)(const AttendTask& task);  // in FloatMode::flushing, and attend_merge too
-    int attend_queries;                      // of a key head that it does at once, if so many are there
     void (*attend_merge)(const AttendTask& task);
     void (*add)(const float* x, const float* y, int64_t n, float* out);
     // acc[tile][vector][row] = sum over columns of activation * the low 2, the high 6 bits, or all 8 bits of a code.

@@ -139,9 +139,9 @@ Result attention_of(const Kernels& kernels, Random random, const std::vector<Dty
     auto q = floats(random, tokens * heads * dim);
     for (float& x : q) x *= size;
     std::vector<float> out(q.size());
-    Memory scratch(kQueries * (3 * layout.padded_dim + 3 * kScoreRow / 2) * 4);
+    Memory scratch(attend_scratch_floats(layout.padded_dim) * 4);
     const FloatMode mode(FloatMode::flushing);
-    kernels.attend({layout, cache.data(), table.data(), cache.data(), true, tokens, positions.data(),
+    kernels.attend({layout, cache.data(), table.data(), cache.data(), tokens, positions.data(),
                     random.below(2) ? 1 + random.below(length) : 0, random.below(kv_heads), heads, q.data(),
                     heads * dim, out.data(), heads * dim, 0.125f / (size * size), (float*)scratch.data(), nullptr, 0,
                     0});

@@ -73,6 +73,7 @@ void time_rows(const Kernels& kernels) {
 void time_floats(const Kernels& kernels) {
     time_rows(kernels);
     time_attention(kernels, 512, 512, 1);
+    time_attention(kernels, 3000, 256, 1);
     time_attention(kernels, 2048, 1, 1);
     time_attention(kernels, 2048, 1, 30);  // from memory
 }

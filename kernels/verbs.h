@@ -31,7 +31,6 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.rope = rope;
     kernels.cache_write = cache_write;
     kernels.attend = attend_in<InVectors>;
-    kernels.attend_queries = 16;
     kernels.attend_merge = attend_merge;
     kernels.add = add_rows;
     kernels.head_sums2 = head_sums<2>;

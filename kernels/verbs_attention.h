@@ -25,27 +25,38 @@ inline void divide(int padded_dim, const Query* queries, int count, int head_dim
         for (int d = 0; d < head_dim; d++) queries[i].out[d] = all.sums[i * padded_dim + d] / all.states[i].total;
 }
 
+// Up to kNearQueries, kQueries at a time; each segment for all of them before the next one.
 template <class Way, Dtype D>
 void attend_queries(const AttendTask& t, const Query* queries, int count, const Attended* piece) {
     const int padded = t.layout.padded_dim, dim = t.layout.head_dim, length = queries[count - 1].length;
-    const int seen = queries[0].first / kBlockTokens * kBlockTokens, start = queries[0].first / kSegmentTokens;
-    Softmax states[kQueries], more_states[kQueries];
-    float* q = t.scratch + kQueries * kScoreRow * 3 / 2;
-    const Attended all{states, q + count * dim}, more{more_states, all.sums + count * padded};
-    Way::template take<D>(t, queries, count, q);
-    const auto attend_to = [&](int segment, const Attended& to) {
-        const int begin = segment * kSegmentTokens, end = begin + kSegmentTokens;
-        Way::template attend<D>({t, begin < seen ? seen : begin, end < length ? end : length, length}, queries, count,
-                                q, to);
+    Softmax states[kNearQueries], more_states[kQueries];
+    float* sums = t.scratch + kQueries * kScoreRow * 3 / 2;
+    const Attended more{more_states, sums};
+    const Attended all{states, sums + kQueries * padded};
+    float* q = all.sums + count * padded;
+    const auto each = [&](auto f) {
+        for (int i = 0; i < count; i += kQueries)
+            f(i, queries + i, count - i < kQueries ? count - i : kQueries, Attended{states + i, all.sums + i * padded});
     };
-    if (piece) return attend_to(t.segment, *piece);
-    attend_to(start, all);
-    for (int segment = start + 1; segment * kSegmentTokens < length; segment++) {
-        attend_to(segment, more);
-        for (int i = 0; i < count; i++)
-            if (queries[i].length > segment * kSegmentTokens)
-                merge_segment(padded, states[i], all.sums + i * padded, more_states[i], more.sums + i * padded);
-    }
+    const auto attend_to = [&](int segment, int from, int some, const Attended& to) {
+        const Query* first = queries + from;
+        const int begin = segment * kSegmentTokens, seen = first->first / kBlockTokens * kBlockTokens;
+        const int end = begin + kSegmentTokens, known = first[some - 1].length;
+        const Segment part{t, begin < seen ? seen : begin, end < known ? end : known, length, from > 0};
+        Way::template attend<D>(part, first, some, q + from * dim, to);
+    };
+    each([&](int i, const Query* some, int n, const Attended&) { Way::template take<D>(t, some, n, q + i * dim); });
+    if (piece) return attend_to(t.segment, 0, count, *piece);
+    for (int segment = queries[0].first / kSegmentTokens; segment * kSegmentTokens < length; segment++)
+        each([&](int i, const Query* some, int n, const Attended& to) {
+            const int start = some[0].first / kSegmentTokens;
+            if (segment < start || some[n - 1].length <= segment * kSegmentTokens) return;
+            if (segment == start) return attend_to(segment, i, n, to);
+            attend_to(segment, i, n, more);
+            for (int k = 0; k < n; k++)
+                if (some[k].length > segment * kSegmentTokens)
+                    merge_segment(padded, to.states[k], to.sums + k * padded, more_states[k], more.sums + k * padded);
+        });
     divide(padded, queries, count, dim, all);
 }
 
@@ -55,13 +66,13 @@ inline Attended piece_of(const AttendTask& t, int segment, int head) {
     return {(Softmax*)(at + t.num_heads * t.layout.padded_dim) + head, at + head * t.layout.padded_dim};
 }
 
-// The queries of all heads of all tokens, as many at a time as go together; of a piece they have one token.
+// The queries of all heads of all tokens, at most so many at a time; of a piece they have one token.
 template <class F>
-BITNET_INLINE void each_queries(const AttendTask& t, F f) {
-    Query queries[kQueries];
+BITNET_INLINE void each_queries(const AttendTask& t, int most, F f) {
+    Query queries[kNearQueries];
     const int all = t.tokens * t.num_heads;
     for (int from = 0, count; from < all; from += count) {
-        count = all - from < kQueries ? all - from : kQueries;
+        count = all - from < most ? all - from : most;
         for (int i = 0; i < count; i++) {
             const int token = (from + i) / t.num_heads, feature = (from + i) % t.num_heads * t.layout.head_dim;
             const int length = t.positions[token] + 1;
@@ -77,7 +88,7 @@ void attend_in(const AttendTask& t) {
     const auto run = t.layout.dtype == Dtype::f32  ? attend_queries<Way, Dtype::f32>
                      : t.layout.dtype == Dtype::i8 ? attend_queries<Way, Dtype::i8>
                                                    : attend_queries<Way, Dtype::bf16>;
-    each_queries(t, [&](const Query* queries, int count, int from) {
+    each_queries(t, t.pieces ? kQueries : kNearQueries, [&](const Query* queries, int count, int from) {
         const Attended piece = t.pieces ? piece_of(t, t.segment, from) : Attended{};
         run(t, queries, count, t.pieces ? &piece : nullptr);
     });
@@ -85,7 +96,7 @@ void attend_in(const AttendTask& t) {
 
 inline void attend_merge(const AttendTask& t) {
     const int padded = t.layout.padded_dim;
-    each_queries(t, [&](const Query* queries, int count, int from) {
+    each_queries(t, kQueries, [&](const Query* queries, int count, int from) {
         const int start = queries[0].first / kSegmentTokens;
         const Attended all = piece_of(t, start, from);
         for (int segment = start + 1; segment * kSegmentTokens < queries[0].length; segment++) {
