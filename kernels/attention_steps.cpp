@@ -41,21 +41,35 @@ struct AttendStep final : Step {
     int window;
     AttendStep(const Cache* ca, int64_t l, Rows q_, Rows o, float s, int w)
         : cache(ca), layer(l), q(q_), out(o), scale(s), window(w) {}
-    // All tokens with one head, then with the next: neighbours read the same keys and values. Or all segments of each.
-    int64_t units(const Context& c) const override { return c.num_tokens * cache->layout().num_kv_heads * c.segments; }
-    int64_t chunk(const Context& c) const override {
-        const int64_t at_once = kNearQueries / heads(), even = units(c) / int64_t(4 * c.scratch.size());
-        return c.segments > 1 ? 1 : std::max<int64_t>(1, std::min(at_once, even));
+    // All parts of the tokens with one head, then with the next: neighbours read the same keys and values. Or all
+    // segments of each token with each head.
+    int64_t units(const Context& c) const override {
+        return cache->layout().num_kv_heads * (c.segments > 1 ? c.num_tokens * c.segments : parts(c));
+    }
+    int64_t parts(const Context& c) const {
+        const int64_t even = c.num_tokens * cache->layout().num_kv_heads / int64_t(4 * c.scratch.size());
+        const int64_t each = std::max<int64_t>(1, std::min(kNearQueries / heads(), even));
+        return (c.num_tokens + each - 1) / each;
+    }
+    // The first token of a part: where as many queries as go together are whole, unless there are too few.
+    int64_t begin(const Context& c, int64_t part) const {
+        const int64_t together = std::max<int64_t>(1, kQueries / heads()), num_parts = parts(c);
+        const int64_t even = c.num_tokens * part / num_parts;
+        const bool is_whole = part == num_parts || c.num_tokens / num_parts < together;
+        return is_whole ? even : (even + together / 2) / together * together;
     }
     int64_t scratch_floats(int64_t) const override { return attend_scratch_floats(cache->layout().padded_dim); }
     int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         const FloatMode mode(FloatMode::flushing);
-        for (int64_t unit = first; unit < last && c.segments > 1; unit++) attend_piece(c, unit, thread);
-        for (int64_t unit = first, count; unit < last && c.segments == 1; unit += count) {
-            const int64_t t = unit % c.num_tokens;
-            count = std::min({last - unit, c.num_tokens - t, c.batch->starts[c.sequences[size_t(t)] + 1] - t});
-            c.kernels.attend(task(c, unit, count, thread));
+        for (int64_t unit = first; unit < last; unit++)
+            c.segments > 1 ? attend_piece(c, unit, thread) : attend_part(c, unit, thread);
+    }
+    void attend_part(const Context& c, int64_t unit, int thread) const {
+        const int64_t head = unit / parts(c), part = unit % parts(c), end = begin(c, part + 1);
+        for (int64_t t = begin(c, part), count; t < end; t += count) {
+            count = std::min(end, int64_t(c.batch->starts[c.sequences[size_t(t)] + 1])) - t;
+            c.kernels.attend(task(c, head * c.num_tokens + t, count, thread));
         }
     }
     void attend_piece(const Context& c, int64_t unit, int thread) const {
