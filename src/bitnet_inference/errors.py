@@ -23,6 +23,14 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def said(error: object, most: int = 300) -> str:
+    """What somebody else's exception or warning says, on one line. Of a long text both ends, for reasons stand last."""
+    text = " ".join(str(error).split())
+    if len(text) > most:
+        text = f"{text[: most // 4]} ... {text[most // 4 - most :]}"
+    return text or type(error).__name__
+
+
 class BitNetError(Exception):
     """The root: catch this to catch everything that the package raises on purpose."""
 

@@ -427,6 +427,8 @@ def test_a_vocabulary_that_only_the_configuration_knows(tmp_path, model):
         (lambda model, decoder: decoder.update(pipeline=[]), Unsupported),
         (lambda model, decoder: decoder["inputs"].update(past_key_names="%s%n"), FormatError),
         (lambda model, decoder: decoder["inputs"].update(past_key_names="past"), FormatError),
+        (lambda model, decoder: decoder["outputs"].update(present_value_names="present.%d.key"), Unsupported),
+        (lambda model, decoder: decoder["inputs"].update(position_ids="attention_mask"), Unsupported),
         (lambda model, decoder: decoder.update(num_hidden_layers=3), FormatError),
         (lambda model, decoder: model.update(context_length=0), FormatError),
         (lambda model, decoder: model.update(decoder=[]), FormatError),

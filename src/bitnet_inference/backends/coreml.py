@@ -14,14 +14,13 @@ from bitnet_inference.backends.coreml_cache import BLOCK_TOKENS, Blocks, Held, S
 from bitnet_inference.backends.coreml_library import running_coremltools
 from bitnet_inference.backends.onnx import MAX_LOGITS_BYTES, OnnxOutput
 from bitnet_inference.config import EngineConfig, available_bytes
-from bitnet_inference.errors import KernelError, Stopped, Unsupported
+from bitnet_inference.errors import KernelError, Stopped, Unsupported, said
 from bitnet_inference.formats.coreml import KEYS, ONE, SEVERAL, VALUES, CoreMLCheckpoint
 from bitnet_inference.model.contract import Batch, Capabilities
 from bitnet_inference.model.loader import Progress
 
 MAX_STATES = 4  # each as long as the context
 _LEAST_CHUNK = 8  # tokens for which the function for several is quicker than one by one
-_MAX_SHOWN = 300
 
 
 class CoreMLModel:
@@ -119,7 +118,7 @@ class CoreMLModel:
         try:
             found: dict[str, Any] = self._functions[name].predict(inputs, state=held.state)
         except Exception as error:  # the library's have no ancestor of their own
-            raise KernelError(f"{self._path}: Core ML fails in a step ({_line(error)}): convert it again") from error
+            raise KernelError(f"{self._path}: Core ML fails in a step ({said(error)}): convert it again") from error
         return found
 
 
@@ -135,10 +134,5 @@ def _load(checkpoint: CoreMLCheckpoint) -> tuple[TemporaryDirectory[str], dict[s
         return folder, {name: library.models.CompiledMLModel(path, function_name=name) for name in (ONE, SEVERAL)}
     except Exception as error:
         folder.cleanup()
-        raise Unsupported(f"{checkpoint.path}: Core ML refuses it ({_line(error)}): convert it again") from error
+        raise Unsupported(f"{checkpoint.path}: Core ML refuses it ({said(error)}): convert it again") from error
 
-
-def _line(error: Exception) -> str:
-    """What the library says, on one line, short."""
-    text = " ".join(str(error).split()).encode("ascii", "backslashreplace").decode("ascii")
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

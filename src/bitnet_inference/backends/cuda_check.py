@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from bitnet_inference.config import available_bytes, is_interpreted
-from bitnet_inference.errors import Unavailable
+from bitnet_inference.errors import Unavailable, said
 
 LEAST_CAPABILITY = (8, 0)  # Ampere: bfloat16 and the integer products that the kernels are written for
 INSTALL = 'pip install "bitnet-inference[cuda]"'
@@ -43,7 +43,7 @@ def find_device(index: int = 0) -> CudaDevice:
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     except RuntimeError as error:
-        raise Unavailable("cuda", f"GPU {index} does not answer: {_line(error)}") from error
+        raise Unavailable("cuda", f"GPU {index} does not answer: {said(error)}") from error
     if capability < LEAST_CAPABILITY:
         least, found = ("{}.{}".format(*each) for each in (LEAST_CAPABILITY, capability))
         raise Unavailable("cuda", f"{name} has compute capability {found}, at least {least} is needed")
@@ -68,7 +68,7 @@ def import_torch() -> Any:
         import torch
         import triton  # noqa: F401  # whether it can be, is the question
     except (ImportError, OSError) as error:  # a library of the system that they need
-        raise Unavailable("cuda", f"torch or triton cannot be imported: {_line(error)}", INSTALL) from error
+        raise Unavailable("cuda", f"torch or triton cannot be imported: {said(error)}", INSTALL) from error
     return torch
 
 
@@ -76,14 +76,11 @@ def _count(torch: Any) -> int:
     """How many GPUs PyTorch sees. Raises Unavailable where there are none."""
     if torch.version.cuda is None:
         raise Unavailable("cuda", "this PyTorch is built without CUDA", "pip install --force-reinstall torch")
-    with warnings.catch_warnings(record=True) as said:  # that the driver is too old, is a warning
+    with warnings.catch_warnings(record=True) as warned:  # that the driver is too old, is a warning
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        why, cure = (_line(said[0].message), _DRIVER) if said else ("PyTorch finds no NVIDIA GPU", "")
+        why, cure = (said(warned[0].message), _DRIVER) if warned else ("PyTorch finds no NVIDIA GPU", "")
         raise Unavailable("cuda", why, cure)
     return count
 
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())[:200]

@@ -17,7 +17,7 @@ from bitnet_inference.backends.mlx_metal import metal_products
 from bitnet_inference.backends.mlx_ops import MlxOps, StepOps, Weights
 from bitnet_inference.backends.mlx_weights import Stack, WeightReader
 from bitnet_inference.config import EngineConfig, available_bytes
-from bitnet_inference.errors import InvalidParams, KernelError, OutOfMemory, Stopped
+from bitnet_inference.errors import InvalidParams, KernelError, OutOfMemory, Stopped, said
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, expected_shapes
 from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
@@ -27,7 +27,6 @@ from bitnet_inference.model.rope import inverse_frequencies
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
 Last = Callable[[Any, ModelConfig, mx.array], tuple[mx.array, ...]]  # the end of a step, in the verbs of MlxOps
-_MAX_SHOWN = 300  # letters of what MLX says
 _OUT_OF_MEMORY = ("allocat", "emory", "maximum allowed buffer size")
 
 
@@ -191,7 +190,7 @@ def running(what: str) -> Iterator[None]:
     except MemoryError as error:
         raise OutOfMemory(f"{what} finds no memory: free some, or lower the context or the load") from error
     except (RuntimeError, ValueError) as error:
-        text = " ".join(str(error).split())[:_MAX_SHOWN]
+        text = said(error)
         if any(word in text for word in _OUT_OF_MEMORY):
             raise OutOfMemory(f"{what} finds no memory ({text}): lower the context or the load") from error
         raise KernelError(f'{what} fails in MLX ({text}): choose device "cpu"') from error

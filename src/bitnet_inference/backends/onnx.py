@@ -20,13 +20,13 @@ from bitnet_inference.errors import (
     Stopped,
     Unavailable,
     Unsupported,
+    said,
 )
 from bitnet_inference.formats.onnx import OnnxCheckpoint
 from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
 from bitnet_inference.model.loader import Progress
 
 MAX_LOGITS_BYTES = 1 << 28  # of a step: a graph gives those of all tokens
-_MAX_SHOWN = 300
 
 
 class OnnxModel:
@@ -170,24 +170,21 @@ def _start(checkpoint: OnnxCheckpoint, threads: int) -> Any:
 
 def _refused(path: Path, error: Exception) -> BitNetError:
     if "NOT_IMPLEMENTED" in str(error):
-        return Unsupported(f"{path}: ONNX Runtime does not compute it ({_line(error)}): export it otherwise")
+        return Unsupported(f"{path}: ONNX Runtime does not compute it ({said(error)}): export it otherwise")
     if _is_memory(error):
         return OutOfMemory(f"{path}: memory ran out while loading it: free memory, or choose a smaller model")
-    return FormatError(path, "", f"ONNX Runtime refuses it ({_line(error)}): export it again")
+    is_newer = "opset" in str(error) or "IR version" in str(error)
+    cure = "update onnxruntime, or export it for an older opset" if is_newer else "export it again"
+    return FormatError(path, "", f"ONNX Runtime refuses it ({said(error)}): {cure}")
 
 
 def _failed(path: Path, error: Exception) -> BitNetError:
     if _is_memory(error):
         return OutOfMemory(f"{path}: a step finds no memory: free memory, or lower max_batch_tokens")
-    return KernelError(f"{path}: ONNX Runtime fails in a step ({_line(error)}): export the model again")
+    return KernelError(f"{path}: ONNX Runtime fails in a step ({said(error)}): export the model again")
 
 
 def _is_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate memory" in text
 
-
-def _line(error: Exception) -> str:
-    """What the runtime says, on one line, short."""
-    text = " ".join(str(error).split()).encode("ascii", "backslashreplace").decode("ascii")
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

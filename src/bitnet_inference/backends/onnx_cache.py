@@ -80,4 +80,4 @@ def _key(blocks: NDArray[np.int32], num_tokens: int) -> bytes:
 
 def _with_room(room: NDArray[Any], size: int) -> NDArray[Any]:
     """The array itself, or a larger one, a half more than is needed: memory that is touched already is faster."""
-    return room if len(room) >= size else np.empty(size * 3 // 2, room.dtype)
+    return room if len(room) >= size else np.zeros(size * 3 // 2, room.dtype)

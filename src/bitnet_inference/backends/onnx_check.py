@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from bitnet_inference.backends.choose import load_model
 from bitnet_inference.config import EngineConfig, num_cores
-from bitnet_inference.errors import BackendError, Unavailable
+from bitnet_inference.errors import BackendError, Unavailable, said
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.model.contract import Batch
 
 _INSTALL = 'pip install "bitnet-inference[onnx]"'
-_MAX_SHOWN = 300
 Floats = NDArray[np.float32]
 
 
@@ -49,7 +48,7 @@ def compare(checkpoint: Checkpoint, path: Path, token_ids: Sequence[int]) -> Agr
     try:
         whole, stepwise = _logits(path, token_ids)
     except Exception as error:  # the runtime's have no ancestor of their own
-        text = " ".join(str(error).split())[:_MAX_SHOWN]
+        text = said(error)
         raise BackendError(f"{path.name}: ONNX Runtime refuses it: {text}") from error
     half = len(token_ids) // 2
     best = expected.argmax(axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -98,13 +99,14 @@ def read_decoder(graph: Graph, names: Names, heads_said: tuple[int | None, int |
     for name in (names.logits, *presents):
         if name not in graph.outputs:
             raise Unsupported(f"{graph.path}: the output {shown(name)} is missing: {_CURE}")
+    hidden = next((graph.outputs[name] for name in names.hidden_states if name in graph.outputs), None)
+    _check_distinct(graph, (*plain, *pasts, names.logits, *presents, *([hidden.name] if hidden else [])))
     _check_ids(graph, names)
     shapes = [graph.inputs[name] for name in pasts]
     num_kv_heads, head_dim = _heads(graph, shapes, heads_said)
     for name in presents:
         _check(graph, graph.outputs[name], (1, num_kv_heads, None, head_dim), (shapes[0].dtype,))
     logits = graph.outputs[names.logits]
-    hidden = next((graph.outputs[name] for name in names.hidden_states if name in graph.outputs), None)
     vocab_size = _width(graph, logits, MAX_VOCAB)
     hidden_size = _width(graph, hidden, MAX_HIDDEN) if hidden else None
     return Decoder(
@@ -152,6 +154,13 @@ def _past_names(graph: Graph, names: Names) -> list[str]:
     if len(found) > 2 * MAX_LAYERS:
         raise FormatError(graph.path, "graph", f"more than {MAX_LAYERS} layers: export it again")
     return found
+
+
+def _check_distinct(graph: Graph, names: tuple[str, ...]) -> None:
+    """Of outputs of one name the runtime writes one, and none that is an input: the others would hold anything."""
+    for name, count in Counter(names).items():
+        if count > 1 or (name in graph.inputs and name in graph.outputs):
+            raise Unsupported(f"{graph.path}: {shown(name)} stands for two things: correct genai_config.json")
 
 
 def _check_ids(graph: Graph, names: Names) -> None:

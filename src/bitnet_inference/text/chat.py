@@ -23,7 +23,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from bitnet_inference.config import check_flag
-from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported, said
 from bitnet_inference.text.budget import Budget, OverBudget
 from bitnet_inference.text.filter import Filters
 from bitnet_inference.text.messages import (
@@ -189,17 +189,13 @@ class Template:
         try:
             yield
         except _Refusal as error:
-            raise InvalidParams(f"{self._name} refuses the messages: {_line(error)}") from None
+            raise InvalidParams(f"{self._name} refuses the messages: {said(error)}") from None
         except jinja2.TemplateSyntaxError as error:
-            raise FormatError(self._name, f"line {error.lineno}", f"broken template: {_line(error)}: {_CURE}") from None
+            raise FormatError(self._name, f"line {error.lineno}", f"broken template: {said(error)}: {_CURE}") from None
         except OverBudget as error:
             raise FormatError(self._name, "", f"refused, for {error}: {_CURE}") from None
         except Exception as error:  # a template can fail in every way that Python can
-            raise FormatError(self._name, "", f"fails with {type(error).__name__}: {_line(error)}: {_CURE}") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+            raise FormatError(self._name, "", f"fails with {type(error).__name__}: {said(error)}: {_CURE}") from None
 
 
 class _Refusal(jinja2.TemplateError):

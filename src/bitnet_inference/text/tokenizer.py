@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from bitnet_inference.config import check_unicode
-from bitnet_inference.errors import FormatError, InvalidParams, Unsupported, is_of_library
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported, is_of_library, said
 from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
@@ -198,7 +198,7 @@ class Tokenizer:
         except BaseException as error:
             if not is_of_library("tokenizers", error):
                 raise
-            why = " ".join(str(error).split())[:300] or type(error).__name__
+            why = said(error)
             place = re.search(r" at (line \d+ column \d+)$", why)
             where = place.group(1) if place else ""
             why = why[: place.start()] if place else why
