@@ -184,6 +184,14 @@ def test_half_a_head_half_a_body_and_a_flood_of_headers_end(strict: Running) -> 
     assert not raw(strict, b"GET /health HTTP/1.1\r\n" + flood + b"\r\n").startswith(b"HTTP/1.1 200")
 
 
+def test_an_empty_line_behind_an_answer_keeps_no_connection_open(strict: Running) -> None:
+    with socket.create_connection(strict.address[:2], timeout=20) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in connection.recv(1 << 16)
+        connection.sendall(b"\r\n")
+        assert connection.recv(1 << 16) == b""
+
+
 def test_what_is_refused_is_not_read_for_ever(strict: Running) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(strict.address[:2], timeout=20) as connection, pytest.raises(OSError):

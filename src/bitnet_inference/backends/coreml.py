@@ -135,4 +135,3 @@ def _load(checkpoint: CoreMLCheckpoint) -> tuple[TemporaryDirectory[str], dict[s
     except Exception as error:
         folder.cleanup()
         raise Unsupported(f"{checkpoint.path}: Core ML refuses it ({said(error)}): convert it again") from error
-

@@ -83,4 +83,3 @@ def _count(torch: Any) -> int:
         why, cure = (said(warned[0].message), _DRIVER) if warned else ("PyTorch finds no NVIDIA GPU", "")
         raise Unavailable("cuda", why, cure)
     return count
-

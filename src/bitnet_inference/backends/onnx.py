@@ -187,4 +187,3 @@ def _failed(path: Path, error: Exception) -> BitNetError:
 def _is_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate memory" in text
-

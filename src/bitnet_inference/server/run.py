@@ -65,6 +65,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """What the client sends."""
+        if self.timeout_keep_alive_task is not None and not self.cycle.more_body:
+            self._wait(self.options.header_timeout_s)  # for a head, which an empty line does not begin
         self._unset_keepalive_if_required()
         rest = memoryview(data)
         try:
