@@ -57,6 +57,7 @@ class _Entry:
     num_users: int = 0
     last_used: float = 0.0
     load_s: float = 0.0
+    config: EngineConfig | None = None  # what was decided when it was loaded
 
     @property
     def is_idle(self) -> bool:
@@ -130,10 +131,12 @@ class Models:
 
     def numbers(self, path: Path) -> str:
         """How the model computes that is loaded from this path, as far as the bits of its answers depend on it."""
-        config = self._config.resolve()
-        device = next((state.device for state in self.loaded() if state.path == path), "")
+        with self._held:
+            entry = self._entries.get(path)
+        config = (entry and entry.config) or self._config.resolve()
+        device = entry.llm.result().device if entry and entry.llm.done() else ""
         rounded = f"quantize={config.quantize} head={config.head} embedding={config.embedding}"
-        return f"device={device} cache_dtype={config.cache_dtype} {rounded}"
+        return f"device={device} cache_dtype={config.cache_dtype} {rounded} context={self._max_cache_tokens}"
 
     @contextmanager
     def use(self, model: str | Path = "default", *, wait_s: float = 0.0) -> Iterator[LLM]:
@@ -229,8 +232,8 @@ class Models:
 
     def _loaded(self, entry: _Entry, until: float) -> LLM:
         checkpoint = open_checkpoint(entry.path)
-        config = decided(checkpoint, self._config, self._max_cache_tokens).config
-        needed = estimate_bytes(checkpoint, config, self._max_cache_tokens)
+        entry.config = decided(checkpoint, self._config, self._max_cache_tokens).config
+        needed = estimate_bytes(checkpoint, entry.config, self._max_cache_tokens)
         self._make_room(entry, needed, until)
         start = time.monotonic()
         llm = self._load_llm(entry.path, listener=self._listener and self._listener(entry.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -66,8 +67,7 @@ class ResponseAnswer:
     async def finished(self) -> None:
         """See Answer."""
         await finished([self._stream])
-        self._reply.read(output_of(self._stream).text)
-        self._end()
+        await self._end(output_of(self._stream).text)
 
     def whole(self) -> dict[str, Any]:
         """See Answer."""
@@ -95,11 +95,20 @@ class ResponseAnswer:
             else:
                 yield self._delta(text, held)
             held = []
-        for each in self._last(is_open, held):
+        rest = self._reply.end()
+        await self._end()
+        for each in self._last(rest, is_open, held):
             yield each
 
-    def _end(self) -> None:
-        """Make the response whole, and keep it."""
+    async def _end(self, unread: str | None = None) -> None:
+        """Make the response whole, and keep it. Takes its time where it is long: in a thread."""
+        made = await asyncio.to_thread(self._make_whole, unread)
+        if self._body.store:
+            self._keep(made)
+
+    def _make_whole(self, unread: str | None) -> StoredResponse:
+        if unread is not None:
+            self._reply.read(unread)
         output = output_of(self._stream)
         text, calls, end = self._reply.text, self._reply.calls, ended(output)
         logprobs = chat_logprobs(self._tokenizer, output.token_ids, output.logprobs or []) if output.logprobs else []
@@ -111,12 +120,9 @@ class ResponseAnswer:
         self._response |= end | {"output": items}
         if end["status"] == "completed":
             self._response["completed_at"] = int(time.time())
-        if self._body.store:
-            self._keep(self.stored(end["status"]))
+        return self.stored(end["status"])
 
-    def _last(self, is_open: bool, held: Sequence[Piece]) -> Iterator[bytes]:
-        rest = self._reply.end()
-        self._end()
+    def _last(self, rest: str, is_open: bool, held: Sequence[Piece]) -> Iterator[bytes]:
         first = self._response["output"][0] if self._response["output"] else None
         if has_message := first is not None and first["type"] == "message":
             yield b"" if is_open else self._opened()

@@ -33,11 +33,8 @@ class StoredResponse:
     items: Mapping[str, Mapping[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Its items by their ids."""
+        """Its items by their ids, and how much it takes."""
         self.items = {item["id"]: item for item in (*self.input_items, *self.body["output"])}
-
-    def measure(self) -> None:
-        """Note how much it takes."""
         self.num_bytes = len(dumps([self.body, self.input_items, self.messages]))
 
 
@@ -66,7 +63,6 @@ class StoredResponses:
         """Keep it, also in place of an earlier state; the oldest ones that have ended give way."""
         identity = response.body["id"]
         self._forget(identity)
-        response.measure()
         self._kept[identity] = response
         for item in response.items:
             self._items.setdefault((response.owner, item), {})[identity] = response
