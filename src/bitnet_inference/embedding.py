@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.config import check_flag
-from bitnet_inference.engine.prompt_reader import PromptReader
-from bitnet_inference.errors import EngineError, InvalidParams
+from bitnet_inference.engine.prompt_reader import PromptReader, broken
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.formats.checkpoint import Pooling
 
 
@@ -26,8 +26,7 @@ class Pool:
         assert self._total is not None, "nothing has been read"
         mean: NDArray[np.float32] = self._total / np.float32(len(self.reader.positions))
         if not np.isfinite(mean).all():
-            cure = "its weights are broken, or not what its config.json says: download the model again"
-            raise EngineError(f"the model's hidden states hold NaN or infinity: {cure}")
+            raise broken("hidden states hold NaN or infinity")
         return _of_length_1(mean) if normalize else mean
 
     def _read(self, first: int, rows: NDArray[np.float32]) -> None:

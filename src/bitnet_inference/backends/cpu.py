@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
-from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, Draw, best_of
+from bitnet_inference.model.contract import Batch, Capabilities, Draw, best_of, threads_of
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Plans, Progress, fused, num_weights, record, sound_matrix, weight_groups
 from bitnet_inference.model.plan import StepTime
@@ -89,7 +88,7 @@ class CpuModel:
             samples=self._screen is not None,
             same_bits=True,
             tile_tokens=16 if config.isa == "avx512amx" else 1,
-            threads=_threads_of(self),
+            threads=threads_of(self),
         )
 
     def _check_head(self, checkpoint: Checkpoint, head: str) -> None:
@@ -264,12 +263,6 @@ class CpuOutput:
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
         return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
-
-
-def _threads_of(model: CpuModel) -> Callable[[], Any]:
-    """What its capabilities give; they must not keep the model in memory."""
-    known = ref(model)
-    return lambda: (alive := known()) and alive._executor
 
 
 def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: Any) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import ref
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, threads_of
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.model.shard_plans import shard
@@ -82,7 +81,7 @@ class CudaModel:
             available_bytes=max(0, free_bytes),
             quick_top=QUICK_TOP,
             looks_ahead=True,
-            threads=_threads_of(self),
+            threads=threads_of(self),
         )
 
     def _load(
@@ -207,12 +206,6 @@ class CudaOutput(WholeHead):
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
         return self._model.ask(lambda head: head.normed(rows))
-
-
-def _threads_of(model: CudaModel) -> Callable[[], Any]:
-    """What its capabilities give; they must not keep the model in memory."""
-    known = ref(model)
-    return lambda: (alive := known()) and alive._executor
 
 
 def _check_head(checkpoint: Checkpoint, head: str) -> None:

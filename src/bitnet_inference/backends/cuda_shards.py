@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
-from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from bitnet_inference.errors import Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.ternarized import TernarizedCheckpoint
-from bitnet_inference.model.contract import Batch, Capabilities, WholeHead
+from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, threads_of
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.model.shards import require_shards
 
@@ -57,7 +56,7 @@ class ShardedModel:
         self._cache_bytes, self._first_tokens = 0, [each["first_token"] for each in loaded]
         self._executor: Any = native.Executor(config.isa, config.threads)  # samples from what the GPUs bring
         able = _together([Capabilities(**each["capabilities"]) for each in loaded])
-        self.capabilities = replace(able, looks_ahead=False, threads=_threads_of(self))
+        self.capabilities = replace(able, looks_ahead=False, threads=threads_of(self))
 
     @property
     def num_bytes(self) -> int:
@@ -110,12 +109,6 @@ def best_of(
     logits = np.concatenate([logits for _, logits in parts], axis=1)
     best = np.lexsort((-logits, ~np.isnan(logits)), axis=1)[:, :k]  # in the order of ids where they are equal
     return np.take_along_axis(ids, best, axis=1), np.take_along_axis(logits, best, axis=1)
-
-
-def _threads_of(model: ShardedModel) -> Callable[[], Any]:
-    """What its capabilities give; they must not keep the model in memory."""
-    known = ref(model)
-    return lambda: (alive := known()) and alive._executor
 
 
 def _require_libraries() -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.engine.prompt_reader import PromptReader
-from bitnet_inference.errors import EngineError
+from bitnet_inference.engine.prompt_reader import PromptReader, broken
 from bitnet_inference.native import RowSampler
 
 
@@ -42,6 +41,5 @@ class PromptScores:
         for position, row in enumerate(logits, first + 1):
             logprob, top = self._sampler.score(row, int(self._prompt[position]), self._num_top)
             if math.isnan(logprob):
-                cure = "its weights are broken, or not what its config.json says: download the model again"
-                raise EngineError(f"the model's logits hold NaN or infinity at position {position}: {cure}")
+                raise broken(f"logits hold NaN or infinity at position {position}")
             self.found.append(TokenLogprobs(logprob, tuple(top)))

@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference.errors import EngineError
+
 
 @dataclass(frozen=True)
 class PromptReader:
@@ -25,3 +27,9 @@ class PromptReader:
     read: Callable[[int, NDArray[np.float32]], None]
     positions: range
     kind: Literal["logits", "hidden"] = "logits"
+
+
+def broken(what: str) -> EngineError:
+    """What is said of numbers of a model that nothing can be made of: "logits hold NaN"."""
+    cure = "its weights are broken, or not what its config.json says: download the model again"
+    return EngineError(f"the model's {what}: {cure}")

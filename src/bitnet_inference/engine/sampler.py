@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
+from bitnet_inference.engine.prompt_reader import broken
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.steering import chosen, no_token_left, processed
 from bitnet_inference.errors import EngineError
@@ -268,8 +269,7 @@ def _groups(wanted: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
 
 def broken_row(request: Request) -> EngineError:
     """What is said of a row of logits that no token can be chosen from."""
-    cure = "its weights are broken, or not what its config.json says: download the model again"
-    return EngineError(f"the model's logits hold NaN or infinity at position {request.position}: {cure}")
+    return broken(f"logits hold NaN or infinity at position {request.position}")
 
 
 def _broken(request: Request) -> Pick:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
+from bitnet_inference.config import installed_version
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, require_sound
 from bitnet_inference.formats.compressed import SUFFIX, compress
@@ -173,11 +173,4 @@ def _provenance(checkpoint: Checkpoint, compressed: bool) -> dict[str, str]:
         found = {key: value for key, value in checkpoint.said.items() if key in found}
     said = {key: value.encode("utf-8", "replace").decode() for key, value in found.items() if value}
     said["command"] = f"bitnet convert IN OUT.safetensors{' --compress' if compressed else ''}"
-    return said | {"writer": f"bitnet-inference {_version()}"}
-
-
-def _version() -> str:
-    try:
-        return version("bitnet-inference")
-    except PackageNotFoundError:
-        return "from its sources"
+    return said | {"writer": f"bitnet-inference {installed_version()}"}

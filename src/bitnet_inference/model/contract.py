@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,12 @@ def best_of(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDA
     else:
         best = np.argsort(np.where(np.isnan(logits), -np.inf, -logits), axis=1, kind="stable")[:, :k]
     return best.astype(np.int32), logits[np.arange(len(logits))[:, None], best]
+
+
+def threads_of(model: Any) -> Callable[[], Executor | None]:
+    """What `Capabilities.threads` is to be for a model with an `_executor`, without keeping it in memory."""
+    known = ref(model)
+    return lambda: (alive := known()) and alive._executor
 
 
 class WholeHead:

@@ -17,7 +17,7 @@ from bitnet_inference.llm import LLM
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import CLIENT_GONE, Failure
-from bitnet_inference.server.schema import Fields, Prompts, salt_of
+from bitnet_inference.server.schema import Fields, Prompts, each_of, salt_of
 
 
 class EmbeddingRequest(Fields):
@@ -55,9 +55,7 @@ def embed(asked: Asked, body: EmbeddingRequest) -> dict[str, Any]:
         if asked.gone.is_set():
             raise Failure(CLIENT_GONE, "the client has left")
 
-    given: Any = body.input
-    prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-    ids = [_encode(llm, prompt) for prompt in prompts]
+    ids = [_encode(llm, prompt) for prompt in each_of(body.input)]
     vectors = llm.embed(ids, progress=progress, **asked.terms)
     shape = _base64 if body.encoding_format == "base64" else _numbers
     data = [{"object": "embedding", "index": at, "embedding": shape(each)} for at, each in enumerate(vectors)]

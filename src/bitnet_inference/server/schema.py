@@ -333,8 +333,13 @@ class TextRequest(SamplingFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """One or many."""
-        given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        return each_of(self.prompt)
+
+
+def each_of(prompts: Prompts) -> list[str] | list[list[int]]:
+    """One or many."""
+    given: Any = prompts
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
 def check_talk(messages: Sequence[Mapping[str, Any]]) -> None:
