@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
-    from bitnet_inference.completions import chat_completion, text_completion
-    from bitnet_inference.config import EngineConfig
+    from bitnet_inference.completions import ChatCompletion, TextCompletion, chat_completion, text_completion
+    from bitnet_inference.config import EngineConfig, HubConfig
     from bitnet_inference.conversion.convert import Conversion, convert
     from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.logprobs import TokenLogprobs
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.engine.request import Usage
+    from bitnet_inference.engine.terms import Terms
     from bitnet_inference.errors import (
         BackendError,
         BitNetError,
@@ -64,6 +65,7 @@ __all__ = [
     "BeamParams",
     "BitNetError",
     "Cancelled",
+    "ChatCompletion",
     "Chosen",
     "Conversion",
     "Counts",
@@ -75,6 +77,7 @@ __all__ = [
     "FormatError",
     "Generation",
     "Grammar",
+    "HubConfig",
     "Installed",
     "InvalidParams",
     "KernelError",
@@ -94,6 +97,8 @@ __all__ = [
     "SamplingParams",
     "Stopped",
     "Stream",
+    "Terms",
+    "TextCompletion",
     "TokenLogprobs",
     "Trace",
     "Unavailable",
@@ -121,12 +126,14 @@ _HOMES = {
     "LLM": "llm",
     "EngineConfig": "config",
     "BatchResult": "offline",
+    "ChatCompletion": "completions",
     "Chosen": "choices",
     "Conversion": "conversion.convert",
     "Counts": "telemetry",
     "Filter": "text.filter",
     "Generation": "stream",
     "Grammar": "grammar.grammar",
+    "HubConfig": "config",
     "Installed": "installed",
     "Likelihood": "choices",
     "OutputFilter": "text.filter",
@@ -137,6 +144,8 @@ _HOMES = {
     "Pulled": "hub.pull",
     "SamplingParams": "engine.params",
     "Stream": "stream",
+    "Terms": "engine.terms",
+    "TextCompletion": "completions",
     "TokenLogprobs": "engine.logprobs",
     "Trace": "trace",
     "Usage": "engine.request",

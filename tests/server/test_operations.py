@@ -33,7 +33,7 @@ from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.hosts import MAX_THREADS
 from bitnet_inference.server.journal import Journaled
-from bitnet_inference.server.stored import MAX_RUNNING, StoredResponses
+from bitnet_inference.server.stored import MAX_RESPONSES, MAX_RUNNING, StoredResponse, StoredResponses
 
 HERE = Path(__file__).parent
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -272,6 +272,16 @@ def test_places_in_the_background_are_taken_before_anything_is_awaited() -> None
     assert refused.value.headers == {"Retry-After": "1"}
     with kept.place():
         pass
+
+
+def test_who_stores_much_does_not_push_out_the_responses_of_others() -> None:
+    kept = StoredResponses()
+    for number, owner in enumerate(["few", *["many"] * (MAX_RESPONSES + 1), "few"]):
+        kept.keep(StoredResponse({"id": str(number), "output": []}, [], [], owner))
+    assert [kept.find("few", each).owner for each in ("0", str(MAX_RESPONSES + 2))] == ["few", "few"]
+    with pytest.raises(Failure, match="not found"):
+        kept.find("many", "2")
+    assert kept.find("many", "4")
 
 
 def own(**options: Any) -> Running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from datetime import UTC, datetime
@@ -68,7 +69,7 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
 
     @app.get("/v1/models", **describe(None, "The models that are served."))
     async def models() -> Response:
-        found = [_model(served, name, started) for name in served.names]
+        found = await asyncio.to_thread(lambda: [_model(served, name, started) for name in served.names])
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
         return json_response({"object": "list", "data": found, "has_more": False, **ends})
 
@@ -77,14 +78,14 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
         if not name:  # a slash behind the list
             return await models()
         served.path(name)
-        return json_response(_model(served, name, started))
+        return json_response(await asyncio.to_thread(_model, served, name, started))
 
     @app.get(
         "/health",
         **describe(None, "Whether the server runs, and which models run on the CPU since their device failed."),
     )
     async def health() -> Response:
-        failed = [name for name in served.names if (state := served.state(name)) and state.failure]
+        failed = await asyncio.to_thread(_failed, served)
         return json_response({"status": "degraded", "on_the_cpu": failed} if failed else {"status": "ok"})
 
     @app.get("/ready", **describe(None, "Whether the server takes requests."))  # the gate says no before it closes
@@ -100,6 +101,10 @@ def _add_heads(app: FastAPI) -> None:
     """HEAD for every GET, with which some look whether a server is there. The document is without them."""
     for route in [each for each in app.routes if isinstance(each, APIRoute) and each.methods == {"GET"}]:
         app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
+
+
+def _failed(served: ServedModels) -> list[str]:
+    return [name for name in served.names if (state := served.state(name)) and state.failure]
 
 
 def _model(served: ServedModels, name: str, created: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,19 +60,22 @@ class StoredResponses:
             self._num_running -= 1
 
     def keep(self, response: StoredResponse) -> None:
-        """Keep it, also in place of an earlier state; the oldest ones that have ended give way."""
+        """Keep it, also in place of an earlier state; of those that have ended, the oldest of who has most give way."""
         identity = response.body["id"]
         self._forget(identity)
         self._kept[identity] = response
         for item in response.items:
             self._items.setdefault((response.owner, item), {})[identity] = response
         self._num_bytes += response.num_bytes
-        ended = (each for each in list(self._kept) if self._kept[each].task is None)
         while len(self._kept) > MAX_RESPONSES or self._num_bytes > MAX_BYTES:
-            oldest = next(ended, None)
-            if oldest is None:
+            ended = [each for each in self._kept.values() if each.task is None]
+            if not ended:
                 break
-            self._forget(oldest)
+            shares = Counter[str]()
+            for each in ended:
+                shares[each.owner] += MAX_BYTES // MAX_RESPONSES + each.num_bytes
+            most = max(shares, key=shares.__getitem__)
+            self._forget(next(each.body["id"] for each in ended if each.owner == most))
 
     def replace(self, response: StoredResponse) -> None:
         """Keep it in place of an earlier state; nothing happens where that has been deleted."""
