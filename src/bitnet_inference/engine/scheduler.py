@@ -59,7 +59,8 @@ class Scheduler:
     def __init__(self, pool: BlockPool, events: Events, limits: Capabilities, *, max_waiting: int) -> None:
         """A step is within the limits of the model; at most `max_waiting` requests wait.
 
-        Where the limits say `looks_ahead`, those that decode get the block of the token behind the next one, too, where many are free.
+        Where the limits say `looks_ahead`, those that decode get the block of the token behind the next one, too, if
+        many are free.
         """
         self._events, self.max_waiting = events, max_waiting
         self._take(pool, limits)

@@ -85,7 +85,7 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
         **describe(None, "Whether the server runs, and which models run on the CPU since their device failed."),
     )
     async def health() -> Response:
-        failed = await asyncio.to_thread(_failed, served)
+        failed = await asyncio.to_thread(_on_the_cpu, served)
         return json_response({"status": "degraded", "on_the_cpu": failed} if failed else {"status": "ok"})
 
     @app.get("/ready", **describe(None, "Whether the server takes requests."))  # the gate says no before it closes
@@ -103,7 +103,7 @@ def _add_heads(app: FastAPI) -> None:
         app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 
-def _failed(served: ServedModels) -> list[str]:
+def _on_the_cpu(served: ServedModels) -> list[str]:
     return [name for name in served.names if (state := served.state(name)) and state.failure]
 
 
