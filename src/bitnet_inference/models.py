@@ -92,7 +92,7 @@ class Models:
     that have not been used for longest are unloaded, but never one that somebody uses, or that has requests which have
     not ended. `max_bytes` is for weights and KV caches together, None for three quarters of what is free now. Each
     model has its own threads, and a KV cache of `max_cache_tokens`, in whole blocks of 32: no context can be longer.
-    The other options are those of LLM.load.
+    `drafts`, `filters` and `progress` are as for LLM.load.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Models:
         max_bytes: int | None = None,
         *,
         max_cache_tokens: int = 8192,
-        drafts: str = "auto",
+        drafts: str | Path = "auto",
         filters: Sequence[Filter] = (),
         progress: Callable[[int, int], None] | None = None,
         listener: Callable[[Path], EngineListener] | None = None,

@@ -354,5 +354,10 @@ def test_inspect_verifies(tmp_path, sound):
     changed = CliRunner().invoke(app, ["inspect", str(path), "--verify"])
     assert changed.exit_code == 2
     assert "copy the file again" in changed.stderr
+    place = sound.index(b"rope_theta") + 15
+    path.write_bytes(sound[:place] + b"2" + sound[place + 1 :])
+    changed = CliRunner().invoke(app, ["inspect", str(path), "--verify"])
+    assert changed.exit_code == 2
+    assert "__metadata__.config" in changed.stderr
     other = CliRunner().invoke(app, ["inspect", str(GOLDEN / "bitnet-packed"), "--verify"])
     assert "only packed files" in other.stderr

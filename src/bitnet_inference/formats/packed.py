@@ -25,6 +25,7 @@ from bitnet_inference.formats.safetensors_files import Tensor, read_container
 FORMAT = "bitnet-inference"
 ALIGNMENT = 64
 FILE, PADDING = "file.", "padding."  # how the names of what is no weight begin
+CONFIG_HASH = "config_sha256"  # which older files do not have
 FLOATS: dict[str, FloatName] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PACKED: tuple[Literal["u2", "t5"], ...] = ("u2", "t5")  # the layouts that a ternary matrix may have
 SCREEN = ("screen.high", "screen.low", "screen.numbers")
@@ -76,8 +77,10 @@ class PackedCheckpoint:
         return problem_lines(self.path, self._problems())
 
     def verify(self) -> Iterator[str]:
-        """Read the whole file; a line for each tensor whose bytes are not those that were written."""
+        """Read the whole file; a line for the configuration, and each tensor, whose bytes are not those written."""
         hashes = parse_object(self._text("sha256").encode("utf-8", "surrogatepass"), self.path, "sha256", _AGAIN)
+        if self._said.get(CONFIG_HASH, config_hash := sha256_of(self._text("config"))) != config_hash:
+            yield f"{self.path}: __metadata__.config: is not that of its SHA-256: copy the file again"
         for name, tensor in self._stored.items():
             if hashlib.sha256(_bytes(tensor)).hexdigest() != hashes.get(name):
                 yield f"{self.path}: {shown(name)}: the bytes are not those of its SHA-256: copy the file again"
@@ -216,6 +219,11 @@ class PackedCheckpoint:
                     yield FormatError(self.path, part, f"holds what is NaN or infinite: {_AGAIN}")
             except FormatError as error:  # of a compressed tensor
                 yield error
+
+
+def sha256_of(text: str) -> str:
+    """That of a string of the header, in UTF-8."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _bytes(tensor: Tensor | Compressed) -> memoryview:

@@ -19,7 +19,17 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.compressed import SUFFIX, compress
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES
 from bitnet_inference.formats.kinds import kind_of
-from bitnet_inference.formats.packed import ALIGNMENT, FILE, FLOATS, FORMAT, PADDING, SCREEN, PackedCheckpoint
+from bitnet_inference.formats.packed import (
+    ALIGNMENT,
+    CONFIG_HASH,
+    FILE,
+    FLOATS,
+    FORMAT,
+    PADDING,
+    SCREEN,
+    PackedCheckpoint,
+    sha256_of,
+)
 from bitnet_inference.formats.packed_config import write_config
 from bitnet_inference.formats.packed_versions import VERSION
 from bitnet_inference.output_files import refuse_unwritable, whole_file
@@ -52,7 +62,8 @@ def write_packed(
     refuse_unwritable(path)
     require_sound(checkpoint)
     shapes, done = dict(expected_shapes(checkpoint.config)), 0
-    said = {"format": FORMAT, "version": str(VERSION), "config": write_config(checkpoint.config)}
+    config = write_config(checkpoint.config)
+    said = {"format": FORMAT, "version": str(VERSION), "config": config, CONFIG_HASH: sha256_of(config)}
     said |= _provenance(checkpoint, compressed)
     room = sum(len(json.dumps(each)) for each in said.values()) + _ENTRY_BYTES * (2 * len(shapes) + len(files) + 8)
     if compressed:
