@@ -62,6 +62,7 @@ inline thread_local Tiles tiles;
 }  // namespace emulated
 
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbsud
@@ -70,6 +71,7 @@ inline thread_local Tiles tiles;
 #define _tile_release() std::memset(&::emulated::tiles, 0, sizeof ::emulated::tiles)
 #define _tile_zero(tile) ::emulated::tiles.zero(tile)
 #define _tile_loadd(tile, from, stride) ::emulated::tiles.load(tile, from, stride)
+#define _tile_stream_loadd(tile, from, stride) ::emulated::tiles.load(tile, from, stride)
 #define _tile_stored(tile, to, stride) ::emulated::tiles.store(tile, to, stride)
 #define _tile_dpbsud(to, left, right) ::emulated::tiles.add_products(to, left, right)
 #define _tile_dpbf16ps(to, left, right) ::emulated::tiles.add_float_products(to, left, right)
