@@ -46,17 +46,20 @@ struct AttendStep final : Step {
     int64_t units(const Context& c) const override {
         return cache->layout().num_kv_heads * (c.segments > 1 ? c.num_tokens * c.segments : parts(c));
     }
+    // So many tokens of which all queries go together.
+    int64_t together() const { return std::max<int64_t>(1, kQueries / heads()); }
+    // As many find what they read in a near cache as are of one sequence.
     int64_t parts(const Context& c) const {
         const int64_t even = c.num_tokens * cache->layout().num_kv_heads / int64_t(4 * c.scratch.size());
-        const int64_t each = std::max<int64_t>(1, std::min(kNearQueries / heads(), even));
+        const int64_t near = std::min(kNearQueries / heads(), c.num_tokens / c.batch->num_sequences);
+        const int64_t each = std::max<int64_t>(1, std::min(even, std::max(near, together())));
         return (c.num_tokens + each - 1) / each;
     }
     // The first token of a part: where as many queries as go together are whole, unless there are too few.
     int64_t begin(const Context& c, int64_t part) const {
-        const int64_t together = std::max<int64_t>(1, kQueries / heads()), num_parts = parts(c);
-        const int64_t even = c.num_tokens * part / num_parts;
-        const bool is_whole = part == num_parts || c.num_tokens / num_parts < together;
-        return is_whole ? even : (even + together / 2) / together * together;
+        const int64_t num_parts = parts(c), even = c.num_tokens * part / num_parts;
+        const bool is_whole = part == num_parts || c.num_tokens / num_parts < together();
+        return is_whole ? even : (even + together() / 2) / together() * together();
     }
     int64_t scratch_floats(int64_t) const override { return attend_scratch_floats(cache->layout().padded_dim); }
     int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }
