@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, sync_playwright
+from talking import answered
 
 from bitnet_inference.models import Models
 from bitnet_inference.server import Listening, ServedModels, ServerOptions, Watch, make_front, make_server, read_keys
@@ -163,3 +164,9 @@ def page(tab: Page, site: Site, watched: Callable[[Page], Page]) -> Page:
     page.goto(site.url)
     page.get_by_text("of 1,024 tokens").wait_for()
     return page
+
+
+@pytest.fixture
+def answer_with(page: Page) -> Callable[[str], None]:
+    """From now on the answer to every message is this text."""
+    return lambda text: page.route("**/v1/chat/completions", answered(text))

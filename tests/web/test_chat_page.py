@@ -7,48 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
+from talking import answered, ask, changed, finished, sent, texts
 
 pytest_plugins = ["browsing"]
 
 QUESTION = "Tell me a story about a brave fox called Mia"
-
-
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def finished(page: Page, words: str = "Done.") -> None:
-    expect(page.locator("#status")).to_have_text(words, timeout=60_000)
-
-
-def texts(page: Page) -> list[str]:
-    return page.locator("#log .text").all_inner_texts()
-
-
-def changed(**fields: Any) -> Callable[[Route], None]:
-    """Sends requests on to the server with these fields too."""
-    return lambda route: route.continue_(post_data=json.dumps(json.loads(route.request.post_data or "") | fields))
-
-
-def sent(events: str) -> Callable[[Route], None]:
-    """Answers a request in the server's place with these events."""
-    return lambda route: route.fulfill(content_type="text/event-stream", body=events)
-
-
-def answered(text: str) -> Callable[[Route], None]:
-    """Answers a chat request in the server's place with this text, in small pieces."""
-    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
-    events = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
-    return sent("".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
-
-
-@pytest.fixture
-def answer_with(page: Page) -> Callable[[str], None]:
-    """From now on the answer to every message is this text."""
-    return lambda text: page.route("**/v1/chat/completions", answered(text))
 
 
 def test_an_answer_streams_and_survives_a_reload(page: Page) -> None:
@@ -128,101 +92,6 @@ def test_what_is_edited_or_asked_again_stays_beside_it(page: Page, answer_with: 
     assert texts(page)[0] == "Question"
 
 
-HOSTILE = """<img src=x onerror="window.hacked = 1"> <script>window.hacked = 2</script>
-
-[click](javascript:window.hacked=3) [click](data:text/html,x) ![picture](https://example.com/x.png) <javascript:hacked>
-
-| <b>a</b> | b |
-|---|---|
-| <iframe src="//example.com"> | `<svg onload=hacked=4>` |
-
-```<b>html"onx=
-</code></pre><img src=x onerror="window.hacked = 5">
-```
-
-<https://example.com/"onmouseover="hacked=6"> [a](https://example.com/"onclick="hacked=7)"""
-
-
-def test_hostile_text_stays_text(page: Page, answer_with: Callable[[str], None]) -> None:
-    answer_with(HOSTILE)
-    ask(page, HOSTILE)
-    finished(page)
-    assert page.locator(".user .text").text_content() == HOSTILE
-    assert page.locator("#log :is(img, script, iframe, object, embed, style, b)").count() == 0
-    assert "<img src=x onerror" in page.locator(".assistant .text").inner_text()
-    links = page.locator("#log a")
-    for link in links.all():
-        link.dispatch_event("mouseover")
-        assert link.get_attribute("href").startswith("https://example.com/")  # type: ignore[union-attr]
-        assert "noopener" in link.get_attribute("rel")  # type: ignore[operator]
-    attributes = page.evaluate("[...document.querySelectorAll('#log .text *')].flatMap((e) => e.getAttributeNames())")
-    assert links.count() >= 2 and not [name for name in attributes if name.startswith("on")]
-    assert page.evaluate("window.hacked") is None
-
-
-RENDER = """async ([text, steps]) => {
-    const {show} = await import(document.querySelector("script[type=module]").src.replace("chat.js", "markdown.js"));
-    const element = document.createElement("div");
-    for (let at = 1; steps && at < text.length; at++) show(element, text.slice(0, at));
-    show(element, text);
-    for (const each of element.querySelectorAll("button, a")) each.removeAttribute("title");
-    return element.innerHTML.replaceAll(/ (rel|target|tabindex|class)="[^"]*"/g, "");
-}"""
-MARKDOWN = {
-    "plain": ("a < b & c\nd", "<p>a &lt; b &amp; c\nd</p>"),
-    "headings": ("# A\n## B *c* ##\n####### d", "<h3>A</h3><h4>B <em>c</em></h4><p>####### d</p>"),
-    "emphasis": ("**a *b* c** ~~d~~", "<p><strong>a <em>b</em> c</strong> <del>d</del></p>"),
-    "both": ("***e***", "<p><em><strong>e</strong></em></p>"),
-    "nested": ("*a **b***", "<p><em>a <strong>b</strong></em></p>"),
-    "no emphasis": ("2 * 3 * 4 snake_case_name a* b ** c", "<p>2 * 3 * 4 snake_case_name a* b ** c</p>"),
-    "escapes": (r"\*a\* \# \\ \[b](c)", r"<p>*a* # \ [b](c)</p>"),
-    "code": ("`a *b*` ``c ` d``", "<p><code>a *b*</code> <code>c ` d</code></p>"),
-    "breaks": ("a  \nb\\\nc", "<p>a<br>b<br>c</p>"),
-    "rule": ("a\n\n---\n***", "<p>a</p><hr><hr>"),
-    "quote": ("> a\n> - b\n\nc", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote><p>c</p>"),
-    "list": ("- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
-    "ordered": ("3. a\n4. b\n\n   c", '<ol start="3"><li>a</li><li><p>b</p><p>c</p></li></ol>'),
-    "year": ("It was\n1984. Yes", "<p>It was\n1984. Yes</p>"),
-    "table": (
-        "| a | b |\n|:--|--:|\n| 1 | *2* |\n| x \\| y |\n\nz",
-        "<div><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td><em>2</em></td></tr>"
-        "<tr><td>x | y</td><td></td></tr></tbody></table></div><p>z</p>",
-    ),
-    "no table": ("a | b\nc", "<p>a | b\nc</p>"),
-    "links": (
-        "[a *b*](https://x.org/a_(b)) https://y.org/c_d. <http://z.org>",
-        '<p><a href="https://x.org/a_(b)">a <em>b</em></a> <a href="https://y.org/c_d">https://y.org/c_d</a>. '
-        '<a href="http://z.org/">http://z.org</a></p>',
-    ),
-    "no links": ("[a](ftp://x) [b](/c) [d] (https:/e)", "<p>[a](ftp://x) [b](/c) [d] (https:/e)</p>"),
-}  # fmt: skip
-
-
-def test_markdown(page: Page) -> None:
-    found = {name: page.evaluate(RENDER, [text, False]) for name, (text, _) in MARKDOWN.items()}
-    assert found == {name: html for name, (_, html) in MARKDOWN.items()}
-
-
-def test_code_has_its_words_and_a_button_that_copies(page: Page, answer_with: Callable[[str], None]) -> None:
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    answer_with("Look:\n```python\nif a < b:\n    # *not* emphasis\n```\nand ~~~\n~~~\n```\nnot closed")
-    ask(page, "Code?")
-    finished(page)
-    page.get_by_role("button", name="Copy the code").first.click()
-    assert page.locator(".code header span").all_inner_texts() == ["python", "text"]
-    assert page.evaluate("navigator.clipboard.readText()") == "if a < b:\n    # *not* emphasis"
-
-
-def test_piece_by_piece_it_becomes_the_same(page: Page) -> None:
-    text = "\n\n".join(text for text, _ in MARKDOWN.values()) + "\n```js\nlet a;\n```\n" + HOSTILE
-    assert page.evaluate(RENDER, [text, True]) == page.evaluate(RENDER, [text, False])
-
-
-def test_no_text_takes_long(page: Page) -> None:
-    for unit in ("*a ", "[", "**a _b ", "`a", "> ", "- a\n ", "|", "![a](", "_", "a|b\n-|-\n", "<http://", "  - "):
-        assert page.evaluate(RENDER, [unit * (30_000 // len(unit)), False]), unit
-
-
 def test_screen_readers_hear_each_paragraph_once(page: Page, answer_with: Callable[[str], None]) -> None:
     answer_with("One *a*.\n\n- b\n\nTwo.")
     for _ in range(2):
@@ -264,6 +133,20 @@ def test_a_server_that_wants_a_key_gets_it(open_page: Callable[..., Page], locke
     ask(page, QUESTION)
     finished(page)
     assert page.evaluate("[sessionStorage.length, localStorage.getItem('bitnet.key')]") == [1, None]
+
+
+def test_a_key_that_is_kept_stays_kept_until_it_is_forgotten(open_page: Callable[..., Page], locked: Any) -> None:
+    page = open_page(site=locked)
+    page.get_by_label("API key", exact=True).fill("the-right-key")
+    page.get_by_label("Keep it in this browser").check()
+    page.keyboard.press("Enter")
+    page.get_by_text("of 1,024 tokens").wait_for()
+    kept = "localStorage.getItem('bitnet.key')"
+    page.locator("#open-settings").click()
+    for button, left in {"Use the key": "the-right-key", "Forget the key": None}.items():
+        page.get_by_role("button", name="API key").click()
+        page.get_by_role("button", name=button).click()
+        assert page.evaluate(kept) == left
 
 
 def test_a_model_without_a_chat_template_goes_on_with_the_text(page: Page) -> None:
@@ -350,6 +233,7 @@ def test_the_keyboard_is_enough(page: Page, answer_with: Callable[[str], None]) 
     expect(page.locator(".user .tools")).to_contain_text("2 of 2")
     assert texts(page)[0] == "One\nTwo!"
     page.reload()
+    page.get_by_text("of 1,024 tokens").wait_for()
     seen = []
     for _ in range(20):
         page.keyboard.press("Tab")

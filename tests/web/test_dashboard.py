@@ -64,3 +64,19 @@ def test_nobody_is_asked_while_nobody_looks(open_page: Callable[..., Page]) -> N
     assert page.evaluate("window.numAsked") == asked + 1
     page.clock.run_for(1000)
     assert page.evaluate("window.numAsked") == asked + 2
+
+
+CHART = """async () => {
+    const {Lines} = await import(document.querySelector("script[type=module]").src.replace("dashboard.js", "lines.js"));
+    const chart = new Lines("Clock", {format: (value) => [String(value), ""]});
+    document.body.append(chart.element);
+    for (const time of [0, 99, 350, 399, 400]) chart.add(time, [time]);
+    const box = chart.picture.getBoundingClientRect();
+    chart.plot.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - box.width / 6}));  // 50 s ago
+    chart.add(401, [401]);
+    return [chart.value.textContent, chart.lines[0].getAttribute("d").match(/[ML][\\d.]+/g)];
+}"""
+
+
+def test_a_chart_goes_by_the_clock_and_tells_what_is_pointed_at(open_page: Callable[..., Page]) -> None:
+    assert open_page("/dashboard").evaluate(CHART) == ["350", ["M249.00", "L298.00", "L299.00", "L300.00"]]

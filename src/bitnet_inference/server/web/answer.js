@@ -45,7 +45,7 @@ export class Answer {
       const tokens = this.usage.completion_tokens, since = this.last - this.first < 500 ? this.begin : this.first;
       const seconds = (this.last - since) / 1000;
       parts.push(`${whole(tokens)} tokens`);
-      if (tokens > 1) parts.push(`${whole((tokens - 1) / seconds)} tokens/s`);
+      if (tokens > 1 && this.first !== null) parts.push(`${whole((tokens - 1) / seconds)} tokens/s`);
     }
     if (this.first !== null) parts.push(`first after ${((this.first - this.begin) / 1000).toFixed(2)} s`);
     if (this.controller.signal.aborted) parts.push("stopped");

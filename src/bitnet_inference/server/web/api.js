@@ -1,6 +1,7 @@
 // What the page asks of the server.
 
 const KEY = "bitnet.key";
+const CUT = "The connection ended before the answer did.";
 
 /** An error that a person can read. `status` is 0 where no answer came. */
 export class Refused extends Error {
@@ -17,6 +18,15 @@ export function storedKey() {
     return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
   } catch {
     return null;
+  }
+}
+
+/** Whether the browser keeps the API key when the tab is closed. */
+export function isKeyKept() {
+  try {
+    return localStorage.getItem(KEY) !== null;
+  } catch {
+    return false;
   }
 }
 
@@ -73,7 +83,7 @@ export async function* stream(path, body, signal) {
     if (value.error) throw new Refused(response.status, String(value.error.message), value.error.code);
     yield value;
   }
-  throw new Refused(0, "The connection ended before the answer did.");
+  throw new Refused(0, CUT);
 }
 
 async function* events(body) {
@@ -81,7 +91,9 @@ async function* events(body) {
   let held = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new Refused(0, CUT);
+      });
       if (done) return;
       const blocks = (held + value.replaceAll("\r", "")).split("\n\n");
       held = blocks.pop();

@@ -10,24 +10,29 @@ import * as talks from "./talks.js";
 import { Thread } from "./thread.js";
 
 const $ = (id) => document.getElementById(id);
-const state = { talks: talks.load(), talk: talks.newTalk(""), models: [], answer: null, frame: 0 };
+const state = { talks: talks.load(), talk: talks.newTalk(""), models: [], answer: null, frame: 0, unsaved: new Set() };
+const BUSY = "Another conversation is being answered: wait for it, or stop it (Esc).";
 
 const thread = new Thread($("log"), $("scroller"), $("to-end"), $("spoken"), {
   start: (text) => send(text),
-  edit: (node, text) => state.answer || ask(talks.addMessage(state.talk, node.parent, "user", text)),
+  edit: (node, text) => isBusy() || ask(talks.addMessage(state.talk, node.parent, "user", text)),
   retry: (node) => ask(state.talk.nodes[node.parent]),
   choose: (node) => {
-    if (state.answer) return;
+    if (state.answer?.talk === state.talk) return;
     talks.choose(state.talk, node);
     keep(state.talk);
     render();
   },
 });
 const sidebar = new Sidebar($("sidebar"), {
-  open: (talk) => open(talk),
+  open: (talk) => {
+    notice(null);
+    open(talk);
+  },
   rename: (talk, title) => {
-    talk.title = title;
-    keep(talk);
+    const renamed = current(talk);
+    renamed.title = title;
+    keepAgain(renamed);
     render();
   },
   remove,
@@ -37,14 +42,17 @@ const sidebar = new Sidebar($("sidebar"), {
 
 function open(talk) {
   state.talk = talk;
-  notice(null);
-  if (!talk.model || !state.models.some((model) => model.id === talk.model)) talk.model = $("model").value;
-  $("model").value = talk.model;
-  $("system").value = talk.system;
+  if (!talk.model || (state.models.length && !modelOf(talk))) talk.model = $("model").value;
   render();
 }
 
+/** The same conversation as it is now: when another tab changes it, it becomes another object. */
+function current(talk) {
+  return state.talks.find((each) => each.id === talk.id) ?? talk;
+}
+
 function startNew() {
+  notice(null);
   open(talks.newTalk($("model").value));
   sidebar.toggle(false);
   $("message").focus();
@@ -53,23 +61,52 @@ function startNew() {
 function remove(talk) {
   if (state.answer?.talk === talk) state.answer.stop();
   talks.forget(talk);
+  state.unsaved.delete(talk.id);
   state.talks = state.talks.filter((each) => each !== talk);
   if (state.talk === talk) startNew();
   else render();
+  for (const id of [...state.unsaved]) keepAgain(current({ id })); // there is more room now
   const undo = () => {
     keep(talk);
     open(talk);
   };
-  notice("The conversation is deleted.", "Undo", undo, false);
+  const rest = state.unsaved.size ? " There is still no room for all that is new: delete more." : "";
+  notice(`The conversation is deleted.${rest}`, "Undo", undo, false);
 }
 
 function keep(talk) {
   if (!state.talks.includes(talk)) state.talks.unshift(talk);
   try {
     talks.save(talk);
+    state.unsaved.delete(talk.id);
   } catch (error) {
+    state.unsaved.add(talk.id);
     notice(error.message);
   }
+}
+
+/** Keep it if it is in the list: it may be new, or deleted by now. */
+function keepAgain(talk) {
+  if (state.talks.includes(talk)) keep(talk);
+}
+
+/** Another tab has changed what is kept under `key`. What is being written, read or edited here goes on. */
+function takeOver(key) {
+  const { talk, answer } = state, stored = talks.load();
+  const find = (list, { id }) => list.find((each) => each.id === id);
+  if (answer && talks.isKept(answer.talk, key)) {
+    const changed = find(stored, answer.talk);
+    if (changed) talks.merge(answer.talk, changed, answer.node);
+    else if (!state.unsaved.has(answer.talk.id)) answer.stop(); // it is deleted
+  }
+  const isUntouched = talk === answer?.talk || !talks.isKept(talk, key); // then the thread stays as it is
+  const isHeld = (each) => state.unsaved.has(each.id) || each === answer?.talk || (isUntouched && each === talk);
+  const held = state.talks.filter(isHeld);
+  const unkept = held.filter((each) => state.unsaved.has(each.id) && !find(stored, each));
+  state.talks = [...unkept, ...stored.map((each) => find(held, each) ?? each)];
+  if (isUntouched) return renderList();
+  state.talk = current(talk);
+  return render();
 }
 
 // What the screen shows
@@ -77,9 +114,9 @@ function keep(talk) {
 function render() {
   const { talk, answer } = state;
   thread.render(talk, answer?.talk === talk ? answer.node : null);
-  sidebar.render(state.talks, talk);
-  $("title").textContent = talk.title || "New conversation";
-  document.title = talk.title ? `${talk.title} · bitnet` : "bitnet";
+  renderList();
+  $("model").value = talk.model;
+  $("system").value = talk.system;
   const button = $("send");
   button.setAttribute("aria-label", answer ? "Stop" : "Send");
   button.title = answer ? "Stop (Esc)" : "Send (Enter)";
@@ -90,6 +127,13 @@ function render() {
   $("hint").hidden = !isContinued(talk);
   $("message").placeholder = isContinued(talk) ? "Write the beginning of a text" : "Write a message";
   showContext();
+}
+
+function renderList() {
+  const { talk } = state;
+  sidebar.render(state.talks, talk);
+  $("title").textContent = talk.title || "New conversation";
+  document.title = talk.title ? `${talk.title} · bitnet` : "bitnet";
 }
 
 function showContext() {
@@ -118,13 +162,19 @@ function notice(text, label = "", action = null, isFailure = true) {
 
 // Questions and answers
 
+/** Whether an answer is being written, which leaves no room for another one. */
+function isBusy() {
+  if (state.answer && state.answer.talk !== state.talk) notice(BUSY, "", null, false);
+  return state.answer !== null;
+}
+
 function send(text) {
-  if (!text.trim() || state.answer) return;
+  if (!text.trim() || isBusy()) return;
   ask(talks.addMessage(state.talk, state.talk.leaf, "user", isContinued(state.talk) ? text : text.trim()));
 }
 
 async function ask(parent) {
-  if (state.answer) return;
+  if (isBusy()) return;
   const { talk } = state;
   const messages = talks.shown({ ...talk, leaf: parent.id });
   const node = talks.addMessage(talk, parent.id, "assistant", "");
@@ -163,29 +213,32 @@ function ended(answer, parent, failure) {
   node.note = answer.note();
   if (answer.usage) node.used = answer.usage.total_tokens;
   if (failure && !node.text) talks.dropMessage(talk, node);
-  if (state.talks.includes(talk)) keep(talk); // unless it was deleted meanwhile
+  if ($("notice").textContent.startsWith(BUSY)) notice(null);
+  keepAgain(talk);
   render();
   $("status").textContent = failure ? "" : answer.controller.signal.aborted ? "Stopped." : "Done.";
   if (failure) fail(failure, talk, parent);
   else if (!modelOf(talk)?.max_model_len) loadModels();
 }
 
-function fail(failure, talk, parent) {
-  const again = () => {
-    if (state.talk !== talk) open(talk);
+async function fail(failure, talk, parent) {
+  const again = async () => {
+    if (!state.models.length) await loadModels();
+    if (state.talk !== current(talk)) open(current(talk));
     ask(parent);
   };
-  const model = modelOf(talk);
-  if (/chat template/.test(failure.message) && model && model.can_chat !== false) {
-    model.can_chat = false;
-    again();
-  } else if (failure.status === 401) {
+  if (failure.status === 401) {
     notice(failure.message, "Enter a key", () => askForKey(failure.message, again));
-    askForKey(failure.message, () => {
+    return askForKey(failure.message, () => {
       notice(null);
       again();
     });
-  } else notice(failure.message, "Try again", again);
+  }
+  if (failure.status && modelOf(talk)?.can_chat === undefined) {
+    await loadModels(); // it was not loaded before: only now the server knows whether it has a chat template
+    if (isContinued(talk)) return again();
+  }
+  return notice(failure.message, "Try again", again);
 }
 
 // Models
@@ -224,20 +277,35 @@ function download() {
 }
 
 async function upload(file) {
+  let found = [];
   try {
-    const found = talks.imported(await file.text());
-    for (const talk of found) {
-      state.talks = state.talks.filter((each) => each.id !== talk.id);
-      state.talks.push(talk);
-      talks.save(talk);
-    }
-    state.talks.sort((one, other) => other.updated - one.updated);
-    notice(`${found.length} ${found.length === 1 ? "conversation is" : "conversations are"} imported.`, "", null, false);
-    if (found.length) open(found[0]);
+    found = talks.imported(await file.text());
   } catch (error) {
-    notice(error.message);
+    return notice(error.message);
   }
-  sidebar.render(state.talks, state.talk);
+  const isOld = (talk) => state.talks.some((each) => each.id === talk.id && each.updated >= talk.updated);
+  const old = found.filter(isOld), taken = [], lost = [];
+  for (const talk of found) if (!old.includes(talk)) (take(talk) ? taken : lost).push(talk);
+  state.talks.sort((one, other) => other.updated - one.updated);
+  if (taken.length) open(taken[0]);
+  const count = (list) => `${list.length} ${list.length === 1 ? "conversation is" : "conversations are"}`;
+  const told = [`${count(taken)} imported.`];
+  if (old.length) told.push(`${count(old)} left alone: what is here is no older.`);
+  const names = lost.map((talk) => talk.title || "New conversation").join(", ");
+  if (names) told.push(`The browser has no room for ${names}.`);
+  return notice(told.join(" "), "", null, lost.length > 0);
+}
+
+/** Take a conversation out of a file, in place of the one here. Whether there was room for it. */
+function take(talk) {
+  try {
+    talks.save(talk);
+  } catch {
+    return false;
+  }
+  state.unsaved.delete(talk.id);
+  state.talks = [talk, ...state.talks.filter((each) => each.id !== talk.id)];
+  return true;
 }
 
 // Controls
@@ -250,7 +318,7 @@ function grow() {
 
 function editLast() {
   const node = talks.shown(state.talk).findLast((each) => each.role === "user");
-  if (node && !state.answer) thread.edit(node);
+  if (node) thread.edit(node);
 }
 
 $("composer").addEventListener("submit", (event) => {
@@ -266,7 +334,7 @@ $("message").addEventListener("input", grow);
 $("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    if (!state.answer) $("composer").requestSubmit();
+    if (!isBusy()) $("composer").requestSubmit();
   } else if (event.key === "ArrowUp" && !event.target.value) {
     event.preventDefault();
     editLast();
@@ -280,7 +348,7 @@ document.addEventListener("keydown", (event) => {
   } else if (isCommand && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
     startNew();
-  } else if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  } else if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) {
     if (sidebar.isShown) sidebar.toggle(false);
     else state.answer?.stop();
   }
@@ -288,7 +356,7 @@ document.addEventListener("keydown", (event) => {
 $("new").addEventListener("click", startNew);
 $("model").addEventListener("change", () => {
   state.talk.model = $("model").value;
-  if (state.talks.includes(state.talk)) keep(state.talk);
+  keepAgain(state.talk);
   render();
 });
 $("open-settings").addEventListener("click", () => $("settings").showModal());
@@ -297,7 +365,7 @@ $("settings").addEventListener("click", (event) => {
 });
 $("system").addEventListener("input", () => {
   state.talk.system = $("system").value;
-  if (state.talks.includes(state.talk)) keep(state.talk);
+  keepAgain(state.talk);
 });
 $("recommended").addEventListener("click", () => clearSampling($("sampling")));
 $("change-key").addEventListener("click", () => askForKey("It is sent with every request to this server.", loadModels));
@@ -308,15 +376,10 @@ $("import-file").addEventListener("change", async (event) => {
   if (file) await upload(file);
   event.target.value = "";
 });
-window.addEventListener("pagehide", () => state.answer && keep(state.answer.talk));
-window.addEventListener("storage", ({ key }) => {
-  if (state.answer) return; // another tab has changed something; what is being written here comes first
-  const isOther = !talks.isKept(state.talk, key); // then what is read or edited here stays as it is
-  state.talks = talks.load().map((each) => (isOther && each.id === state.talk.id ? state.talk : each));
-  if (isOther) return sidebar.render(state.talks, state.talk);
-  state.talk = state.talks.find((each) => each.id === state.talk.id) ?? state.talk;
-  return render();
-});
+const keepAnswer = () => state.answer && keepAgain(state.answer.talk);
+window.addEventListener("pagehide", keepAnswer);
+document.addEventListener("visibilitychange", keepAnswer); // a phone may end a hidden page without a word
+window.addEventListener("storage", ({ key }) => takeOver(key));
 
 showSampling($("sampling"));
 render();

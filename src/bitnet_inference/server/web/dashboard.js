@@ -6,7 +6,7 @@ import { askForKey } from "./keydialog.js";
 import { Lines } from "./lines.js";
 
 const EVERY_MS = 1000;
-const RECENT = 10, LONG = 60; // moments that averages are of
+const RECENT = 10, LONG = 60; // seconds that averages are of
 const $ = (id) => document.getElementById(id);
 const seconds = (value) => (value < 1 ? [(value * 1000).toPrecision(value < 0.1 ? 2 : 3), "ms"] : [value.toFixed(2), "s"]);
 const bytes = (value) => (value < 1e9 ? [(value / 1e6).toFixed(value < 1e8 ? 1 : 0), "MB"] : [(value / 1e9).toFixed(2), "GB"]);
@@ -60,7 +60,7 @@ function show(stats) {
   const past = moments.at(-1);
   if (past && (moment.tokens < past.tokens)) moments.length = 0; // the server began anew
   moments.push(moment);
-  if (moments.length > LONG + 1) moments.shift();
+  while (moment.time - moments[0].time > LONG + 0.5) moments.shift();
   draw(moment, stats.memory);
   $("models").replaceChildren(...stats.models.map(row));
   const none = h("li", { class: "none" }, "None.");
@@ -89,7 +89,7 @@ function tokens(counts) {
 }
 
 function draw(now, memory) {
-  const last = moments.at(-2), recent = moments.at(-1 - RECENT) ?? moments[0], long = moments[0];
+  const last = moments.at(-2), recent = moments.find((each) => now.time - each.time <= RECENT + 0.5), long = moments[0];
   charts.speed.add(now.time, [last ? (now.tokens - last.tokens) / (now.time - last.time) : 0]);
   charts.first.add(now.time, [share(now.firstSeconds - recent.firstSeconds, now.firsts - recent.firsts)]);
   charts.requests.add(now.time, [now.running, now.waiting]);

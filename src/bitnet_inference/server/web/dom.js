@@ -32,19 +32,44 @@ export function iconButton(name, label, listener) {
   return h("button", { type: "button", class: "quiet", "aria-label": label, title: label, on: { click: listener } }, icon(name));
 }
 
+/** Show these rows in `list`. The focus stays at the same control of the row with the same data-key. */
+export function replaceRows(list, rows) {
+  const controls = (row) => [...row.querySelectorAll("button, input, textarea, a")];
+  const focused = list.contains(document.activeElement) ? document.activeElement : null;
+  const before = focused?.closest("[data-key]");
+  const at = before ? controls(before).indexOf(focused) : -1;
+  list.replaceChildren(...rows);
+  const after = at === -1 ? null : rows.find((row) => row.dataset.key === before.dataset.key);
+  if (after) controls(after)[at]?.focus({ preventScroll: true });
+}
+
 /** A button that copies what `text()` gives, and says that it did. */
 export function copyButton(label, text, words = "") {
   const button = iconButton("copy", label, async () => {
     try {
-      await navigator.clipboard.writeText(text());
+      await copy(text());
     } catch {
-      return; // without https a browser may refuse; the text can still be selected
+      return; // a browser may refuse; the text can still be selected
     }
     button.firstChild.replaceWith(icon("done"));
     setTimeout(() => button.firstChild.replaceWith(icon("copy")), 1500);
   });
   button.append(words);
   return button;
+}
+
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const focused = document.activeElement;
+  const area = h("textarea", { class: "unseen" }); // without https there is only the old way
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isDone = document.execCommand("copy");
+  area.remove();
+  focused.focus();
+  if (!isDone) throw new Error("The browser does not copy.");
+  return undefined;
 }
 
 /** 1234567 -> "1,234,567". */

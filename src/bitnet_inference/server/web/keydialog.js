@@ -1,6 +1,6 @@
 // Asks for the API key where the server wants one.
 
-import { storeKey, storedKey } from "./api.js";
+import { isKeyKept, storeKey, storedKey } from "./api.js";
 
 /** Ask for a key, and say why; what it was wanted for is done `then`. */
 export function askForKey(why, then = () => {}) {
@@ -8,7 +8,10 @@ export function askForKey(why, then = () => {}) {
   const key = document.getElementById("key"), keep = document.getElementById("keep-key");
   const reason = document.getElementById("key-why");
   reason.textContent = why;
-  key.value = storedKey() ?? "";
+  if (!dialog.open) { // what is being typed stays
+    key.value = storedKey() ?? "";
+    keep.checked = isKeyKept();
+  }
   form.onsubmit = (event) => {
     event.preventDefault();
     if (!/^[\x21-\x7e]+$/.test(key.value.trim())) {
@@ -23,6 +26,12 @@ export function askForKey(why, then = () => {}) {
     }
     dialog.close();
     then();
+  };
+  const forget = document.getElementById("forget-key");
+  forget.hidden = storedKey() === null;
+  forget.onclick = () => {
+    storeKey(null, false);
+    dialog.close();
   };
   document.getElementById("cancel-key").onclick = () => dialog.close();
   if (!dialog.open) dialog.showModal();

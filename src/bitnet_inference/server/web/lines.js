@@ -3,14 +3,15 @@
 import { h, svg } from "./dom.js";
 
 const WIDTH = 300, HEIGHT = 100;
+const NEAR = 2; // seconds: nothing is told of moments that nobody has looked at
 
 export class Lines {
   /**
    * `series` are names of one or two lines; `format(value)` gives [number, unit] as text. `least`: the scale ends there or
-   * higher. `room`: how many values are shown.
+   * higher. `room`: how many seconds are shown.
    */
   constructor(title, { series = [], format, least = 1, room = 300, note = "" }) {
-    Object.assign(this, { title, format, least, room, rows: [] });
+    Object.assign(this, { title, format, least, room, rows: [], pointer: null });
     const count = Math.max(1, series.length);
     const kinds = ["first", "second"].slice(0, count);
     this.unders = kinds.map((kind) => svg("path", { class: `under ${kind}` }));
@@ -32,8 +33,8 @@ export class Lines {
 
   /** One moment more: a value for each line, null where there is none. */
   add(time, values) {
+    this.rows = this.rows.filter((row) => row.time < time && time - row.time < this.room);
     this.rows.push({ time, values });
-    if (this.rows.length > this.room) this.rows.shift();
     this.draw();
   }
 
@@ -41,15 +42,15 @@ export class Lines {
     const most = scale(Math.max(this.least, ...this.rows.flatMap((row) => row.values.map((value) => value ?? 0))));
     this.most.textContent = this.format(most).join(" ");
     this.lines.forEach((line, at) => {
-      const points = this.rows.map((row, number) => [this.x(number), row.values[at] === null ? null : HEIGHT * (1 - row.values[at] / most)]);
+      const points = this.rows.map((row) => [this.x(row), row.values[at] === null ? null : HEIGHT * (1 - row.values[at] / most)]);
       line.setAttribute("d", path(points));
       this.unders[at].setAttribute("d", under(points));
     });
-    this.tell(this.rows.at(-1));
+    this.point(this.pointer);
   }
 
-  x(number) {
-    return WIDTH - (this.rows.length - 1 - number) * (WIDTH / (this.room - 1));
+  x(row) {
+    return WIDTH * (1 - (this.rows.at(-1).time - row.time) / this.room);
   }
 
   tell(row) {
@@ -60,17 +61,23 @@ export class Lines {
     this.picture.setAttribute("aria-label", `${this.title}: ${number} ${unit}`);
   }
 
+  /** Tell the moment under the pointer, also when the next ones come; null: the last one. */
   point(event) {
+    this.pointer = event;
     if (!this.rows.length) return;
+    const row = event && this.rowAt(event.clientX);
+    this.at.setAttribute("visibility", row ? "visible" : "hidden");
+    if (row) for (const end of ["x1", "x2"]) this.at.setAttribute(end, this.x(row));
+    this.when.textContent = row ? new Date(row.time * 1000).toLocaleTimeString() : "last 5 minutes";
+    this.tell(row ?? this.rows.at(-1));
+  }
+
+  rowAt(place) {
     const box = this.picture.getBoundingClientRect();
-    const back = event ? Math.round(((box.right - event.clientX) / box.width) * (this.room - 1)) : 0;
-    const number = this.rows.length - 1 - back;
-    const isThere = event !== null && number >= 0 && back >= 0;
-    this.at.setAttribute("visibility", isThere ? "visible" : "hidden");
-    const row = isThere ? this.rows[number] : this.rows.at(-1);
-    if (isThere) for (const end of ["x1", "x2"]) this.at.setAttribute(end, this.x(number));
-    this.when.textContent = isThere ? new Date(row.time * 1000).toLocaleTimeString() : "last 5 minutes";
-    this.tell(row);
+    const time = this.rows.at(-1).time - ((box.right - place) / box.width) * this.room;
+    const distance = (row) => Math.abs(row.time - time);
+    const nearest = this.rows.reduce((best, row) => (distance(row) < distance(best) ? row : best));
+    return distance(nearest) < NEAR ? nearest : null;
   }
 }
 

@@ -7,7 +7,8 @@ import { copyButton, h } from "./dom.js";
 const MAX_DEPTH = 8;
 const MAX_SPAN = 4000;
 const MAX_EMPHASIS = 1000;
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
+const FENCE = /^( {0,3})(`{3,}(?![^`]*`)|~{3,})\s*([^\s`]*)/;
+const NESTED_FENCE = /^([\s>]*)(?:(?:[-*+]|\d{1,9}[.)])\s+)?(`{3,}(?![^`]*`)|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)(.*)$/;
@@ -16,13 +17,33 @@ const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 
 /** Show `text` in `element`. Called again with a longer text, it leaves the blocks that are still the same alone. */
 export function show(element, text) {
-  const sources = split(text.replaceAll("\r\n", "\n").replaceAll("\t", "    ").split("\n"));
+  const sources = split(spaced(text.replaceAll("\r\n", "\n").split("\n")));
   const before = element.markdownSources ?? [];
   let same = 0;
   while (same < sources.length && same < before.length && before[same] === sources[same].key) same++;
   while (element.childNodes.length > same) element.lastChild.remove();
-  for (const source of sources.slice(same)) element.append(build(source, 0));
+  for (const source of sources.slice(same)) {
+    const block = build(source, 0);
+    block.dir ||= "auto"; // a language that is written from right to left
+    element.append(block);
+  }
   element.markdownSources = sources.map((source) => source.key);
+}
+
+// Indents are counted in spaces, so tabs become spaces; but those of fenced code belong to it.
+function spaced(lines) {
+  const widen = (text) => text.replaceAll("\t", "    ");
+  let lead = "", mark = "";
+  return lines.map((line) => {
+    const isCode = mark && !closes(line.replace(/^[\s>]+/, ""), mark);
+    if (isCode) return line.startsWith(lead) ? widen(lead) + line.slice(lead.length) : line;
+    [, lead, mark] = (!mark && NESTED_FENCE.exec(line)) || ["", "", ""];
+    return widen(line);
+  });
+}
+
+function closes(line, mark) {
+  return line.trim().startsWith(mark) && !line.trim().replaceAll(mark[0], "");
 }
 
 // A block: {kind, lines, key, ...}
@@ -65,11 +86,12 @@ function endsParagraph(lines, at) {
 }
 
 function fenced(lines, at, match) {
-  const mark = match[1];
+  const [, indent, mark, language] = match;
+  const lead = new RegExp(`^ {0,${indent.length}}`);
   let end = at + 1;
-  const closes = (line) => line.trim().startsWith(mark) && !line.trim().replaceAll(mark[0], "");
-  while (end < lines.length && !closes(lines[end])) end++;
-  return { kind: "code", language: match[2].slice(0, 30), text: lines.slice(at + 1, end).join("\n"), end: Math.min(end + 1, lines.length) };
+  while (end < lines.length && !closes(lines[end], mark)) end++;
+  const text = lines.slice(at + 1, end).map((line) => line.replace(lead, "")).join("\n");
+  return { kind: "code", language: language.slice(0, 30), text, end: Math.min(end + 1, lines.length) };
 }
 
 function quoted(lines, at) {
@@ -91,10 +113,12 @@ function listed(lines, at) {
       width = item[1].length + item[2].length + Math.min(item[3].length || 1, 4);
       items.push([item[4]]);
     } else if (!line.trim()) {
-      const next = lines[end + 1] ?? "";
-      const goesOn = ITEM.test(next) || next.length - next.trimStart().length >= indent.length + 2;
-      if (!next.trim() || !goesOn) break;
-      items.at(-1).push("");
+      let next = end + 1;
+      while (next < lines.length && !lines[next].trim()) next++;
+      const below = lines[next] ?? "";
+      if (!ITEM.test(below) && below.length - below.trimStart().length < indent.length + 2) break;
+      items.at(-1).push(...Array(next - end).fill(""));
+      end = next - 1;
     } else if (lead >= indent.length + 2) {
       items.at(-1).push(line.slice(Math.min(lead, width)));
     } else if (items.at(-1).at(-1) && !endsParagraph(lines, end)) {
@@ -150,7 +174,7 @@ function nested(lines, depth) {
 }
 
 function itemContent(lines, depth) {
-  const isLoose = lines.some((line, at) => !line.trim() && at < lines.length - 1);
+  const isLoose = lines.join("\n").trimEnd().includes("\n\n");
   const nodes = nested(lines, depth);
   const [first] = nodes;
   return first?.tagName === "P" && !isLoose ? [...first.childNodes, ...nodes.slice(1)] : nodes;
@@ -160,7 +184,7 @@ function codeBlock(block) {
   const code = h("code", {}, block.text);
   const copy = copyButton("Copy the code", () => code.textContent, "Copy");
   const pre = h("pre", { tabindex: "0" }, code);
-  return h("div", { class: "code" }, h("header", {}, h("span", {}, block.language || "text"), copy), pre);
+  return h("div", { class: "code", dir: "ltr" }, h("header", {}, h("span", {}, block.language || "text"), copy), pre);
 }
 
 function table(block) {
@@ -172,7 +196,7 @@ function table(block) {
 }
 
 // What can begin something within a line.
-const SPECIAL = /(?: {2,}|\\)\n|\\[!-/:-@[-`{-~]|`+|!?\[|\*{1,3}|_{1,3}|~~|<?https?:\/\//g;
+const SPECIAL = /(?:(?<! ) {2,}|\\)\n|\\[!-/:-@[-`{-~]|`+|!?\[|\*{1,3}|_{1,3}|~~|<?https?:\/\//g;
 
 /** The nodes of a text within a block. */
 export function inline(text, depth = 0) {
@@ -232,8 +256,12 @@ function bareLink(text, at, mark) {
   const start = mark[0] === "<" ? at + 1 : at;
   let [address] = /^[^\s<>"`]*/.exec(text.slice(start, start + 2000));
   if (mark[0] !== "<") {
-    address = address.replace(/[.,:;!?'*_~]+$/, "");
-    if (address.endsWith(")") && !address.includes("(")) address = address.slice(0, -1);
+    // What ends the sentence, or closes what was opened before the link, is none of it.
+    let numClosing = address.split(")").length - address.split("(").length;
+    for (let last; (last = address.at(-1)); address = address.slice(0, -1)) {
+      if (last === ")" && numClosing > 0) numClosing--;
+      else if (!".,:;!?'*_~".includes(last)) break;
+    }
   }
   const node = link(address, [address]);
   const closing = mark[0] === "<" && text[start + address.length] === ">" ? 1 : 0;

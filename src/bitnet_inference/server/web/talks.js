@@ -11,15 +11,24 @@ export function newTalk(model) {
 
 /** A message behind `parent` (null: the first), which becomes what is shown. */
 export function addMessage(talk, parent, role, text) {
-  const id = String(1 + Math.max(0, ...Object.keys(talk.nodes).map(Number)));
+  // A number of chance is added, so that two tabs at the same moment don't give the same id.
+  const id = String(1 + Math.max(0, ...Object.keys(talk.nodes).map(Number)) + Math.floor(1000 * Math.random()));
   talk.nodes[id] = { id, parent, role, text };
   talk.leaf = id;
-  if (!talk.title && role === "user") talk.title = text.trim().replace(/\s+/g, " ").slice(0, 80);
+  if (!talk.title && role === "user") talk.title = [...text.trim().replace(/\s+/g, " ")].slice(0, 80).join("");
   return talk.nodes[id];
 }
 
-/** Take back a message that nothing follows. */
+/** Take over how another tab has changed a conversation; `node`, which is written here, and what it answers stay. */
+export function merge(talk, stored, node) {
+  const own = Object.fromEntries(shown({ ...talk, leaf: node.id }).map((each) => [each.id, each]));
+  const { title, system, model, updated } = stored;
+  Object.assign(talk, { title, system, model, updated, nodes: { ...stored.nodes, ...own } });
+}
+
+/** Take back a message, unless another one follows it. */
 export function dropMessage(talk, node) {
+  if (Object.values(talk.nodes).some((each) => each.parent === node.id)) return;
   delete talk.nodes[node.id];
   const left = siblings(talk, node);
   if (left.length) choose(talk, left.at(-1));

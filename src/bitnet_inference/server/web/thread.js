@@ -1,6 +1,6 @@
 // The conversation on the screen.
 
-import { copyButton, h, iconButton } from "./dom.js";
+import { copyButton, h, iconButton, replaceRows } from "./dom.js";
 import { show } from "./markdown.js";
 import { shown, siblings } from "./talks.js";
 
@@ -19,19 +19,21 @@ export class Thread {
 
   /** Show a conversation anew; `writing` is the message that is being written, or null. Who edits one goes on with it. */
   render(talk, writing) {
-    const path = shown(talk);
-    const editing = this.talk === talk && !writing ? this.log.querySelector("article:has(.editor)") : null;
+    const path = shown(talk), isSame = this.talk?.id === talk.id, top = this.scroller.scrollTop;
+    const editing = isSame && !writing ? this.log.querySelector("article:has(.editor)") : null;
     this.talk = talk;
-    this.log.replaceChildren(...(path.length ? path.map((node) => this.message(talk, node, node === writing)) : [this.welcome()]));
+    const row = (node) => (node.id === editing?.dataset.key ? editing : this.message(talk, node, node === writing));
+    const rows = path.map(row);
+    replaceRows(this.log, rows.length ? rows : [this.welcome()]);
     if (writing) this.spoken.replaceChildren();
-    const edited = editing && this.log.querySelector(`[data-node="${editing.dataset.node}"]`);
-    if (edited) edited.replaceWith(editing);
-    else this.goToEnd();
+    if (!isSame || (this.follows && !rows.includes(editing))) this.goToEnd();
+    else this.scroller.scrollTop = top; // who reads further up, or edits, stays there
+    this.noteScroll();
   }
 
   /** The message that is being written has got longer, or is complete. */
   update(node, isComplete = false) {
-    const text = this.log.querySelector(`[data-node="${node.id}"] .text`);
+    const text = this.log.querySelector(`[data-key="${node.id}"] .text`);
     if (!text) return;
     fill(text, node);
     this.speak(text, isComplete);
@@ -42,8 +44,9 @@ export class Thread {
   /** Let somebody change a message; its branch stays. */
   edit(node) {
     if (this.log.querySelector(".is-writing")) return;
-    const article = this.log.querySelector(`[data-node="${node.id}"]`);
-    const area = h("textarea", { "aria-label": "Edit the message", rows: Math.min(12, node.text.split("\n").length + 1) });
+    const article = this.log.querySelector(`[data-key="${node.id}"]`);
+    const rows = Math.min(12, node.text.split("\n").length + 1);
+    const area = h("textarea", { "aria-label": "Edit the message", dir: "auto", rows });
     area.value = node.text;
     const cancel = () => {
       editing.replaceWith(article);
@@ -55,7 +58,7 @@ export class Thread {
     };
     area.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
-      if (event.key === "Escape") {
+      if (event.key === "Escape" && !event.isComposing) {
         event.stopPropagation();
         cancel();
       }
@@ -64,7 +67,7 @@ export class Thread {
       h("button", { type: "button", on: { click: cancel } }, "Cancel"),
       h("button", { class: "strong" }, "Send"));
     const form = h("form", { class: "editor", on: { submit: save } }, area, buttons);
-    const editing = h("article", { class: "message user", "data-node": node.id }, form);
+    const editing = h("article", { class: "message user", "data-key": node.id }, form);
     article.replaceWith(editing);
     area.focus();
     area.setSelectionRange(area.value.length, area.value.length);
@@ -90,7 +93,7 @@ export class Thread {
 
   welcome() {
     const starts = STARTS.map((text) => h("button", { type: "button", on: { click: () => this.actions.start(text) } }, text));
-    return h("section", { class: "welcome" },
+    return h("section", { class: "welcome", "data-key": "welcome" },
       h("h2", {}, "What shall we talk about?"),
       h("p", {}, "Everything stays between this browser and your server."),
       h("div", { class: "starts" }, ...starts));
@@ -98,9 +101,9 @@ export class Thread {
 
   message(talk, node, isWriting) {
     const isUser = node.role === "user";
-    const text = h("div", { class: node.isPlain ? "text plain" : "text" });
+    const text = h("div", { class: node.isPlain ? "text plain" : "text", dir: "auto" });
     fill(text, node);
-    return h("article", { class: `message ${node.role}${isWriting ? " is-writing" : ""}`, "data-node": node.id, "aria-busy": isWriting ? "true" : null },
+    return h("article", { class: `message ${node.role}${isWriting ? " is-writing" : ""}`, "data-key": node.id, "aria-busy": isWriting ? "true" : null },
       h("h2", { class: "who" }, isUser ? "You" : node.model ?? talk.model),
       text,
       h("div", { class: "tools" },
