@@ -137,6 +137,13 @@ class Stream:
         assert self.output is not None, "a generation without an output has an error"
         return self.output
 
+    async def read_async(self) -> Generation:
+        """As `read`, and the event loop goes on meanwhile."""
+        async for _ in self.in_bulk():
+            pass
+        assert self.output is not None, "a generation without an output has an error"
+        return self.output
+
     def __iter__(self) -> Iterator[Piece]:
         try:
             while self._end is None:

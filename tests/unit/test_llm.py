@@ -440,6 +440,12 @@ class TestStream:
 
         assert asyncio.run(read()) == ["Grüße 🦊"] * 3
 
+    def test_async_as_a_whole(self, llm):
+        says(llm, "Grüße 🦊")
+        stream = llm.stream("The fox", GREEDY)
+        assert asyncio.run(stream.read_async()).text == "Grüße 🦊"
+        assert asyncio.run(stream.read_async()) is stream.output, "also behind its end"
+
     def test_in_bulk_what_waits_is_one_piece(self, llm):
         says(llm, "Grüße 🦊 zwei")
         stream, ended = llm.stream("The fox", replace(GREEDY, logprobs=1)), threading.Event()
