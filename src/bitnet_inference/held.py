@@ -50,9 +50,10 @@ class Held:
 
     def _replace(self, error: BackendError) -> Model:
         assert self._load_other is not None, "there is no other"
+        lost = self._models.pop(0)
         with suppress(Exception):  # its device has failed
-            self._models[0].close()
-        self._models[0] = self._load_other()
+            lost.close()
+        self._models.insert(0, self._load_other())
         self.failure = f"{self.device or 'the device'} failed, so the CPU goes on: {error}"
         self.device, self.why, self.notes = "cpu", self.failure, (*self.notes, self.failure)
         return self._models[0]

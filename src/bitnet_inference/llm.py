@@ -258,8 +258,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken; not behind `drain` and `close`, nor if the engine has failed."""
-        return self._worker.is_open
+        """Whether requests are taken; not behind `drain` and `close`, nor if engine or device have failed for good."""
+        return self._worker.is_open and not self._engine.is_lost
 
     @property
     def is_busy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import cast
 
 import numpy as np
 import pytest
@@ -146,9 +147,10 @@ def test_where_there_is_no_other_after_all_the_first_error_is_told(caplog: pytes
     def replace(error: BackendError) -> Model:
         raise OutOfMemory("no memory for it")
 
-    _, listeners = run_all(Engine(lose(ScriptedModel(), 1), fallback=replace), [([1], GREEDY), ([2], GREEDY)])
+    engine = Engine(lose(ScriptedModel(), 1), fallback=replace)
+    _, listeners = run_all(engine, [([1], GREEDY), ([2], GREEDY)])
     assert [listener.finishes[0].error for listener in listeners] == [LOST, LOST]
-    assert "no memory for it" in caplog.text
+    assert "no memory for it" in caplog.text and engine.is_lost
 
 
 def test_an_other_without_room_for_a_cache_is_not_taken() -> None:
@@ -251,7 +253,7 @@ def test_an_llm_goes_on_and_says_so() -> None:
     failing = Failing(load_model(checkpoint, config), 7)
     tokenizer = load_tokenizer(checkpoint)
     fallback = lambda: load_model(checkpoint, config)  # noqa: E731
-    with LLM(failing, tokenizer, max_cache_tokens=4096, fallback=fallback) as llm:  # type: ignore[arg-type]
+    with LLM(cast(Model, failing), tokenizer, max_cache_tokens=4096, fallback=fallback) as llm:
         num_bytes = llm.num_bytes
         for _ in range(2):  # it fails in the first round
             found = llm.generate(["The fox", "The owl"], STORY)
@@ -259,6 +261,18 @@ def test_an_llm_goes_on_and_says_so() -> None:
         assert llm.failure == "the device failed, so the CPU goes on: the device is lost"
         assert llm.notes == (llm.failure,) and llm.device == "cpu" and failing.is_closed
         assert llm.num_bytes == num_bytes
+
+
+def test_an_llm_whose_device_is_lost_is_not_open_so_that_it_is_loaded_anew() -> None:
+    def fail() -> Model:
+        raise OutOfMemory("no memory for it")
+
+    checkpoint = open_checkpoint(PATH)
+    model = Failing(load_model(checkpoint, EngineConfig(device="cpu", threads=1)), 1)
+    with LLM(cast(Model, model), load_tokenizer(checkpoint), fallback=fail) as llm:
+        with pytest.raises(KernelError, match="the device is lost"):
+            llm.generate("The fox", STORY)
+        assert not llm.is_open
 
 
 def test_who_shall_fall_back_on_what() -> None:

@@ -52,6 +52,7 @@ class Engine:
         configuration that goes on where this one raises a BackendError; it is called once, and closes the other.
         """
         self._clock, self._fallback, self.max_waiting = clock, fallback, max_waiting
+        self.is_lost = False  # the model has failed, and no other one takes its place
         self._masks = Masks()
         self._stragglers: deque[Request] = deque()  # that were checked while another model took over
         self.wakeups = Wakeups(clock)  # of those who wait for what the engine's thread does
@@ -149,6 +150,7 @@ class Engine:
             pool = self._take(model, -(-num_tokens // model.capabilities.block_size))
         except Exception:
             log.exception("there is no other model")
+            self.is_lost = True
             return False
         self._scheduler.move(pool, self._limits)
         self._events.replaced(error)
