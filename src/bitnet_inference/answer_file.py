@@ -63,7 +63,12 @@ class AnswerFile:
             why = "was written with other sampling options or another model: give the same, or another output file"
             raise FormatError(self.path, "", why)
         if self._num_stale:
-            self._drop_errors()
+            try:
+                self._drop_errors()
+            except OSError as error:
+                cure = "give a folder that you may write to, or keep the errors (--keep-errors, retry_errors=False)"
+                why = f"cannot be written anew, without its errors ({error.strerror})"
+                raise InvalidParams(f"{self.path} {why}: {cure}") from None
         os.ftruncate(self._files[-1], self._num_bytes)
         os.lseek(self._files[-1], 0, os.SEEK_END)
         self._settings = {b"%016x" % settings}
@@ -118,6 +123,7 @@ class AnswerFile:
         """Put a file without them in the place of this one, so that at any time one of the two is there."""
         file, name = tempfile.mkstemp(prefix=self.path.name, dir=self.path.parent)
         self._files.append(file)
+        before = self._num_bytes, self._num_stale
         self._num_bytes = self._num_stale = 0
         try:
             _lock(file, Path(name))
@@ -129,6 +135,8 @@ class AnswerFile:
             shutil.copymode(self.path, name)
             os.replace(name, self.path)
         except BaseException:
+            os.close(self._files.pop())
+            self._num_bytes, self._num_stale = before  # so that `begin` may try again
             os.unlink(name)
             raise
 

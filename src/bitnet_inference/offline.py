@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from bitnet_inference.answer_file import AnswerFile
 from bitnet_inference.config import check_flag, check_progress
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.errors import InvalidParams, ModelError, Stopped
+from bitnet_inference.errors import FormatError, InvalidParams, Stopped, Unsupported
 from bitnet_inference.in_flight import Ended, InFlight
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompt_file import PromptFile, PromptLine
@@ -96,6 +96,8 @@ class BatchRun:
         check_progress(progress)
         shared = _checked(llm, params)
         read_terms(terms)  # refused once, and not for every line
+        if not llm.tokenizer.templates:
+            self._refuse_messages()
         num_before, start = self.num_done, time.monotonic()
         num_prompt_tokens = num_output_tokens = 0
         self._answers.begin(_settings(llm, shared))
@@ -110,6 +112,13 @@ class BatchRun:
                     progress(self.num_done, self.num_prompts)
         wall_s, num_errors = time.monotonic() - start, self._answers.num_errors
         return BatchResult(self.num_prompts, num_before, num_errors, num_prompt_tokens, num_output_tokens, wall_s)
+
+    def _refuse_messages(self) -> None:
+        """Raise FormatError for the first line that is left and has messages."""
+        for line in self._prompts.lines(self._answers.lacks):
+            if line.messages is not None:
+                why = "has messages, and the model has no chat template: give a prompt"
+                raise FormatError(self._prompts.path, f"line {line.number}", why)
 
     def close(self) -> None:
         """Let others write the output."""
@@ -154,7 +163,7 @@ def _answer(ended: Ended[PromptLine]) -> dict[str, Any]:
     identity = {} if ended.item.id is None else {"id": ended.item.id}
     try:
         output = ended.read()
-    except (Stopped, ModelError):  # this concerns all of them
+    except (Stopped, Unsupported):  # this concerns all of them
         raise
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", **identity}

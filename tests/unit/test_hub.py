@@ -224,6 +224,27 @@ class TestRemove:
         remove("me/tiny@main", config=config)
         assert not folder.exists()
 
+    def test_a_commit_leaves_what_is_fetched_of_another(self, tmp_path):
+        config = HubConfig(cache=tmp_path)
+        blobs = cached(tmp_path, "me/tiny", OLD, {"config.json": b"{}", "x.gguf": b"old"}).parents[1] / "blobs"
+        on_the_way = {blobs / "half.incomplete": b"half", blobs / "whole": b"of a commit that has no links yet"}
+        for blob, data in on_the_way.items():
+            blob.write_bytes(data)
+        assert remove(f"me/tiny@{OLD}", config=config) == 2 + 3 + 40
+        assert {path: path.read_bytes() for path in blobs.iterdir()} == on_the_way
+        with pytest.raises(NotFound, match="has not been pulled"):
+            locate("me/tiny", config=config)
+        remove("me/tiny", config=config)
+        assert not blobs.parent.exists()
+
+    @pytest.mark.parametrize("address", ["https://huggingface.co/me/tiny", "hf.co/me/tiny", "hf.co/me/tiny/tree/main"])
+    def test_by_its_address(self, tmp_path, address):
+        cached(tmp_path, "me/tiny", OLD, {"config.json": b"{}"})
+        remove(address, config=HubConfig(cache=tmp_path))
+        assert not any(tmp_path.iterdir())
+        with pytest.raises(InvalidParams, match="is one file of a repository: remove me/tiny"):
+            remove("https://huggingface.co/me/tiny/blob/main/x.gguf", config=HubConfig(cache=tmp_path))
+
     def test_nothing_outside_the_cache(self, tmp_path):
         outside = tmp_path / "outside"
         outside.mkdir()
@@ -324,6 +345,29 @@ class TestCommands:
         said = f"{locked} cannot be used (Permission denied): check its permissions\n"
         assert code == 2 and err.endswith(said) and err.count("\n") == 1
         assert bitnet(cache, "rm", "bitnet-2b", "--yes") == (2, "", f"bitnet: {said}")
+
+    @pytest.mark.parametrize("which", [".", "models--microsoft--bitnet-b1.58-2B-4T/snapshots"])
+    def test_what_may_not_be_read_is_not_empty(self, cache, monkeypatch, which):
+        locked, look = cache / which, os.scandir  # the bits of a folder hold nobody who is root
+
+        def scandir(path):
+            if Path(path).is_relative_to(locked):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return look(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+        for command in (("inspect", "bitnet-2b"), ("rm", "bitnet-2b", "--yes"), ("show", "bitnet-2b")):
+            code, _, err = bitnet(cache, *command)
+            assert code == 2 and err.endswith("cannot be used (Permission denied): check its permissions\n")
+        code, _, err = bitnet(cache, "list")
+        assert code == (2 if which == "." else 0) and ("Permission denied" in err) == (which == ".")
+
+    def test_names_of_files_do_not_write_on_the_terminal(self, cache, tmp_path):
+        write_default(tmp_path / "red\x1b[31m.gguf")
+        (tmp_path / "broken\x1b[2J.gguf").write_bytes(b"x")
+        code, out, err = bitnet(cache, "list", "--all", "--gguf-folder", str(tmp_path))
+        assert code == 0 and "\x1b" not in out + err
+        assert "red\\x1b[31m.gguf" in out and "broken\\x1b[2J.gguf: " in err
 
     def test_rm(self, cache):
         code, _, err = bitnet(cache, "rm", "bitnet-2b")

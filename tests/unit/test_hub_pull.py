@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -20,8 +21,11 @@ from typer.testing import CliRunner
 from bitnet_inference import cli
 from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError, InvalidParams, NotFound, Unsupported
-from bitnet_inference.hub.local import locate
+from bitnet_inference.hub.client import Busy, Hub
+from bitnet_inference.hub.local import locate, remove
+from bitnet_inference.hub.names import parse
 from bitnet_inference.hub.pull import pull
+from bitnet_inference.hub.tries import insist
 from bitnet_inference.installed import installed_models
 from bitnet_inference.llm import LLM
 
@@ -300,6 +304,87 @@ def test_refusals(hub, config, status, headers, kind, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_busy_hub_is_asked_again_from_the_first_request_on(hub, config):
+    left = [3]
+
+    def answer(handler, path: str) -> bool:
+        if not left[0]:
+            return False
+        left[0] -= 1
+        return handler.send(429 if left[0] else 503, b"")
+
+    hub.answer = answer
+    assert pull("me/tiny", config=config).commit == COMMIT
+    assert len(hub.requests) == 3 + 1 + len(SMALL)
+
+
+@pytest.mark.parametrize(("asked", "waits"), [("300", []), ("20", [20, 20, 32, 64]), ("Fri", [8, 16, 32, 64])])
+def test_it_is_not_asked_before_it_says(hub, config, asked, waits):
+    hub.answer = lambda handler, path: handler.send(429, b"", {"Retry-After": asked})
+    listing, patient = partial(Hub(config).listing, parse("me/tiny")), dataclasses.replace(config, retry_wait_s=8)
+    waited: list[float] = []
+    with pytest.raises(Busy, match=f"answers 429: try again {f'in {asked} s' if asked.isdigit() else 'later'}, or"):
+        insist(listing, patient, wait=waited.append)
+    assert waited == waits, "nobody waits five minutes unasked"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("ALL_PROXY", "socks9://localhost:1", "Unknown scheme for proxy"),
+        ("HTTP_PROXY", "garbage://me:secret@x", "Unknown scheme for proxy"),
+        ("HTTPS_PROXY", "proxy:80a", "Invalid port"),
+        ("SSL_CERT_FILE", "/nowhere.pem", "No such file"),
+    ],
+)
+def test_an_environment_that_leads_to_no_network(config, monkeypatch, name, value, why):
+    monkeypatch.setenv(name, value)
+    huggingface_hub.close_session()  # the next one is made by what the environment says
+    cure = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+    try:
+        with pytest.raises(DownloadError, match=rf"the network cannot be set up \(.*{why}.*\): {cure}$") as caught:
+            pull("me/tiny", config=config)
+    finally:
+        huggingface_hub.close_session()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_proxy_that_lacks_a_library(config, monkeypatch):
+    def get_session():
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+    monkeypatch.setattr(huggingface_hub, "get_session", get_session)
+    with pytest.raises(DownloadError, match=r"cannot be set up \(Using SOCKS proxy, .*: check HTTP_PROXY"):
+        pull("me/tiny", config=config)
+
+
+@pytest.mark.parametrize("which", ["blobs/*.incomplete", f"blobs/{64 * '?'}"])
+def test_what_is_removed_meanwhile(hub, config, which):
+    folder, total = config.cache / "models--me--tiny", sum(map(len, SMALL.values()))
+
+    def progress(done: int, whole: int) -> None:
+        if done == total:
+            for path in folder.glob(which):
+                path.unlink()
+
+    with pytest.raises(DownloadError, match=r"me/tiny: [a-z.]+ was removed meanwhile: pull again"):
+        pull("me/tiny", config=config, progress=progress)
+    assert pull("me/tiny", config=config).commit == COMMIT
+
+
+def test_another_commit_may_be_removed_meanwhile(hub, config):
+    old = pull("me/tiny", config=config)
+    hub.commit, hub.files = "f" * 40, {"config.json": b"{}", "model.safetensors": WEIGHTS[1:]}
+
+    def progress(done: int, whole: int) -> None:
+        if old.path.exists() and done > 10_000:
+            remove(f"me/tiny@{old.commit}", config=config)
+
+    hub.files["config.json"] = b'{"new": 1}'
+    new = pull("me/tiny", config=config, progress=progress)
+    assert (new.path / "model.safetensors").read_bytes() == WEIGHTS[1:] and not old.path.exists()
+
+
 def test_a_refused_token_is_not_shown(hub, config):
     hub.answer = lambda handler, path: handler.send(401, b"")
     secret = dataclasses.replace(config, token="hf_secret")
@@ -403,6 +488,11 @@ def test_which_files_are_fetched(hub, config):
         locate("me/tiny/a-q4.gguf", config=config)
     with pytest.raises(Unsupported, match=r"no weights like b.gguf: it has me/tiny/a-i2_s.gguf"):
         pull("me/tiny/b.gguf", config=config)
+    hub.files = {**SMALL, "b.gguf": b"b"}
+    with pytest.raises(InvalidParams, match=r"me/tiny/model.safetensors is a part of a model: pull me/tiny$"):
+        pull("https://huggingface.co/me/tiny/blob/main/model.safetensors", config=config)
+    hub.files.pop("config.json")  # a file that is a model by itself
+    assert pull("me/tiny/model.safetensors", config=config).path.name == "model.safetensors"
     hub.files = {"a.gguf": b"", "b\x1b[2J.gguf": b"", "c.gguf": b""}
     with pytest.raises(InvalidParams, match=r"\(a.gguf, c.gguf\)"):
         pull("me/tiny", config=config)

@@ -1,12 +1,14 @@
 """Files of prompts: every prompt is answered exactly once, whatever happens in between."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +21,7 @@ from typer.testing import CliRunner
 
 from bitnet_inference import cli
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.errors import FormatError, InvalidParams, Stopped, Unsupported
+from bitnet_inference.errors import FormatError, InvalidParams, Stopped
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.llm import LLM
 from bitnet_inference.offline import BatchRun, generate_file
@@ -161,14 +163,46 @@ class TestErrors:
         for wrong in ({"params": SamplingParams(stop_token_ids=[999])}, {"params": {"seed": 1}}, {"priority": "high"}):
             with pytest.raises(InvalidParams):
                 generate_file(llm, *files, **wrong)
-        no_template = Tokenizer.from_folder(write_folder(tmp_path / "other", chat_template=None))
-        model = ScriptedModel(vocab_size=no_template.vocab_size)
-        with LLM(model, no_template) as other, pytest.raises(Unsupported, match="no chat template"):
-            generate_file(other, write(tmp_path / "chat", [{"messages": HI}]), files[1])
         llm.close()
         with pytest.raises(Stopped):
             generate_file(llm, *files)
         assert not files[1].exists()
+
+    def test_messages_without_a_chat_template_are_named_before_the_start(self, files, tmp_path):
+        tokenizer = Tokenizer.from_folder(write_folder(tmp_path / "model", chat_template=None))
+        with LLM(ScriptedModel(vocab_size=tokenizer.vocab_size), tokenizer) as llm:
+            why = "in.jsonl: line 4: has messages, and the model has no chat template: give a prompt"
+            with pytest.raises(FormatError, match=why):
+                generate_file(llm, write(files[0], [*PROMPTS[:3], {"messages": HI}, {"messages": HI}]), files[1])
+            assert not files[1].exists()
+            assert generate_file(llm, write(files[0], PROMPTS[:3]), files[1]).num_errors == 0
+
+    def test_messages_over_which_a_chat_template_stumbles(self, files, tmp_path):
+        template = "{{ messages[0].content }}{% if messages[0].content == 'x' %}{{ 1 / 0 }}{% endif %}"
+        tokenizer = Tokenizer.from_folder(write_folder(tmp_path / "model", chat_template=template))
+        with LLM(ScriptedModel(vocab_size=tokenizer.vocab_size), tokenizer) as llm:
+            write(files[0], [{"messages": HI}, {"messages": [{"role": "user", "content": "x"}]}, {"messages": HI}])
+            assert generate_file(llm, *files, PARAMS).num_errors == 1
+        assert "chat template 'default': fails with ZeroDivisionError" in read(files[1])[2]["error"]
+
+    @pytest.mark.parametrize("step", [(tempfile, "mkstemp"), (os, "fsync"), (os, "replace")])
+    def test_a_folder_that_takes_no_new_file(self, llm, files, monkeypatch, step):
+        def refuse(*_, **__):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        write(files[0], [{"prompt": [5]}, {"prompt": [376]}, {"prompt": [6]}])
+        generate_file(llm, *files, PARAMS)
+        before = files[1].read_bytes()
+        with BatchRun(*files) as run:
+            with monkeypatch.context() as patch:
+                patch.setattr(*step, refuse)
+                why = r"out.jsonl cannot be written anew, without its errors \(Permission denied\): give a folder"
+                with pytest.raises(InvalidParams, match=why):
+                    run.run(llm, PARAMS)
+            assert files[1].read_bytes() == before
+            assert run.run(llm, PARAMS).num_before == 2
+        assert sorted(path.name for path in files[0].parent.iterdir()) == ["in.jsonl", "model", "out.jsonl"]
+        assert len(read(files[1])) == 3
 
 
 class TestGoingOn:

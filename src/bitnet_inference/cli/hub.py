@@ -12,7 +12,7 @@ import typer
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.cli.options import json_text, progress_bar
 from bitnet_inference.cli.reports import print_lines, print_table
-from bitnet_inference.errors import InvalidParams, NotFound
+from bitnet_inference.errors import InvalidParams, NotFound, one_line
 
 NAME_HELP = "A name that bitnet show lists, owner/repository or owner/repository/FILE, each with @REVISION or without."
 
@@ -61,7 +61,7 @@ def list_models(
     print_table([("name", "format", "weights", "revision", "path"), *rows])
     for each in found:
         if each.problem:
-            typer.echo(f"{each.name}: {each.problem}", err=True)
+            typer.echo(f"{one_line(each.name)}: {each.problem}", err=True)
 
 
 def show(name: Annotated[str | None, typer.Argument(metavar="NAME", help=NAME_HELP)] = None) -> None:

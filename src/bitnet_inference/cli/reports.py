@@ -200,6 +200,7 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
 
 def print_table(rows: Sequence[tuple[str, ...]], to_stderr: bool = False) -> None:
     """Columns under a row of titles: the first and the last to the left, numbers to the right."""
+    rows = [tuple(map(one_line, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for first, *numbers, last in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,11 +14,13 @@ from bitnet_inference.errors import BitNetError
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.table import Table
 
     from bitnet_inference.top import ModelRow, Overview, Reading
 
 WINDOW_S = 60.0
 MAX_SHOWN = 5  # kinds of failures
+MAX_WIDTH = 1000  # no table is wider
 TITLES = (
     "model",
     "tok/s",
@@ -31,12 +34,17 @@ TITLES = (
     "memory",
     "errors",
 )
+# Columns of two tables where one has no room: rates and requests, times and memory.
+HALVES = (0, 1, 2, 3, 4, 10), (0, 5, 6, 7, 8, 9)
 
 
 def top(
     url: Annotated[str, typer.Argument(metavar="URL", help="The address of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(envvar="BITNET_API_KEY", help="A key of the server, where it wants one.")
+        list[str] | None,
+        typer.Option(
+            envvar="BITNET_API_KEY", help="A key of the server, where it wants one: the first that is no hash."
+        ),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Print one table, of an interval and of all times, and exit.")
@@ -49,13 +57,18 @@ def top(
     """
     from rich.console import Console
 
-    console = Console()
+    console, key = Console(), _first_plain(api_key or ())
     if once or not console.is_terminal or console.is_dumb_terminal:  # where no picture can be drawn over another one
         if not console.is_terminal:
-            console.width = 160  # a file has no width, and a script wants all columns
-        _print(console, url, api_key, interval, once)
+            console.width = MAX_WIDTH  # a file has no width, and a script wants all columns
+        _print(console, url, key, interval, once)
     else:
-        _watch(url, api_key, interval)
+        _watch(console, url, key, interval)
+
+
+def _first_plain(keys: Sequence[str]) -> str | None:
+    """`bitnet serve` takes several keys, and hashes in place of them, from the same variable."""
+    return next((each for each in keys if not each.startswith("sha256:")), None)
 
 
 def _print(console: Console, url: str, api_key: str | None, interval: float, once: bool) -> None:
@@ -65,20 +78,20 @@ def _print(console: Console, url: str, api_key: str | None, interval: float, onc
     while True:
         time.sleep(interval)
         now = read_server(url, api_key)
-        console.print(_picture(overview(now, before)))
+        console.print(_picture(overview(now, before), console))
         if once:
             return
         before = now
 
 
-def _watch(url: str, api_key: str | None, interval: float) -> None:
+def _watch(console: Console, url: str, api_key: str | None, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
     from bitnet_inference.top import overview, read_server
 
     readings: deque[Reading] = deque([read_server(url, api_key)])
-    with Live(_picture(overview(readings[0])), screen=True, auto_refresh=False) as live:
+    with Live(_picture(overview(readings[0]), console), console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval)
@@ -87,7 +100,7 @@ def _watch(url: str, api_key: str | None, interval: float) -> None:
                 except BitNetError as error:  # it may come back
                     live.update(Text(str(error), style="red"), refresh=True)
                     continue
-                live.update(_picture(overview(now, readings[-1], readings[0])), refresh=True)
+                live.update(_picture(overview(now, readings[-1], readings[0]), console), refresh=True)
                 readings.append(now)
                 while readings[0].time < now.time - WINDOW_S:
                     readings.popleft()
@@ -95,20 +108,32 @@ def _watch(url: str, api_key: str | None, interval: float) -> None:
             return
 
 
-def _picture(shown: Overview) -> Group:
+def _picture(shown: Overview, console: Console) -> Group:
     from rich.console import Group
+    from rich.text import Text
+
+    rows = [_cells(row) for row in shown.models]
+    whole = _table(range(len(TITLES)), rows)
+    is_wide = console.measure(whole, options=console.options.update(width=MAX_WIDTH)).maximum <= console.width
+    tables = [whole] if is_wide else [_table(columns, rows) for columns in HALVES]
+    memory = f"models {_size(shown.used_bytes)} of {_size(shown.max_bytes)}, process {_size(shown.resident_bytes)}"
+    head = f"bitnet {_plain(shown.version)}   HTTP requests under way: {shown.num_http:.0f}   memory: {memory}"
+    failures = [f"{count:.0f} x {_plain(what)}" for what, count in list(shown.failures.items())[:MAX_SHOWN]]
+    return Group(Text(head), *tables, Text("HTTP errors: " + (", ".join(failures) or "none")))
+
+
+def _table(columns: Sequence[int], rows: Sequence[Sequence[str]]) -> Table:
+    """A line for each model; the name is folded where it has no room."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for title in TITLES:
-        table.add_column(title, justify="left" if title == "model" else "right", no_wrap=True)
-    for row in shown.models:
-        table.add_row(*(Text(cell) for cell in _cells(row)))
-    memory = f"models {_size(shown.used_bytes)} of {_size(shown.max_bytes)}, process {_size(shown.resident_bytes)}"
-    head = f"bitnet {_plain(shown.version)}   HTTP requests under way: {shown.num_http:.0f}   memory: {memory}"
-    failures = [f"{count:.0f} x {_plain(what)}" for what, count in list(shown.failures.items())[:MAX_SHOWN]]
-    return Group(Text(head), table, Text("HTTP errors: " + (", ".join(failures) or "none")))
+    for column in columns:
+        is_name = column == 0
+        table.add_column(TITLES[column], justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    for cells in rows:
+        table.add_row(*(Text(cells[column]) for column in columns))
+    return table
 
 
 def _cells(row: ModelRow) -> list[str]:

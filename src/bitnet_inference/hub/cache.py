@@ -51,8 +51,8 @@ def folder_of(cache: Path, repository: str) -> Path:
 def repositories(cache: Path) -> list[str]:
     """The repositories of models that are in the cache. Raises NotFound where it may not be read."""
     with _accessible(cache):
-        found = sorted(cache.glob("models--*--*"))
-    names = (path.name.removeprefix("models--").replace("--", "/", 1) for path in found)
+        folders = sorted(each.name for each in _entries(cache) if each.name.startswith("models--"))
+    names = (folder.removeprefix("models--").replace("--", "/", 1) for folder in folders)
     return [name for name in names if is_repository(name)]
 
 
@@ -61,11 +61,18 @@ def snapshots(cache: Path, repository: str) -> list[Snapshot]:
     folder = folder_of(cache, repository)
     with _accessible(folder):
         refs = list(_refs(folder))
-        commits = sorted(path for path in (folder / "snapshots").glob("*") if is_commit(path.name) and path.is_dir())
-    return [
-        Snapshot(repository, path.name, path, tuple(sorted({name for name, commit in refs if commit == path.name})))
-        for path in commits
-    ]
+        commits = sorted(each.name for each in _entries(folder / "snapshots") if is_commit(each.name) and each.is_dir())
+    branches = {commit: tuple(sorted({name for name, pointed in refs if pointed == commit})) for commit in commits}
+    return [Snapshot(repository, commit, folder / "snapshots" / commit, branches[commit]) for commit in commits]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, if there is one. Path.glob would take one that may not be read for empty."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 @contextmanager
@@ -112,6 +119,7 @@ def link(cache: Path, repository: str, commit: str, file: str, blob: str) -> Non
 def find_removable(cache: Path, repository: str, revision: str | None, name: str) -> Snapshot | None:
     """The commit of this revision, where one is given. Raises what `remove` would raise of what is not there."""
     folder = folder_of(cache, repository)
+    snapshots(cache, repository)  # raises where we may not look
     if not os.path.lexists(folder):
         raise NotFound(f"{name} is not in {cache}: bitnet list shows what is there")
     if folder.is_symlink() or not folder.is_dir():
@@ -123,35 +131,39 @@ def find_removable(cache: Path, repository: str, revision: str | None, name: str
 
 
 def remove(cache: Path, repository: str, revision: str | None, name: str) -> int:
-    """Remove a repository, or one commit of it and the blobs that no other has; how many bytes that frees.
+    """Remove a repository, or one commit of it and its blobs that no other has; how many bytes that frees.
 
+    Of a repository of which nothing else is here, not even a half-fetched file, all goes with its last commit.
     Raises NotFound where it is not there or may not be touched, and InvalidParams where the cache leads elsewhere.
     """
     folder, doomed = folder_of(cache, repository), find_removable(cache, repository, revision, name)
     with _accessible(folder):
         before = size_of(folder)
-        if doomed is None or [doomed] == snapshots(cache, repository):
-            shutil.rmtree(folder)
-            shutil.rmtree(cache / ".locks" / folder.name, ignore_errors=True)
-            return before
-        _remove_commit(folder, doomed.commit)
-        return before - size_of(folder)
+        if doomed is not None:
+            _remove_commit(folder, doomed.commit)
+            if snapshots(cache, repository) or _entries(folder / "blobs"):
+                return before - size_of(folder)
+        shutil.rmtree(folder)
+        shutil.rmtree(cache / ".locks" / folder.name, ignore_errors=True)
+        return before
 
 
 def _remove_commit(folder: Path, commit: str) -> None:
     for name, pointed in list(_refs(folder, ours=True)):
         if pointed == commit:
             (folder / "refs" / name).unlink()
+    doomed = _linked(folder / "snapshots" / commit)
     shutil.rmtree(folder / "snapshots" / commit)
     (folder / "trees" / f"{commit}.json").unlink(missing_ok=True)
-    used = {
-        os.path.normpath(path.parent / path.readlink())
-        for path in (folder / "snapshots").rglob("*")
-        if path.is_symlink()
-    }
-    for blob in (folder / "blobs").glob("*"):
-        if os.path.normpath(blob) not in used:
+    doomed -= _linked(folder / "snapshots")
+    for blob in (folder / "blobs").glob("*"):  # those that no commit links are on their way, or wait for the next pull
+        if os.path.normpath(blob) in doomed:
             blob.unlink()
+
+
+def _linked(folder: Path) -> set[str]:
+    """The files that links in a folder lead to."""
+    return {os.path.normpath(path.parent / path.readlink()) for path in folder.rglob("*") if path.is_symlink()}
 
 
 def size_of(folder: Path) -> int:

@@ -18,19 +18,27 @@ from urllib.parse import quote
 import httpx2
 
 from bitnet_inference.config import HubConfig
-from bitnet_inference.errors import DownloadError, NotFound
+from bitnet_inference.errors import DownloadError, NotFound, said
 from bitnet_inference.hub.cache import folder_of, is_commit
 from bitnet_inference.hub.names import Wanted
 
 _MAX_LISTING_BYTES = 16 << 20
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_SIZE = re.compile(r"[0-9]{1,20}")
+_SIZE, _SECONDS = re.compile(r"[0-9]{1,20}"), re.compile(r"[0-9]{1,6}")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _MAX_REDIRECTS = 10
 
 
 class Interrupted(DownloadError):
-    """What was sent broke off, or did not begin, for a reason that may pass."""
+    """What was sent broke off, or did not begin, for a reason that may pass. `retry_after_s`: not before that."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Busy(Interrupted):
+    """The hub has answered that it has no answer now."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,14 @@ class Sink(Protocol):
 
 
 def get_session() -> httpx2.Client:
-    """The one that Hugging Face's tools share."""
+    """The one that Hugging Face's tools share. Raises DownloadError where the environment leads to none."""
     import huggingface_hub
 
-    return huggingface_hub.get_session()
+    try:
+        return huggingface_hub.get_session()
+    except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:  # the first of what a SOCKS proxy needs
+        cure = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        raise DownloadError(f"the network cannot be set up ({said(error)}): {cure}") from None
 
 
 class Hub:
@@ -74,7 +86,7 @@ class Hub:
     def listing(self, wanted: Wanted) -> tuple[str, list[RemoteFile]]:
         """The commit that a revision means, and the files of the repository there.
 
-        Raises NotFound, Interrupted and DownloadError.
+        Raises NotFound, Busy, Interrupted and DownloadError.
         """
         what = f"{wanted.repository}@{wanted.revision}"
         path = f"/api/models/{wanted.repository}/revision/{quote(wanted.revision, safe='')}?blobs=true"
@@ -93,7 +105,7 @@ class Hub:
             raise DownloadError(f"{where}: check HF_ENDPOINT and your proxy") from None
 
     def fetch(self, repository: str, commit: str, file: RemoteFile, sink: Sink) -> None:
-        """Send what a sink lacks of a file. Raises NotFound, Interrupted and DownloadError."""
+        """Send what a sink lacks of a file. Raises NotFound, Busy, Interrupted and DownloadError."""
         path = f"/{repository}/resolve/{commit}/{quote(file.path)}"
         headers = {"Range": f"bytes={sink.num_bytes}-"} if sink.num_bytes else {}
         with self._answer(path, headers, f"{repository}: {file.path}") as response:
@@ -126,7 +138,8 @@ class Hub:
             ) from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             why = f"{_server(error.request.url)} broke off or cannot be reached ({type(error).__name__})"
-            raise Interrupted(f"{what}: {why}: check your connection, and HF_ENDPOINT") from None
+            cure = "check your connection, HF_ENDPOINT, and your proxy (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY)"
+            raise Interrupted(f"{what}: {why}: {cure}") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError, UnicodeError) as error:  # the last of odd hosts
             raise DownloadError(f"{what}: cannot be asked for ({type(error).__name__}): check HF_ENDPOINT") from None
 
@@ -134,9 +147,11 @@ class Hub:
         status, code = response.status_code, response.headers.get("X-Error-Code", "")
         if response.is_success:
             return
+        wait_s = _retry_after_s(response)
+        later = f"try again in {wait_s} s" if wait_s else "try again later"
         if not code and not self._is_ours(response.url):  # a hub has codes
             why = f"{_server(response.url)}, where the hub sends us, answers {status}"
-            raise Interrupted(f"{what}: {why}: try again later, or check your proxy")
+            raise Interrupted(f"{what}: {why}: {later}, or check your proxy", wait_s)
         if status in (401, 403) or code == "GatedRepo":
             raise DownloadError(f"{what}: {self._refusal(status, code)}")
         if status in (404, 410):
@@ -145,7 +160,7 @@ class Hub:
                 f"{what}: the hub does not have {missing} (or it is private, and needs HF_TOKEN): check the name"
             )
         if status in _PASSING:
-            raise Interrupted(f"{what}: the hub answers {status}: try again later, or choose a mirror with HF_ENDPOINT")
+            raise Busy(f"{what}: the hub answers {status}: {later}, or choose a mirror with HF_ENDPOINT", wait_s)
         raise DownloadError(f"{what}: the hub answers {status}: check HF_ENDPOINT and your proxy")
 
     def _refusal(self, status: int, code: str) -> str:
@@ -216,10 +231,16 @@ def _whole_size(response: httpx2.Response, goes_on: bool) -> int | None:
     if "Content-Encoding" in response.headers:
         return None
     if goes_on:
-        said = response.headers["Content-Range"].rpartition("/")[2]
+        size = response.headers["Content-Range"].rpartition("/")[2]
     else:
-        said = response.headers.get("Content-Length", "")
-    return int(said) if _SIZE.fullmatch(said) else None
+        size = response.headers.get("Content-Length", "")
+    return int(size) if _SIZE.fullmatch(size) else None
+
+
+def _retry_after_s(response: httpx2.Response) -> int:
+    """How long an answer asks to wait; 0 where it says nothing of it, or a date."""
+    seconds = response.headers.get("Retry-After", "")
+    return int(seconds) if _SECONDS.fullmatch(seconds) else 0
 
 
 def _server(url: httpx2.URL) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,8 +12,8 @@ from bitnet_inference.config import HubConfig
 from bitnet_inference.errors import DownloadError
 from bitnet_inference.hub.cache import folder_of
 from bitnet_inference.hub.client import Hub, Interrupted, RemoteFile, locked
+from bitnet_inference.hub.tries import insist
 
-_MAX_MISSES = 5  # tries in a row that bring nothing
 _PIECE_BYTES = 1 << 20
 _SHA256_LETTERS = 64
 
@@ -50,29 +50,28 @@ def download(hub: Hub, config: HubConfig, repository: str, commit: str, file: Re
         blob.parent.mkdir(parents=True, exist_ok=True)
         with partial_of(blob).open("ab+") as out:
             part = Partial(out, file, what, moved)
-            _complete(hub, config, repository, commit, part)
+            insist(partial(_complete, hub, repository, commit, part), config, num_bytes=lambda: part.num_bytes)
         if part.digest() != file.blob:
-            partial_of(blob).unlink()
+            partial_of(blob).unlink(missing_ok=True)
             why = "what came is not what was announced (its hash differs), and is thrown away"
             raise DownloadError(f"{what}: {why}: pull again, or check HF_ENDPOINT")
-        partial_of(blob).replace(blob)
-
-
-def _complete(hub: Hub, config: HubConfig, repository: str, commit: str, part: Partial) -> None:
-    """Fetch until all is there; again and again where it breaks off, as long as something comes."""
-    misses = 0
-    while part.num_bytes < part.file.num_bytes:
-        before = part.num_bytes
         try:
-            hub.fetch(repository, commit, part.file, part)
-            if part.num_bytes < part.file.num_bytes:
-                raise Interrupted(f"{part.what}: the hub sends less than it announced: pull again")
-        except Interrupted:
-            misses = 0 if part.num_bytes > before else misses + 1
-            if misses == _MAX_MISSES:
-                raise
-            if misses:
-                time.sleep(config.retry_wait_s * 2 ** (misses - 1))
+            partial_of(blob).replace(blob)
+        except FileNotFoundError:
+            raise removed_meanwhile(what) from None
+
+
+def removed_meanwhile(what: str) -> DownloadError:
+    """What is said of a file that had come, and that somebody has removed before all had."""
+    return DownloadError(f"{what} was removed meanwhile: pull again")
+
+
+def _complete(hub: Hub, repository: str, commit: str, part: Partial) -> None:
+    """Fetch what is not there. Raises Interrupted where less comes."""
+    if part.num_bytes < part.file.num_bytes:
+        hub.fetch(repository, commit, part.file, part)
+    if part.num_bytes < part.file.num_bytes:
+        raise Interrupted(f"{part.what}: the hub sends less than it announced: pull again")
 
 
 class Partial:

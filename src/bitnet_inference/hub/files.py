@@ -61,13 +61,15 @@ def is_weights(file: str) -> bool:
 def choose(repository: str, files: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """The files of a repository that make a model; `patterns` name its weights, or leave the choice to us.
 
-    Raises InvalidParams where there are several models, and Unsupported where there is none.
+    Raises InvalidParams where there are several models or a part of one is named, and Unsupported where there is none.
     """
     files = [file for file in files if file.isprintable()]  # the others are nothing to show on a terminal
     if patterns:
         named = [file for file in files if matches(file, patterns) and is_weights(file)]
         if not named:
             raise Unsupported(f"{repository} has no weights like {', '.join(patterns)}: {_offer(repository, files)}")
+        if "config.json" in files and named[0].endswith(".safetensors"):  # it opens with the others only
+            raise InvalidParams(f"{repository}/{named[0]} is a part of a model: pull {repository}")
         weights = {part for file in named for part in _all_parts(file)}
         return [*(file for file in files if file in weights), *(file for file in files if matches(file, _ABOUT))]
     if "config.json" in files and any(matches(file, _SAFETENSORS) for file in files):

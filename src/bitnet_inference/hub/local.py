@@ -51,7 +51,7 @@ def remove(name: str, *, config: HubConfig | None = None) -> int:
 def _removable(name: str, config: HubConfig | None) -> tuple[Path, str, str | None, str]:
     config = config or HubConfig.from_env()
     wanted = parse(name)
-    base, at, revision = name.partition("@")
+    base, at, revision = wanted.name.partition("@")  # without the host that it may have as an address
     if base.count("/") > 1:
         raise InvalidParams(f"{name} is one file of a repository: remove {wanted.repository}, with all of its files")
     return config.cache, wanted.repository, revision if at else None, name

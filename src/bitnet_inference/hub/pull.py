@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bitnet_inference.amounts import told_bytes
 from bitnet_inference.config import HubConfig, check_progress
 from bitnet_inference.errors import DownloadError
 from bitnet_inference.hub import cache as hub_cache
-from bitnet_inference.hub.client import Hub, RemoteFile
-from bitnet_inference.hub.download import blob_of, download, is_there, partial_of
+from bitnet_inference.hub.client import Busy, Hub, RemoteFile
+from bitnet_inference.hub.download import blob_of, download, is_there, partial_of, removed_meanwhile
 from bitnet_inference.hub.files import choose, is_weights, model_in
 from bitnet_inference.hub.names import Wanted, is_inside, parse
+from bitnet_inference.hub.tries import insist
 
 _MAX_WEIGHTS_BYTES = 1 << 40
 _MAX_TEXT_BYTES = 64 << 20  # of a file that holds no weights
@@ -44,7 +46,7 @@ def pull(name: str, *, config: HubConfig | None = None, progress: Progress = Non
     config = config or HubConfig.from_env()
     wanted = parse(name)
     hub = Hub(config)
-    commit, listing = hub.listing(wanted)
+    commit, listing = insist(partial(hub.listing, wanted), config, Busy)
     if hub_cache.is_commit(wanted.revision) and commit != wanted.revision:
         raise DownloadError(f"{name}: the hub answers with the commit {commit}: check HF_ENDPOINT")
     files = _chosen(wanted, listing)
@@ -81,8 +83,8 @@ def _check_space(cache: Path, repository: str, files: Sequence[RemoteFile]) -> N
     for file in files:
         blob = blob_of(cache, repository, file)
         if not is_there(blob, file):
-            partial = partial_of(blob)
-            needed += file.num_bytes - (min(partial.stat().st_size, file.num_bytes) if partial.is_file() else 0)
+            begun = partial_of(blob)
+            needed += file.num_bytes - (min(begun.stat().st_size, file.num_bytes) if begun.is_file() else 0)
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
     if needed and needed + _SPARE_BYTES > free:
@@ -104,6 +106,8 @@ def _fetch(
     for file in files:
         download(hub, config, wanted.repository, commit, file, moved)
     for file in files:  # only now, so that nothing is opened that is not whole
+        if not is_there(blob_of(config.cache, wanted.repository, file), file):
+            raise removed_meanwhile(f"{wanted.repository}: {file.path}")
         hub_cache.link(config.cache, wanted.repository, commit, file.path, file.blob)
     hub_cache.record(config.cache, wanted.repository, wanted.revision, commit)
 
