@@ -491,7 +491,9 @@ def test_which_files_are_fetched(hub, config):
     hub.files = {**SMALL, "b.gguf": b"b"}
     with pytest.raises(InvalidParams, match=r"me/tiny/model.safetensors is a part of a model: pull me/tiny$"):
         pull("https://huggingface.co/me/tiny/blob/main/model.safetensors", config=config)
-    hub.files.pop("config.json")  # a file that is a model by itself
+    hub.files["packed.safetensors"] = b"p"  # a file that is a model by itself
+    assert pull("me/tiny/packed.safetensors", config=config).path.name == "packed.safetensors"
+    hub.files.pop("config.json")
     assert pull("me/tiny/model.safetensors", config=config).path.name == "model.safetensors"
     hub.files = {"a.gguf": b"", "b\x1b[2J.gguf": b"", "c.gguf": b""}
     with pytest.raises(InvalidParams, match=r"\(a.gguf, c.gguf\)"):

@@ -68,7 +68,7 @@ def choose(repository: str, files: Sequence[str], patterns: Sequence[str]) -> li
         named = [file for file in files if matches(file, patterns) and is_weights(file)]
         if not named:
             raise Unsupported(f"{repository} has no weights like {', '.join(patterns)}: {_offer(repository, files)}")
-        if "config.json" in files and named[0].endswith(".safetensors"):  # it opens with the others only
+        if "config.json" in files and matches(named[0], _SAFETENSORS):  # not one of our own, which is whole
             raise InvalidParams(f"{repository}/{named[0]} is a part of a model: pull {repository}")
         weights = {part for file in named for part in _all_parts(file)}
         return [*(file for file in files if file in weights), *(file for file in files if matches(file, _ABOUT))]
