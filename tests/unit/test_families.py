@@ -55,6 +55,13 @@ def test_an_old_bitnet_model_without_a_head_is_tied(tmp_path):
     assert config.tie_embeddings and config.activation == "silu"
 
 
+def test_windows_of_qwen_are_refused_and_kinds_of_layers_say_nothing_of_llama(tmp_path):
+    layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
+    with pytest.raises(Unsupported, match="layer_types: windows"):
+        open_checkpoint(changed(tmp_path, "qwen3-bf16", **layers))
+    assert open_checkpoint(changed(tmp_path, "llama-f32", **layers)).config.local is None
+
+
 def test_activations_of_other_widths_are_refused(tmp_path):
     with pytest.raises(Unsupported, match="input_bits"):
         open_checkpoint(changed(tmp_path, "bitnet-1bitllm", input_bits=4))

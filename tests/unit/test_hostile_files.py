@@ -223,6 +223,15 @@ def test_no_weights(tmp_path):
     refused(tmp_path, "neither model.safetensors nor")
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_link_to_nowhere_is_named(tmp_path, name):
+    folder(quantization=OFFLINE).write(tmp_path)
+    for file in ("model.safetensors", name):
+        (tmp_path / file).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("nowhere")
+    refused(tmp_path, name, "cannot be read (No such file")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
 def test_a_folder_in_place_of_a_file(tmp_path, name):
     folder(quantization=OFFLINE).write(tmp_path)

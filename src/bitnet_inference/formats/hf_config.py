@@ -78,10 +78,12 @@ def _refuse_extras(fields: Fields, family: Family) -> None:
             raise Unsupported(f"{fields.path}: {key}: linear layers with a bias are not supported: use another model")
     if family.masters and fields.size("input_bits", 32, 8) != 8:
         raise Unsupported(f"{fields.path}: input_bits: only activations of 8 bits are supported")
-    if fields.flag("use_sliding_window"):
-        raise Unsupported(
-            f"{fields.path}: use_sliding_window: windows of this family are not supported: use another model"
-        )
+    says_window = family.name == "qwen3" and _LOCAL in (
+        fields.strings("layer_types") or ()
+    )  # for Llama they are nothing
+    if fields.flag("use_sliding_window") or says_window:
+        key = "layer_types" if says_window else "use_sliding_window"
+        raise Unsupported(f"{fields.path}: {key}: windows of this family are not supported: use another model")
     for key, looks_ahead in (("use_bidirectional_attention", True), ("is_causal", False)):
         if fields.flag(key, not looks_ahead) == looks_ahead:
             raise Unsupported(f"{fields.path}: {key}: tokens cannot look ahead: use another model")
@@ -191,7 +193,7 @@ def _yarn(section: Fields, owner: Fields, theta: float, max_positions: int, head
     """`owner` says for how many positions the model was trained first."""
     _refuse_partial(section)
     original = owner.size(_ORIGINAL, MAX_POSITIONS, max_positions)
-    factor = section.positive("factor", max_positions / original)
+    factor = section.positive("factor", max_positions / original if _ORIGINAL in owner else None)
     if theta <= 1:
         raise section.wrong("rope_theta", "is not above 1: correct it")
     factors = yarn_factors(

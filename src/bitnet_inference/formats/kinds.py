@@ -106,7 +106,7 @@ def _kind_of_folder(path: Path) -> str:
     if is_gpu_folder(path):  # before the others: a config.json may stand beside the weights
         return _GPU
     for name, kind in _FOLDERS:
-        if os.path.exists(path / name):
+        if os.path.exists(path / name) or (kind == _HUGGING_FACE and os.path.islink(path / name)):  # to nowhere
             return kind
     if os.path.exists(path / "adapter_config.json"):
         raise Unsupported(f"{path}: is an adapter, and no model: merge it into its model, and give that")

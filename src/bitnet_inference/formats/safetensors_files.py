@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,9 +135,9 @@ def _check_number(count: int, path: Path) -> None:
 
 
 def _paths(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
+    if os.path.lexists(folder / SINGLE):
         return [inside(folder, SINGLE)]
-    if (folder / INDEX).exists():
+    if os.path.lexists(folder / INDEX):
         names = sorted(set(_weight_map(folder).values()))
         if len(names) > _MAX_SHARDS:
             why = f"names {len(names)} files, at most {_MAX_SHARDS} are read: download the file again"
@@ -154,7 +155,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise FormatError(index.path, "weight_map", "is missing or empty: download the file again")
     for name, file in section.values.items():
         if not isinstance(file, str):
-            raise section.wrong(shown(name), "is not the name of a file: correct it")
+            why = f"{shown(file)} is not the name of a file: correct it"
+            raise FormatError(index.path, f"weight_map.{shown(name)}", why)
     return section.values
 
 

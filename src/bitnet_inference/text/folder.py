@@ -99,7 +99,7 @@ def read_bytes(path: Path, max_bytes: int, folder: Path | None = None) -> bytes:
 
 
 def _read_tokenizer(path: Path) -> bytes:
-    if not path.is_file():
+    if not _is_there(path):
         cure = "copy it from the model's repository, or write it with Transformers' save_pretrained"
         raise FormatError(path, "", f"the file is missing: {cure}")
     return read_bytes(path, MAX_TOKENIZER_BYTES)
