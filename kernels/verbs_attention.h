@@ -38,16 +38,19 @@ void attend_queries(const AttendTask& t, const Query* queries, int count, const 
         for (int i = 0; i < count; i += kQueries)
             f(i, queries + i, count - i < kQueries ? count - i : kQueries, Attended{states + i, all.sums + i * padded});
     };
+    bool is_near = false;
     const auto attend_to = [&](int segment, int from, int some, const Attended& to) {
         const Query* first = queries + from;
         const int begin = segment * kSegmentTokens, seen = first->first / kBlockTokens * kBlockTokens;
         const int end = begin + kSegmentTokens, known = first[some - 1].length;
-        const Segment part{t, begin < seen ? seen : begin, end < known ? end : known, length, from > 0};
+        const Segment part{t, begin < seen ? seen : begin, end < known ? end : known, length, is_near};
         Way::template attend<D>(part, first, some, q + from * dim, to);
+        is_near = true;
     };
     each([&](int i, const Query* some, int n, const Attended&) { Way::template take<D>(t, some, n, q + i * dim); });
     if (piece) return attend_to(t.segment, 0, count, *piece);
-    for (int segment = queries[0].first / kSegmentTokens; segment * kSegmentTokens < length; segment++)
+    for (int segment = queries[0].first / kSegmentTokens; segment * kSegmentTokens < length; segment++) {
+        is_near = false;
         each([&](int i, const Query* some, int n, const Attended& to) {
             const int start = some[0].first / kSegmentTokens;
             if (segment < start || some[n - 1].length <= segment * kSegmentTokens) return;
@@ -57,6 +60,7 @@ void attend_queries(const AttendTask& t, const Query* queries, int count, const 
                 if (some[k].length > segment * kSegmentTokens)
                     merge_segment(padded, to.states[k], to.sums + k * padded, more_states[k], more.sums + k * padded);
         });
+    }
     divide(padded, queries, count, dim, all);
 }
 

@@ -66,7 +66,7 @@ class AnswerFile:
             try:
                 self._drop_errors()
             except OSError as error:
-                cure = "give a folder that you may write to, or keep the errors (--keep-errors, retry_errors=False)"
+                cure = "give a folder with room that you may write to, or --keep-errors (retry_errors=False)"
                 why = f"cannot be written anew, without its errors ({error.strerror})"
                 raise InvalidParams(f"{self.path} {why}: {cure}") from None
         os.ftruncate(self._files[-1], self._num_bytes)

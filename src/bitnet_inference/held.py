@@ -32,6 +32,7 @@ class Held:
         self.notes: tuple[str, ...] = getattr(model, "notes", ())  # no part of the contract
         self.device = self.why = ""
         self.failure = ""  # why it is not the first one any more
+        self._lost: Model | None = None  # which is closed already
 
     def tell(self, choice: Choice) -> None:
         """How the device of the first one was chosen."""
@@ -50,10 +51,10 @@ class Held:
 
     def _replace(self, error: BackendError) -> Model:
         assert self._load_other is not None, "there is no other"
-        lost = self._models.pop(0)
+        self._lost = self._models[0]
         with suppress(Exception):  # its device has failed
-            lost.close()
-        self._models.insert(0, self._load_other())
+            self._lost.close()
+        self._models[0] = self._load_other()
         self.failure = f"{self.device or 'the device'} failed, so the CPU goes on: {error}"
         self.device, self.why, self.notes = "cpu", self.failure, (*self.notes, self.failure)
         return self._models[0]
@@ -69,7 +70,8 @@ class Held:
         """End the worker, which computes with them, and give their memory and threads back."""
         worker.stop(drain=False)
         for model in [] if worker.is_forked else self._models:  # the threads that closing would join are the parent's
-            model.close()
+            if model is not self._lost:
+                model.close()
 
 
 class Holder:

@@ -258,7 +258,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken; not behind `drain` and `close`, nor if engine or device have failed for good."""
+        """Whether requests are taken; not behind `drain` and `close`, nor if the engine has failed, or a `fallback`."""
         return self._worker.is_open and not self._engine.is_lost
 
     @property

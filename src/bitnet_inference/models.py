@@ -133,8 +133,8 @@ class Models:
         """How the model computes that is loaded from this path, as far as the bits of its answers depend on it."""
         with self._held:
             entry = self._entries.get(path)
+            device = entry.llm.result().device if entry and entry.llm.done() else ""
         config = (entry and entry.config) or self._config.resolve()
-        device = entry.llm.result().device if entry and entry.llm.done() else ""
         rounded = f"quantize={config.quantize} head={config.head} embedding={config.embedding}"
         return f"device={device} cache_dtype={config.cache_dtype} {rounded} context={self._max_cache_tokens}"
 

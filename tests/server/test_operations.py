@@ -187,7 +187,9 @@ def test_half_a_head_half_a_body_and_a_flood_of_headers_end(strict: Running) -> 
 def test_an_empty_line_behind_an_answer_keeps_no_connection_open(strict: Running) -> None:
     with socket.create_connection(strict.address[:2], timeout=20) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert b" 200 " in connection.recv(1 << 16)
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += connection.recv(1 << 16)
         connection.sendall(b"\r\n")
         assert connection.recv(1 << 16) == b""
 

@@ -27,6 +27,7 @@ _ONNX = tuple(
 _ABOUT = ("README.md", "LICENSE", "LICENSE.*")
 _WEIGHTS = (".safetensors", ".gguf", ".pth")
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+_SHARD = re.compile(r"(?:.*/)?model(?:-[0-9]+-of-[0-9]+)?\.safetensors", re.DOTALL)
 _MAX_SHOWN = 5
 _MAX_INDEX_BYTES = 64 << 20
 
@@ -68,7 +69,7 @@ def choose(repository: str, files: Sequence[str], patterns: Sequence[str]) -> li
         named = [file for file in files if matches(file, patterns) and is_weights(file)]
         if not named:
             raise Unsupported(f"{repository} has no weights like {', '.join(patterns)}: {_offer(repository, files)}")
-        if "config.json" in files and matches(named[0], _SAFETENSORS):  # not one of our own, which is whole
+        if "config.json" in files and _SHARD.fullmatch(named[0]):  # one of our own, which is whole, has another name
             raise InvalidParams(f"{repository}/{named[0]} is a part of a model: pull {repository}")
         weights = {part for file in named for part in _all_parts(file)}
         return [*(file for file in files if file in weights), *(file for file in files if matches(file, _ABOUT))]

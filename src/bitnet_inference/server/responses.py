@@ -54,15 +54,19 @@ class ResponseAnswer:
 
     def failed(self, failure: Failure) -> bytes:
         """See Answer."""
-        return self._event("response.failed", response=self.stored("failed", failure).body)
+        return self._event("response.failed", response=self._now("failed", failure))
 
     def stored(self, status: str, failure: Failure | None = None) -> StoredResponse:
         """The response so far, in this state."""
-        self._response["status"] = status
-        if failure is not None:
-            self._response["error"] = {"code": "server_error", "message": failure.message}
-        messages = [*self._messages, *said(self._response["output"])]
-        return StoredResponse(dict(self._response), self._input_items, messages, self._owner)
+        return self._stored(self._now(status, failure))
+
+    def _now(self, status: str, failure: Failure | None = None) -> dict[str, Any]:
+        error = {} if failure is None else {"error": {"code": "server_error", "message": failure.message}}
+        return self._response | {"status": status} | error
+
+    def _stored(self, response: dict[str, Any]) -> StoredResponse:
+        messages = [*self._messages, *said(response["output"])]
+        return StoredResponse(response, self._input_items, messages, self._owner)
 
     async def finished(self) -> None:
         """See Answer."""
@@ -102,11 +106,13 @@ class ResponseAnswer:
 
     async def _end(self, unread: str | None = None) -> None:
         """Make the response whole, and keep it. Takes its time where it is long: in a thread."""
-        made = await asyncio.to_thread(self._make_whole, unread)
-        if self._body.store:
-            self._keep(made)
+        response, kept = await asyncio.to_thread(self._whole, unread)
+        self._response = response  # now, for the wait may be cancelled
+        if kept is not None:
+            self._keep(kept)
 
-    def _make_whole(self, unread: str | None) -> StoredResponse:
+    def _whole(self, unread: str | None) -> tuple[dict[str, Any], StoredResponse | None]:
+        """The response with its output, and what is to be stored of it."""
         if unread is not None:
             self._reply.read(unread)
         output = output_of(self._stream)
@@ -117,10 +123,10 @@ class ResponseAnswer:
             items.append(call_item(self._reply.cut, "incomplete"))
         if text or not items:
             items.insert(0, message_item(self._message_id, [text_part(text, logprobs)], end["status"]))
-        self._response |= end | {"output": items}
+        response = self._response | end | {"output": items}
         if end["status"] == "completed":
-            self._response["completed_at"] = int(time.time())
-        return self.stored(end["status"])
+            response["completed_at"] = int(time.time())
+        return response, self._stored(response) if self._body.store else None
 
     def _last(self, rest: str, is_open: bool, held: Sequence[Piece]) -> Iterator[bytes]:
         first = self._response["output"][0] if self._response["output"] else None

@@ -71,10 +71,10 @@ class StoredResponses:
             ended = [each for each in self._kept.values() if each.task is None]
             if not ended:
                 break
-            shares = Counter[str]()
-            for each in ended:
+            shares = Counter[str]()  # running ones count, too
+            for each in self._kept.values():
                 shares[each.owner] += MAX_BYTES // MAX_RESPONSES + each.num_bytes
-            most = max(shares, key=shares.__getitem__)
+            most = max({each.owner for each in ended}, key=shares.__getitem__)
             self._forget(next(each.body["id"] for each in ended if each.owner == most))
 
     def replace(self, response: StoredResponse) -> None:

@@ -236,7 +236,7 @@ async function fail(failure, talk, parent) {
   }
   if (failure.status && modelOf(talk)?.can_chat === undefined) {
     await loadModels(); // it was not loaded before: only now the server knows whether it has a chat template
-    if (isContinued(talk)) return again();
+    if (isContinued(talk) && state.talk === current(talk) && !state.answer) return again();
   }
   return notice(failure.message, "Try again", again);
 }

@@ -30,13 +30,17 @@ export function show(element, text) {
   element.markdownSources = sources.map((source) => source.key);
 }
 
-// Indents are counted in spaces, so tabs become spaces; but those of fenced code belong to it.
+// Indents are counted in spaces, so tabs become spaces; but those of fenced code belong to it. It ends with the list or
+// the quote that it stands in.
 function spaced(lines) {
   const widen = (text) => text.replaceAll("\t", "    ");
-  let lead = "", mark = "";
+  let lead = "", mark = "", isInList = false;
   return lines.map((line) => {
-    const isCode = mark && !closes(line.replace(/^[\s>]+/, ""), mark);
-    if (isCode) return line.startsWith(lead) ? widen(lead) + line.slice(lead.length) : line;
+    const isQuoted = lead.includes(">");
+    if (mark && line.trim() && (isQuoted ? !/^\s*>/.test(line) : isInList && !/^\s/.test(line))) mark = "";
+    if (mark && !closes(isQuoted ? line.replace(/^[\s>]+/, "") : line, mark))
+      return line.startsWith(lead) ? widen(lead) + line.slice(lead.length) : line;
+    if (!mark && /^\S/.test(line)) isInList = ITEM.test(line);
     [, lead, mark] = (!mark && NESTED_FENCE.exec(line)) || ["", "", ""];
     return widen(line);
   });
@@ -117,8 +121,8 @@ function listed(lines, at) {
       while (next < lines.length && !lines[next].trim()) next++;
       const below = lines[next] ?? "";
       if (!ITEM.test(below) && below.length - below.trimStart().length < indent.length + 2) break;
-      items.at(-1).push(...Array(next - end).fill(""));
-      end = next - 1;
+      for (; end < next - 1; end++) items.at(-1).push("");
+      items.at(-1).push("");
     } else if (lead >= indent.length + 2) {
       items.at(-1).push(line.slice(Math.min(lead, width)));
     } else if (items.at(-1).at(-1) && !endsParagraph(lines, end)) {
