@@ -32,7 +32,7 @@ class Held:
         self.notes: tuple[str, ...] = getattr(model, "notes", ())  # no part of the contract
         self.device = self.why = ""
         self.failure = ""  # why it is not the first one any more
-        self._lost: Model | None = None  # which is closed already
+        self._lost: Model | None = None  # closed, and no other one is in its place yet
 
     def tell(self, choice: Choice) -> None:
         """How the device of the first one was chosen."""
@@ -54,7 +54,7 @@ class Held:
         self._lost = self._models[0]
         with suppress(Exception):  # its device has failed
             self._lost.close()
-        self._models[0] = self._load_other()
+        self._models[0], self._lost = self._load_other(), None
         self.failure = f"{self.device or 'the device'} failed, so the CPU goes on: {error}"
         self.device, self.why, self.notes = "cpu", self.failure, (*self.notes, self.failure)
         return self._models[0]

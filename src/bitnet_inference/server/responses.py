@@ -106,12 +106,12 @@ class ResponseAnswer:
 
     async def _end(self, unread: str | None = None) -> None:
         """Make the response whole, and keep it. Takes its time where it is long: in a thread."""
-        response, kept = await asyncio.to_thread(self._whole, unread)
+        response, kept = await asyncio.to_thread(self._make_whole, unread)
         self._response = response  # now, for the wait may be cancelled
         if kept is not None:
             self._keep(kept)
 
-    def _whole(self, unread: str | None) -> tuple[dict[str, Any], StoredResponse | None]:
+    def _make_whole(self, unread: str | None) -> tuple[dict[str, Any], StoredResponse | None]:
         """The response with its output, and what is to be stored of it."""
         if unread is not None:
             self._reply.read(unread)
