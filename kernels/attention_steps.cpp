@@ -58,8 +58,8 @@ struct AttendStep final : Step {
     // The first token of a part: where as many queries as go together are whole, unless there are too few.
     int64_t begin(const Context& c, int64_t part) const {
         const int64_t num_parts = parts(c), even = c.num_tokens * part / num_parts;
-        const bool is_whole = part == num_parts || c.num_tokens / num_parts < together();
-        return is_whole ? even : (even + together() / 2) / together() * together();
+        const bool stays = part == num_parts || c.num_tokens / num_parts < together();
+        return stays ? even : (even + together() / 2) / together() * together();
     }
     int64_t scratch_floats(int64_t) const override { return attend_scratch_floats(cache->layout().padded_dim); }
     int64_t heads() const { return q.width / cache->layout().head_dim / cache->layout().num_kv_heads; }

@@ -67,6 +67,13 @@ def say(page: Page, text: str) -> None:
     expect(page.locator(".is-writing .text")).to_contain_text(text.strip().split("\n")[-1])
 
 
+def begin(page: Page, question: str, text: str) -> None:
+    """Ask, and be told the beginning of an answer that `end` ends."""
+    hold(page)
+    ask(page, question)
+    say(page, text)
+
+
 def end(page: Page) -> None:
     page.evaluate("window.end()")
     finished(page)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
-from talking import answered, ask, end, finished, hold, say, titles
+from talking import answered, ask, begin, end, finished, titles
 
 pytest_plugins = ["browsing"]
 
@@ -17,10 +17,8 @@ def begin_another(page: Page) -> None:
     page.route("**/v1/chat/completions", answered("Yes."))
     ask(page, "One")
     finished(page)
-    hold(page)
     page.keyboard.press("Control+Shift+O")
-    ask(page, "Other")
-    say(page, "Long")
+    begin(page, "Other", "Long")
 
 
 def test_who_edits_a_message_goes_on_when_an_answer_ends(page: Page) -> None:
@@ -71,9 +69,7 @@ def test_who_is_kept_from_asking_is_told(page: Page) -> None:
 
 
 def test_who_reads_further_up_stays_there_when_the_answer_ends(page: Page) -> None:
-    hold(page)
-    ask(page, "Question")
-    say(page, "Line.\n\n" * 100)
+    begin(page, "Question", "Line.\n\n" * 100)
     page.mouse.move(600, 300)
     page.mouse.wheel(0, -1000)
     page.locator("#to-end").wait_for()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from talking import answered, ask, end, finished, hold, say, texts, titles
+from talking import answered, ask, begin, end, finished, hold, texts, titles
 
 pytest_plugins = ["browsing"]
 
@@ -72,9 +72,7 @@ def test_what_another_tab_does_while_an_answer_is_written_here_is_taken_over(pag
 
 
 def test_two_tabs_write_in_one_conversation(page: Page, other: Page) -> None:
-    hold(page)
-    ask(page, "From here")
-    say(page, "Long")
+    begin(page, "From here", "Long")
     look(other, page)
     other.get_by_role("button", name="Rename: From here").press("Enter")
     other.get_by_label("Title").fill("Of two")
@@ -88,9 +86,7 @@ def test_two_tabs_write_in_one_conversation(page: Page, other: Page) -> None:
 
 
 def test_a_conversation_that_another_tab_deletes_is_answered_no_more(page: Page, other: Page) -> None:
-    hold(page)
-    ask(page, "Gone")
-    say(page, "Long")
+    begin(page, "Gone", "Long")
     look(other, page)
     other.get_by_role("button", name="Delete: Gone").press("Enter")
     finished(page, "Stopped.")
@@ -124,8 +120,6 @@ def test_what_a_file_has_too_much_is_named(page: Page, tmp_path: Path) -> None:
 
 
 def test_an_answer_is_kept_when_the_page_is_hidden(page: Page) -> None:
-    hold(page)
-    ask(page, "Question")
-    say(page, "Half")
+    begin(page, "Question", "Half")
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     assert page.evaluate(TEXTS, "Question") == ["Question", "Half"]

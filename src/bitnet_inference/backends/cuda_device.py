@@ -13,7 +13,7 @@ import triton
 from triton.errors import TritonError
 
 from bitnet_inference.config import available_bytes
-from bitnet_inference.errors import KernelError, OutOfMemory, Unavailable
+from bitnet_inference.errors import KernelError, OutOfMemory, Unavailable, said
 
 MIN_CAPABILITY = (8, 0)
 CAPTURING = RLock()  # PyTorch captures one graph at a time in a process, and frees no memory meanwhile
@@ -87,7 +87,7 @@ def start_triton(name: str) -> None:
     try:
         triton.runtime.driver.active.get_current_target()
     except (RuntimeError, OSError, AssertionError, CalledProcessError) as error:
-        why = " ".join(str(error).split())[:_MAX_SHOWN].rstrip(". ")
+        why = said(error, _MAX_SHOWN).rstrip(". ")
         cure = "install gcc and Python's headers (python3-dev)"
         if isinstance(error, OSError) and error.errno in (EACCES, EROFS):
             cure = "set TRITON_CACHE_DIR to a folder that can be written"

@@ -85,8 +85,7 @@ def told(error: Exception, who: str) -> Words:
     elif isinstance(error, errors.BitNetError):
         given = (str(error),)
     else:
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return {"error": ["BackendError", f"{who} failed: {line}"]}
+        return {"error": ["BackendError", f"{who} failed: {errors.said(f'{type(error).__name__}: {error}')}"]}
     return {"error": [type(error).__name__, *given]}
 
 

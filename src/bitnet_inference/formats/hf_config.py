@@ -78,12 +78,11 @@ def _refuse_extras(fields: Fields, family: Family) -> None:
             raise Unsupported(f"{fields.path}: {key}: linear layers with a bias are not supported: use another model")
     if family.masters and fields.size("input_bits", 32, 8) != 8:
         raise Unsupported(f"{fields.path}: input_bits: only activations of 8 bits are supported")
-    says_window = family.name == "qwen3" and _LOCAL in (
-        fields.strings("layer_types") or ()
-    )  # for Llama they are nothing
-    if fields.flag("use_sliding_window") or says_window:
-        key = "layer_types" if says_window else "use_sliding_window"
-        raise Unsupported(f"{fields.path}: {key}: windows of this family are not supported: use another model")
+    kinds = fields.strings("layer_types") if family.name == "qwen3" else None  # for Llama they are nothing
+    windows = {"layer_types": _LOCAL in (kinds or ()), "use_sliding_window": fields.flag("use_sliding_window")}
+    for key, is_there in windows.items():
+        if is_there:
+            raise Unsupported(f"{fields.path}: {key}: windows of this family are not supported: use another model")
     for key, looks_ahead in (("use_bidirectional_attention", True), ("is_causal", False)):
         if fields.flag(key, not looks_ahead) == looks_ahead:
             raise Unsupported(f"{fields.path}: {key}: tokens cannot look ahead: use another model")

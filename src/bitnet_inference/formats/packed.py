@@ -79,7 +79,8 @@ class PackedCheckpoint:
     def verify(self) -> Iterator[str]:
         """Read the whole file; a line for the configuration, and each tensor, whose bytes are not those written."""
         hashes = parse_object(self._text("sha256").encode("utf-8", "surrogatepass"), self.path, "sha256", _AGAIN)
-        if self._said.get(CONFIG_HASH, config_hash := sha256_of(self._text("config"))) != config_hash:
+        found = sha256_of(self._text("config"))
+        if self._said.get(CONFIG_HASH, found) != found:
             yield f"{self.path}: __metadata__.config: is not that of its SHA-256: copy the file again"
         for name, tensor in self._stored.items():
             if hashlib.sha256(_bytes(tensor)).hexdigest() != hashes.get(name):

@@ -37,6 +37,11 @@ class StoredResponse:
         self.items = {item["id"]: item for item in (*self.input_items, *self.body["output"])}
         self.num_bytes = len(dumps([self.body, self.input_items, self.messages]))
 
+    @property
+    def share(self) -> int:
+        """How much it takes of all the room, by number and by bytes."""
+        return MAX_BYTES // MAX_RESPONSES + self.num_bytes
+
 
 class StoredResponses:
     """The last ones, in memory: a restart forgets them. To be used in the event loop's thread only."""
@@ -45,6 +50,7 @@ class StoredResponses:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         # By the owner and the id of an item: those that have it, by their ids, the newest last.
         self._items: dict[tuple[str, str], dict[str, StoredResponse]] = {}
+        self._shares = Counter[str]()  # of each owner, running ones among them
         self._num_bytes = self._num_running = 0
 
     @contextmanager
@@ -67,15 +73,16 @@ class StoredResponses:
         for item in response.items:
             self._items.setdefault((response.owner, item), {})[identity] = response
         self._num_bytes += response.num_bytes
+        self._shares[response.owner] += response.share
         while len(self._kept) > MAX_RESPONSES or self._num_bytes > MAX_BYTES:
-            ended = [each for each in self._kept.values() if each.task is None]
-            if not ended:
+            owners = (owner for owner, _ in self._shares.most_common())
+            oldest = next(filter(None, map(self._oldest_ended, owners)), None)
+            if oldest is None:
                 break
-            shares = Counter[str]()  # running ones count, too
-            for each in self._kept.values():
-                shares[each.owner] += MAX_BYTES // MAX_RESPONSES + each.num_bytes
-            most = max({each.owner for each in ended}, key=shares.__getitem__)
-            self._forget(next(each.body["id"] for each in ended if each.owner == most))
+            self._forget(oldest)
+
+    def _oldest_ended(self, owner: str) -> str | None:
+        return next((name for name, each in self._kept.items() if each.owner == owner and each.task is None), None)
 
     def replace(self, response: StoredResponse) -> None:
         """Keep it in place of an earlier state; nothing happens where that has been deleted."""
@@ -109,6 +116,7 @@ class StoredResponses:
     def _forget(self, identity: str) -> None:
         if (old := self._kept.pop(identity, None)) is not None:
             self._num_bytes -= old.num_bytes
+            self._shares[old.owner] -= old.share
             for item in old.items:
                 holders = self._items[old.owner, item]
                 del holders[identity]
