@@ -18,7 +18,7 @@ struct alignas(64) TileShapes {
 // Of up to 16 tokens; and of up to 32, of which tiles 2, 3 and 7 have those from the 17th on.
 struct AllShapes {
     TileShapes of[bitnet::kMatrixTile + 1], halves[2 * bitnet::kMatrixTile + 1];
-    AllShapes() {
+    constexpr AllShapes() {
         for (uint8_t count = 1; count <= bitnet::kMatrixTile; count++)
             for (const int tile : {0, 1, 2, 3, 6, 7}) of[count].rows[tile] = count;
         for (int count = 1; count <= bitnet::kMatrixTile; count++) {
@@ -28,7 +28,8 @@ struct AllShapes {
     }
 };
 
-// In memory for good: gcc 12 believes that loading them reads 8 bytes.
-const AllShapes shapes;
+// In memory for good: gcc 12 believes that loading them reads 8 bytes. And made by the compiler: what makes it at the
+// start of the program would run with AVX-512 on every machine.
+constinit const AllShapes shapes;
 
 }  // namespace
