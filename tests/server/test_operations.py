@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -405,6 +406,25 @@ def test_a_full_disk_for_lines_stops_nobody() -> None:
     with closing(Journal(Path("/dev/full"))) as journal:
         assert call(Journaled(empty, journal))[0] == 200
         assert journal.num_lost == 1
+
+
+def test_a_pipe_for_lines_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    with closing(Journal(tmp_path / "log")) as journal:
+
+        def fill() -> None:
+            while not journal.num_lost:
+                call(Journaled(empty, journal), "/" + "é" * 60_000)
+
+        writer = threading.Thread(target=fill)
+        writer.start()
+        writer.join(60)
+        num_lost = journal.num_lost
+        first = os.read(reader, 1 << 12)
+        os.close(reader)  # who waits there gets an error
+        writer.join()
+    assert num_lost == 1 and json.loads(first.splitlines()[0])["path"] == "/" + "é" * 499
 
 
 def test_https(served: ServedModels) -> None:

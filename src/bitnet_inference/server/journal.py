@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import secrets
+import select
+import stat
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from os import fstat
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from bitnet_inference.stream import Stream
 
 NOTES = "bitnet.notes"  # in a scope: a dict in which the application notes what shall stand in the line
 ID_HEADERS = (b"x-request-id", b"request-id")  # where OpenAI's clients look for a request's id, and Anthropic's
+MAX_PATH = 500  # characters: a pipe that is not full has room for a line of 4096 bytes
 _ID = re.compile(rb"[\w.:-]{1,64}")
 
 
@@ -38,21 +42,37 @@ class Journal:
             raise InvalidParams(
                 f"{file} cannot be written: {error.strerror}: give a file in a folder that is there"
             ) from None
+        self._has_room = _room_in(self._file)
 
     def write(self, line: dict[str, Any]) -> None:
         """One line."""
         text = orjson.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **line})
         try:
             with self._lock:
+                if not self._has_room():
+                    raise BlockingIOError
                 self._file.write(text + b"\n")
                 self._file.flush()
-        except (OSError, ValueError):  # a full disk, a closed stream
+        except (OSError, ValueError):  # a full disk, a closed stream, a pipe that nobody reads
             self.num_lost += 1
 
     def close(self) -> None:
         """No line goes to the file any more."""
         if self._file is not sys.stderr.buffer:
             self._file.close()
+
+
+def _room_in(file: Any) -> Callable[[], bool]:
+    """Whether a line can be written there without waiting for who reads it, as of a pipe or a terminal."""
+    try:
+        number = file.fileno()
+    except (OSError, ValueError):  # it is no file of the system's
+        return lambda: True
+    if sys.platform == "win32" or stat.S_ISREG(fstat(number).st_mode):
+        return lambda: True
+    room = select.poll()
+    room.register(number, select.POLLOUT)
+    return lambda: bool(room.poll(0))
 
 
 class Journaled:
@@ -95,7 +115,7 @@ class Journaled:
 def _line(scope: Scope, status: int, start: float, first_s: float | None) -> dict[str, Any]:
     line = {
         "method": scope["method"],
-        "path": scope["path"],
+        "path": scope["path"][:MAX_PATH],
         "status": status or None,
         "caller": scope.get(CALLER) or None,
         "address": (scope.get("client") or ("",))[0] or None,
