@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from typing import Any
 
 import pytest
@@ -14,12 +14,13 @@ from conftest import Running
 from starlette.requests import Request
 
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.server import make_app
+from bitnet_inference.models import Models
+from bitnet_inference.server import ServedModels, make_app
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.chat import open_chat
 from bitnet_inference.server.connected import while_connected
 from bitnet_inference.server.embeddings import EmbeddingRequest, embed
-from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.failures import CLIENT_GONE, Failure
 from bitnet_inference.server.schema import ChatRequest
 
 ENDLESS = {"max_tokens": 100_000, "overflow": "sliding", "ignore_eos": True}
@@ -62,19 +63,48 @@ def test_the_answer_of_a_client_that_has_left_is_cancelled_while_it_waits(runnin
     async def leave_later() -> None:
         leave, answers = asyncio.Event(), Answers(running.served)
         body = ChatRequest(messages=TALK, **ENDLESS)
-        async with AsyncExitStack() as held:
-            answer = await answers.open(held, Request({"type": "http", "headers": []}), body, open_chat)
-            asyncio.get_running_loop().call_soon(leave.set)
 
-            async def receive() -> dict[str, Any]:
-                await leave.wait()
-                return {"type": "http.disconnect"}
+        async def receive() -> dict[str, Any]:
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async with AsyncExitStack() as held:
+            answer = await answers.open(held, Request({"type": "http", "headers": []}, receive), body, open_chat)
+            asyncio.get_running_loop().call_soon(leave.set)
 
             with pytest.raises(Failure, match="left"):
                 await while_connected(receive, answer.finished())
 
     asyncio.run(leave_later())
     assert is_idle(running)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [*REQUESTS, ("/v1/embeddings", {"input": "Once"}), ("/tokenize", {"prompt": "Once"})]
+)
+def test_who_leaves_while_the_model_is_loaded_does_not_wait_for_it(path: str, body: Any) -> None:
+    is_loading, may_go_on = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        is_loading.set()
+        may_go_on.wait()
+
+    async def leave_it(served: ServedModels) -> tuple[int, int]:
+        leave = asyncio.Event()
+        asked = asyncio.create_task(ask(make_app(served), path, body, leave=leave))
+        await asyncio.to_thread(is_loading.wait)
+        leave.set()
+        try:
+            async with asyncio.timeout(60):
+                status = (await asked).status
+        finally:
+            may_go_on.set()
+        async with served.use("story"):  # by the same door
+            return status, models.loaded()[0].num_users
+
+    models = Models(max_cache_tokens=1024, threads=1, progress=progress)
+    with closing(ServedModels(models, {"story": "default"})) as served:
+        assert asyncio.run(leave_it(served)) == (CLIENT_GONE, 1)
 
 
 def test_vectors_for_nobody_are_given_up(running: Running) -> None:

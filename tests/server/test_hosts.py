@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,29 @@ def test_who_waits_for_room_behind_others_waits_no_longer_than_they(
     with closing(ServedModels(models, {"story": "default", "other": tmp_path / "other"})) as served:
         assert asyncio.run(several()) == [503] * 3
     assert len(models.waits_s) == 3 and max(models.waits_s[1:]) < 0.25
+
+
+def test_who_gives_up_waiting_for_a_load_uses_the_model_no_more() -> None:
+    is_loading, may_go_on = threading.Event(), threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        is_loading.set()
+        may_go_on.wait()
+
+    async def wait(served: ServedModels) -> None:
+        async with served.use("story"):
+            raise AssertionError("the load has not ended")
+
+    async def give_up(served: ServedModels) -> int:
+        waiting = asyncio.create_task(wait(served))
+        await asyncio.to_thread(is_loading.wait)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError) as _kept:  # with all of its frames
+            await waiting
+        may_go_on.set()
+        async with served.use("story"):  # by the same door
+            return models.loaded()[0].num_users
+
+    models = Models(max_cache_tokens=256, threads=1, progress=progress)
+    with closing(ServedModels(models, {"story": "default"})) as served:
+        assert asyncio.run(give_up(served)) == 1

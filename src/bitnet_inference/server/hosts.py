@@ -64,17 +64,24 @@ class ServedModels:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LLM]:
-        """A model, for as long as the `async with` block lasts; loaded if need be, or Failure is raised."""
-        path, loop, until = self.path(name), asyncio.get_running_loop(), time.monotonic() + MAX_WAIT_S
+        """A model, for as long as the `async with` block lasts; loaded if need be, or Failure is raised.
+
+        May be cancelled while it waits for the load, which then goes on for others.
+        """
+        path, until = self.path(name), time.monotonic() + MAX_WAIT_S
 
         def enter() -> LLM:  # who stood in line at the door has waited there already
             return stack.enter_context(self.models.use(path, wait_s=max(0.0, until - time.monotonic())))
 
         with ExitStack() as stack:
+            entering = self._doors[path].submit(enter)
             try:
-                llm = await loop.run_in_executor(self._doors[path], enter)
+                llm = await asyncio.wrap_future(entering)
             except BitNetError as error:
                 raise self.told(failure_of(error), name) from error
+            except asyncio.CancelledError:
+                entering.add_done_callback(lambda _: stack.close())  # the thread comes in later, and leaves at once
+                raise
             yield llm
 
     def told(self, failure: Failure, name: str) -> Failure:
