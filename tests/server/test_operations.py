@@ -139,6 +139,21 @@ def test_who_only_watches_uses_up_nothing() -> None:
     assert call(gate, "/stats")[0] == 401
 
 
+def test_who_guesses_keys_may_do_so_a_few_times_a_minute() -> None:
+    now = [0.0]
+    keys = read_keys(["first-secret", "second-secret"], None)
+    gate = Gate(empty, ServerOptions(requests_per_minute=2, keys=keys), clock=lambda: now[0])
+
+    def statuses(*sent: str) -> list[int]:
+        return [call(gate, headers={"x-api-key": each} if each else {})[0] for each in sent]
+
+    assert statuses("first-secret", "", "", "") == [200, 401, 401, 401]  # no key is no guess
+    assert statuses("guess-1", "guess-2", "guess-3", "second-secret") == [401, 401, 429, 429]
+    assert statuses("first-secret") == [200]  # it is known there
+    now[0] = 31.0
+    assert statuses("second-secret", "guess-4", "guess-5") == [200, 401, 429]
+
+
 def test_a_body_has_an_end() -> None:
     gate = Gate(empty, ServerOptions(max_body_bytes=10))
     assert call(gate, body=[b"12345", b"12345"])[0] == 200

@@ -8,13 +8,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_inference.server.failures import Failure
-from bitnet_inference.server.keys import find_key
+from bitnet_inference.server.keys import Key, find_key
 from bitnet_inference.server.options import ServerOptions
 from bitnet_inference.server.sse import json_response
 
@@ -31,11 +31,15 @@ UNCOUNTED = ("/metrics", "/stats")  # asked every few seconds by who watches
 
 @dataclass
 class Account:
-    """What a caller has used: requests under way, and how many it may still make (a bucket that fills itself)."""
+    """What a caller has used: requests under way, and how many it may still make (a bucket that fills itself).
+
+    That of an address counts the keys that were wrong; `known` are the names of those that were right.
+    """
 
     num_running: int = 0
     allowance: float = 0.0
     filled_at: float = 0.0
+    known: set[str] = field(default_factory=set)
 
     @contextmanager
     def running(self, num_requests: int) -> Iterator[None]:
@@ -99,11 +103,23 @@ class Gate:
         if not self._options.keys:
             return ""
         sent = _sent_keys(scope)
+        if not sent:
+            raise Failure(401, "there is no API key: send Authorization: Bearer KEY", code="invalid_api_key")
         key = next(filter(None, (find_key(self._options.keys, each) for each in sent)), None)
+        if self._options.requests_per_minute is not None:
+            self._count_guess(self._account(f"at {_address(scope)}"), key)  # no key has a name with a space
         if key is None:
-            why = "the API key is not known" if sent else "there is no API key: send Authorization: Bearer KEY"
-            raise Failure(401, why, code="invalid_api_key")
+            raise Failure(401, "the API key is not known", code="invalid_api_key")
         return key.name
+
+    def _count_guess(self, address: Account, key: Key | None) -> None:
+        """Raises Failure where too many were wrong, of right keys too: else who guesses would know that they are."""
+        if key is None or key.name not in address.known:
+            self._check_allowance(address, "unknown API keys")
+        if key is None:
+            address.allowance -= 1
+        else:
+            address.known.add(key.name)
 
     def _account(self, name: str) -> Account:
         if len(self._accounts) >= MAX_CALLERS:
@@ -113,10 +129,16 @@ class Gate:
 
     def _charge(self, account: Account, is_work: bool) -> None:
         """Take one request from what the caller may make; raises Failure."""
-        most, per_minute = self._options.max_running, self._options.requests_per_minute
+        most = self._options.max_running
         if is_work and most is not None and account.num_running >= most:
             why = f"{account.num_running} requests of yours are under way, at most {most} may be: wait for one to end"
             raise Failure(429, why, code="concurrency_limit", retry_after_s=1)
+        self._check_allowance(account, "requests")
+        account.allowance -= 1
+
+    def _check_allowance(self, account: Account, what: str) -> None:
+        """Fill the bucket for the time that has gone by; raises Failure where it is empty."""
+        per_minute = self._options.requests_per_minute
         if per_minute is None:
             return
         now = self._clock()
@@ -124,9 +146,8 @@ class Gate:
         account.filled_at = now
         if account.allowance < 1:
             wait_s = max(1, round((1 - account.allowance) * 60 / per_minute + 0.5))
-            why = f"more than {per_minute} requests a minute: try again in {wait_s} s"
+            why = f"more than {per_minute} {what} a minute: try again in {wait_s} s"
             raise Failure(429, why, code="rate_limit_exceeded", retry_after_s=wait_s)
-        account.allowance -= 1
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
         """The request's body as far as it is not too long and does not take too long."""
