@@ -284,12 +284,24 @@ def test_places_in_the_background_are_taken_before_anything_is_awaited() -> None
     kept = StoredResponses()
     with ExitStack() as held:
         for _ in range(MAX_RUNNING):
-            held.enter_context(kept.place())
-        with pytest.raises(Failure, match="run in the background") as refused, kept.place():
+            held.enter_context(kept.place(""))
+        with pytest.raises(Failure, match=f"^{MAX_RUNNING} responses run in the background") as refused, kept.place(""):
             pass
     assert refused.value.headers == {"Retry-After": "1"}
-    with kept.place():
+    with kept.place(""):
         pass
+
+
+def test_who_has_much_made_in_the_background_leaves_places_to_others() -> None:
+    kept = StoredResponses()
+    with ExitStack() as held:
+        for owner, most in (("many", MAX_RUNNING // 2), ("other", MAX_RUNNING // 4)):
+            for _ in range(most):
+                held.enter_context(kept.place(owner))
+            with pytest.raises(Failure, match=f"{most} responses of yours run in the background"), kept.place(owner):
+                pass
+        with kept.place("few"):
+            pass
 
 
 def test_who_stores_much_does_not_push_out_the_responses_of_others() -> None:

@@ -103,7 +103,7 @@ async def _in_background(
     answers: Answers, kept: StoredResponses, request: Request, body: ResponsesRequest, begin: Begin
 ) -> dict[str, Any]:
     async with AsyncExitStack() as held:
-        held.enter_context(kept.place())
+        held.enter_context(kept.place(_caller(request)))
         if PLACE in request.scope:  # which is the caller's until the response has ended, not the request
             held.enter_context(request.scope[PLACE].pop_all())
         answer = await answers.open(held, request, body, begin)

@@ -51,19 +51,24 @@ class StoredResponses:
         # By the owner and the id of an item: those that have it, by their ids, the newest last.
         self._items: dict[tuple[str, str], dict[str, StoredResponse]] = {}
         self._shares = Counter[str]()  # of each owner, running ones among them
-        self._num_bytes = self._num_running = 0
+        self._num_bytes = 0
+        self._running = Counter[str]()  # in the background, of each owner
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for one that is made in the background, for as long as that takes. Raises Failure: there is none."""
-        if self._num_running >= MAX_RUNNING:
-            why = f"{MAX_RUNNING} responses run in the background: wait for one"
-            raise Failure(429, why, code="queue_full", retry_after_s=1)
-        self._num_running += 1
+    def place(self, owner: str) -> Iterator[None]:
+        """A place for one that is made in the background, for as long as that takes. Raises Failure: there is none.
+
+        Where there are several owners, none may have more than it leaves to others.
+        """
+        num_own, num_left = self._running[owner], MAX_RUNNING - self._running.total()
+        if num_left <= (num_own if owner else 0):
+            whose = f"{num_own} responses of yours" if owner else f"{MAX_RUNNING} responses"
+            raise Failure(429, f"{whose} run in the background: wait for one", code="queue_full", retry_after_s=1)
+        self._running[owner] += 1
         try:
             yield
         finally:
-            self._num_running -= 1
+            self._running[owner] -= 1
 
     def keep(self, response: StoredResponse) -> None:
         """Keep it, also in place of an earlier state; of those that have ended, the oldest of who has most give way."""
