@@ -192,6 +192,7 @@ def test_one_that_fails_at_once_gives_way_to_the_cpu_where_nobody_asked_for_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, model: type | None
 ) -> None:
     machine()
+    monkeypatch.delenv("BITNET_ISA", raising=False)  # which the CPU alone has, so that it would be chosen at once
     module = model and SimpleNamespace(CudaModel=model)
     monkeypatch.setitem(sys.modules, "bitnet_inference.backends.cuda", module)  # type: ignore[arg-type]
     with LLM.load("default", max_cache_tokens=TOKENS) as llm:
