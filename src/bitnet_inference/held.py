@@ -55,7 +55,7 @@ class Held:
         with suppress(Exception):  # its device has failed
             self._lost.close()
         self._models[0], self._lost = self._load_other(), None
-        self.failure = f"{self.device or 'the device'} failed, so the CPU goes on: {error}"
+        self.failure = f"{self.device or 'the device'} failed, so the model was loaded for the CPU: {error}"
         self.device, self.why, self.notes = "cpu", self.failure, (*self.notes, self.failure)
         return self._models[0]
 
@@ -96,7 +96,10 @@ class Holder:
 
     @property
     def failure(self) -> str:
-        """How its device failed, so that the CPU goes on (see `fallback`); empty where it has not."""
+        """How its device failed, so that the CPU has the model (see `fallback`); empty where it has not.
+
+        Whether it goes on there, or finds no room for its cache, `LLM.is_open` says.
+        """
         return self._held.failure
 
     @property

@@ -208,4 +208,5 @@ def test_an_llm_on_both_and_on_the_cpu_when_the_gpu_fails(on_gpu: None) -> None:
         last = llm._engine._model._last  # type: ignore[attr-defined]
         last._hidden = last._hidden[:1]  # PyTorch finds no room for a second row
         assert llm.generate(PROMPT, params).token_ids == expected
-        assert llm.failure.startswith("cuda (the last 1) and cpu failed, so the CPU goes on: ") and llm.device == "cpu"
+        assert llm.failure.startswith("cuda (the last 1) and cpu failed, so the model was loaded for the CPU: ")
+        assert llm.device == "cpu"

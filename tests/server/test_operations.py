@@ -336,7 +336,7 @@ def test_health_names_the_models_whose_device_failed() -> None:
     with own() as server:
         with server.served.models.use() as llm:
             assert health(server) == {"status": "ok"}
-            llm._held.failure = "cuda failed, so the CPU goes on: the device is lost"
+            llm._held.failure = "cuda failed, so the model was loaded for the CPU: the device is lost"
         assert health(server) == {"status": "degraded", "on_the_cpu": ["story"]}
 
 

@@ -258,7 +258,7 @@ def test_an_llm_goes_on_and_says_so() -> None:
         for _ in range(2):  # it fails in the first round
             found = llm.generate(["The fox", "The owl"], STORY)
             assert [(each.token_ids, each.logprobs) for each in found] == [(e.token_ids, e.logprobs) for e in expected]
-        assert llm.failure == "the device failed, so the CPU goes on: the device is lost"
+        assert llm.failure == "the device failed, so the model was loaded for the CPU: the device is lost"
         assert llm.notes == (llm.failure,) and llm.device == "cpu" and failing.is_closed
         assert llm.num_bytes == num_bytes
 
@@ -273,6 +273,17 @@ def test_an_llm_whose_device_is_lost_is_not_open_so_that_it_is_loaded_anew() -> 
         with pytest.raises(KernelError, match="the device is lost"):
             llm.generate("The fox", STORY)
         assert not llm.is_open
+
+
+def test_of_a_model_whose_cache_finds_no_room_it_is_not_said_that_it_goes_on() -> None:
+    checkpoint = open_checkpoint(PATH)
+    model = Failing(load_model(checkpoint, EngineConfig(device="cpu", threads=1)), 1)
+    other = ScriptedModel(num_blocks=0)
+    with LLM(cast(Model, model), load_tokenizer(checkpoint), max_cache_tokens=256, fallback=lambda: other) as llm:
+        with pytest.raises(KernelError, match="the device is lost"):
+            llm.generate("The fox", STORY)
+        assert not llm.is_open
+        assert llm.failure == "the device failed, so the model was loaded for the CPU: the device is lost"
 
 
 def test_who_shall_fall_back_on_what() -> None:
