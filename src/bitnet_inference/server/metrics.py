@@ -33,7 +33,7 @@ TOTALS = {
     "steps": ("bitnet_steps", "Steps of the engine."),
     "draft_tokens": ("bitnet_draft_tokens", "Tokens that were guessed ahead and tried."),
     "right_draft_tokens": ("bitnet_accepted_draft_tokens", "Guessed tokens that were right."),
-    "device_failures": ("bitnet_device_failures", "Devices that failed, so that the CPU goes on."),
+    "device_failures": ("bitnet_device_failures", "Devices that failed, so that the model was loaded for the CPU."),
 }
 NOW = {
     "running": ("bitnet_requests_running", "Requests that hold cache blocks."),
