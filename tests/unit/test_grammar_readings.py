@@ -34,6 +34,7 @@ def write(llm, grammar, **options):
         ({"multipleOf": 10**5000}, "multipleOf"),
         ({"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 991}]}, "the common multiple"),
         ({"$defs": {"x": {"multipleOf": 997}}, "$ref": "#/$defs/x", "multipleOf": 9.91}, "the common multiple"),
+        ({"prefixItems": [{"multipleOf": 32_001 + each} for each in range(2)]}, "different multipleOf are too large"),
         ({"type": "object", "minProperties": 3, "required": ["a"]}, "could be one name several times"),
     ],
 )
@@ -51,6 +52,7 @@ def test_what_the_library_would_not_keep_or_survive_is_refused(schema, message):
         {"type": "integer", "multipleOf": 1000, "minimum": 1, "maximum": 10**6},
         {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2},
         {"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}},
+        {"items": [{"multipleOf": 20_001}, {"multipleOf": 20.001}]},
     ],
 )
 def test_what_it_keeps_is_taken(llm, schema):
@@ -114,7 +116,9 @@ def test_a_schema_in_a_grammar_is_read_as_elsewhere(llm):
         found = re.fullmatch(r"<(1\.\d+)>", write(llm, grammar, seed=seed).text)
         assert found is None or 1 < float(found[1]) < 1.5
     too_large = '%json {"enum": [-9223372036854775808]}'
-    for lark in ("start: %json", "start: %json [1]", "start: %json {", f"start: {too_large}", f'start: "{too_large}'):
+    too_many = "start: " + " ".join(f'%json {{"multipleOf": {32_001 + each}}}' for each in range(2))
+    broken = ("start: %json", "start: %json [1]", "start: %json {", f"start: {too_large}", f'start: "{too_large}')
+    for lark in (*broken, too_many):
         with pytest.raises(InvalidParams, match=r"json"):
             Grammar(lark=lark)
 

@@ -15,7 +15,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.endless import is_endless
 from bitnet_inference.grammar.readable import readable_schema
 from bitnet_inference.grammar.regex import check_counts, check_regex, plain_classes
-from bitnet_inference.grammar.schema import check_schema
+from bitnet_inference.grammar.schema import check_multiples, check_schema, parts_of
 
 MAX_CHARS = 1 << 16
 MAX_CHOICES = 1000
@@ -153,7 +153,7 @@ def _with_readable_schemas(lark: str) -> str:
 
     Also what only seems to be one, in a string or a comment: who is to tell that as the library does?
     """
-    parts, at = [], 0
+    parts, at, all_schemas = [], 0, list[Mapping[str, Any]]()
     while found := _LARK_JSON.search(lark, at):
         parts.append(lark[at : found.end()])
         try:
@@ -162,7 +162,9 @@ def _with_readable_schemas(lark: str) -> str:
             raise InvalidParams(f"grammar: lark: no JSON stands behind %json ({error}): correct it") from None
         schema = parsed_schema(given)
         check_schema(schema)
+        all_schemas += parts_of(schema)
         parts.append(json.dumps(readable_schema(schema)))
+    check_multiples("", all_schemas)
     return "".join([*parts, lark[at:]])
 
 
