@@ -22,6 +22,9 @@ def write(llm, grammar, **options):
     return llm.generate("x", SamplingParams(grammar=grammar, **{"max_tokens": 60, "seed": 1, **options}))
 
 
+PATTERNS = [{"pattern": f"^[^{char}]{{1,99}}z+[^z]{{1,99}}{char}"} for char in "abcdefghijklmnopq"]
+
+
 @pytest.mark.parametrize(
     "schema, message",
     [
@@ -35,6 +38,8 @@ def write(llm, grammar, **options):
         ({"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 991}]}, "the common multiple"),
         ({"$defs": {"x": {"multipleOf": 997}}, "$ref": "#/$defs/x", "multipleOf": 9.91}, "the common multiple"),
         ({"prefixItems": [{"multipleOf": 32_001 + each} for each in range(2)]}, "different multipleOf are too large"),
+        ({"items": {"type": "string", "allOf": PATTERNS}}, "at /: 17 patterns are asked of one string: ask at most 16"),
+        ({"$defs": {"x": {"allOf": PATTERNS[:9]}}, "allOf": [{"$ref": "#/$defs/x"}, *PATTERNS[9:]]}, "17 patterns"),
         ({"type": "object", "minProperties": 3, "required": ["a"]}, "could be one name several times"),
     ],
 )
@@ -52,6 +57,8 @@ def test_what_the_library_would_not_keep_or_survive_is_refused(schema, message):
         {"type": "integer", "multipleOf": 1000, "minimum": 1, "maximum": 10**6},
         {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2},
         {"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}},
+        {"type": "string", "anyOf": [{"pattern": f"^{char}$"} for char in "abcdefghijklmnopqrst"]},
+        {"type": "string", "allOf": [{"pattern": "^a{0,50}$"}] * 16},
         {"items": [{"multipleOf": 20_001}, {"multipleOf": 20.001}]},
     ],
 )

@@ -12,10 +12,12 @@ from typing import Any, NoReturn, TypeGuard
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.references import resolved
 from bitnet_inference.grammar.regex import check_regex, plain_decimals
+from bitnet_inference.grammar.together import most_patterns
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2000  # three times as many in a chain overflow the library's stack
 MAX_MULTIPLE = 1 << 15  # the digits of multipleOf, of all together: the library tells all remainders apart
+MAX_PATTERNS = 16  # that one string has to match: with twice as many the library may think for ever
 MAX_VALUES = 1 << 16
 MAX_WHOLE = 1 << 53  # the library rounds what is larger, and overflows its stack at -2^63
 
@@ -72,6 +74,8 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
         _check_numbers(place, part)
         parts.append(part)
         waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
+    if (count := most_patterns(schema, parts)) > MAX_PATTERNS:
+        _refuse(start, f"{count} patterns are asked of one string", f"ask at most {MAX_PATTERNS} of it")
     multiples = check_multiples(start, parts)
     if math.lcm(*multiples) > MAX_MULTIPLE and any(map(_combines, parts)):
         _refuse(start, "the common multiple of its multipleOf is too large", "say it in one place, and of less digits")
