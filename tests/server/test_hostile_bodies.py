@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from conftest import Running
 
 import bitnet_inference
 from bitnet_inference.models import Models
-from bitnet_inference.server import ServedModels, ServerOptions, make_app, make_front
+from bitnet_inference.server import ServedModels, ServerOptions, make_app, make_front, schema
 from bitnet_inference.server.bodies import parse
 from bitnet_inference.server.message_schema import MessagesRequest
 from bitnet_inference.server.schema import ChatRequest
@@ -299,3 +301,23 @@ def test_what_a_chat_template_cannot_do_is_the_clients_mistake(tmp_path: Path, t
             got = asyncio.run(ask(app, f"/v1/{path}", body | {"messages": TALK}))
             message = got.json["error"]["message"]
             assert got.status == 400 and why in message and message.startswith("story: ") and "/" not in message
+
+
+def test_a_form_that_takes_its_time_is_in_the_way_of_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(value: Any) -> None:
+        if value is not None:
+            begun.set()
+            assert may_end.wait(30), "the others have waited for this one"
+
+    monkeypatch.setattr(schema, "read_response_format", slow)
+    bodies = [{"messages": TALK, "response_format": {"type": "text"}}, {"messages": TALK}]
+    first, second = (json.dumps(body).encode() for body in bodies)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(parse, ChatRequest, first)
+        assert begun.wait(30)
+        threads.submit(parse, ChatRequest, second).result(10)
+        assert not waiting.done()
+        may_end.set()
+        assert waiting.result(10).grammar is None

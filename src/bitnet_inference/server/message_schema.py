@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -14,6 +13,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.server.failures import Failure
+from bitnet_inference.server.once import once
 from bitnet_inference.server.replies import Talk
 from bitnet_inference.server.schema import Count, Each, Fields, Inner, Part, TextOrList, check_tools, salt_of, type_of
 from bitnet_inference.text.messages import check_messages
@@ -163,7 +163,7 @@ class CountRequest(Fields):
         check_messages(self.talk.messages)
         check_tools(self.talk.tools, self.talk.shown_tools)
 
-    @cached_property
+    @once
     def talk(self) -> Talk:
         """The conversation as the library knows it. Raises InvalidParams."""
         form = self.output_config.format if self.output_config else None

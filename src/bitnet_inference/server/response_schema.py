@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
@@ -12,6 +11,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.server.once import once
 from bitnet_inference.server.schema import (
     Count,
     Each,
@@ -233,14 +233,14 @@ class InputTokensRequest(Fields):
             ]
             del self.messages
 
-    @cached_property
+    @once
     def messages(self) -> list[dict[str, Any]]:
         """The input as the library knows it, without instructions; references are empty until they are resolved."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return list(_messages(self.input))
 
-    @cached_property
+    @once
     def grammar(self) -> Grammar | None:
         """The form that the text shall have. Raises InvalidParams."""
         form = self.text.format if self.text else None
@@ -249,7 +249,7 @@ class InputTokensRequest(Fields):
         named = {"name": form.name, "schema": form.schema_, "strict": form.strict}
         return read_response_format({"type": "json_schema", "json_schema": named})
 
-    @cached_property
+    @once
     def nested_tools(self) -> list[dict[str, Any]]:
         """The tools in the shape that chat completions have."""
         return [
@@ -257,7 +257,7 @@ class InputTokensRequest(Fields):
             for each in self.tools or ()
         ]
 
-    @cached_property
+    @once
     def callable_tools(self) -> Tools | None:
         """What may be called. Raises InvalidParams."""
         choice: Any = self.tool_choice

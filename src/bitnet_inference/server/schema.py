@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -16,6 +15,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar, parsed_schema
 from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.server.once import once
 from bitnet_inference.text.messages import ROLES, check_messages
 from bitnet_inference.tools import Tools, read_tools
 
@@ -71,7 +71,7 @@ Prompts = Annotated[
 class Fields(BaseModel):
     """A body. Unknown fields and values of another type are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, ignored_types=(once,))
     # What the library calls differently in its messages: its word -> our field.
     TOLD_AS: ClassVar[Mapping[str, str]] = {}
     PROMPT: ClassVar[str] = "prompt"  # the field that the library calls so
@@ -224,7 +224,7 @@ class SamplingFields(Fields):
         """See Fields; a form may have been given in several."""
         return next(iter(self._forms), word) if word == "grammar" else super().told_as(word)
 
-    @cached_property
+    @once
     def _forms(self) -> dict[str, Any]:
         guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
         given = {name: getattr(self, name) for name in ("response_format", *guided) if getattr(self, name) is not None}
@@ -233,7 +233,7 @@ class SamplingFields(Fields):
             given |= {f"structured_outputs.{name}": value for name, value in wished.items()}
         return given
 
-    @cached_property
+    @once
     def grammar(self) -> Grammar | None:
         """The form that the text shall have. Raises InvalidParams."""
         given = self._forms
@@ -302,7 +302,7 @@ class ChatRequest(SamplingFields):
         """See SamplingFields."""
         return salt_of(self.user, self.safety_identifier, self.prompt_cache_key, self.cache_salt)
 
-    @cached_property
+    @once
     def callable_tools(self) -> Tools | None:
         """What may be called. Raises InvalidParams."""
         return read_tools(self.tools, self.tool_choice)
