@@ -34,7 +34,7 @@ _AVX2 = ("avx2", "fma", "f16c")
 # What the paths need, by its name in /proc/cpuinfo, and where.
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", *_AVX2)
 FEATURES = {
-    "avx512amx": ("amx_tile", "amx_int8", *_AVX512),
+    "avx512amx": ("amx_tile", "amx_int8", "amx_bf16", "avx512vbmi", "gfni", *_AVX512),
     "avx512": _AVX512,
     "avxvnni": ("avx_vnni", *_AVX2),
     "avx2": _AVX2,
@@ -209,8 +209,9 @@ def _about(isa: str, wanted: str, chosen: str) -> str:
     is_arm = platform.machine().lower() in ("aarch64", "arm64")
     if is_arm != (isa == "neon"):
         return "not here: " + ("for ARM" if isa == "neon" else "for x86-64")
-    lacking = [feature for feature in FEATURES[isa] if feature not in _cpu_features()]
-    return f"not here: this CPU lacks {', '.join(lacking)}" if lacking else "not here: this build lacks it"
+    features = _cpu_features()  # none where the system does not list them, and an emulator lists another CPU's
+    lacking = [feature for feature in FEATURES[isa] if feature not in features] if features else []
+    return "not here: this " + (f"CPU lacks {', '.join(lacking)}" if lacking else "CPU, system or build lacks it")
 
 
 def _order(isa: str) -> tuple[bool, int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bitnet_inference import cli, doctor_checks, native
+from bitnet_inference import cli, doctor, doctor_checks, native
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.doctor import (
     GOLDEN,
@@ -54,6 +54,15 @@ def test_a_sound_machine(folder):
     assert set(results) == {*doctor_checks.CHECKS, "golden logits"}
     assert all("the same bits on" in text for text in results.values())
     assert "GB/s read" in dict(found.groups["machine"])["2 threads"]
+
+
+def test_a_system_that_does_not_list_features_is_not_told_to_lack_them(monkeypatch):
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(doctor.native, "isas", lambda: ["generic"])
+    monkeypatch.setattr(doctor, "_cpu_features", set)
+    assert doctor._about("avx512", "auto", "generic") == "not here: this CPU, system or build lacks it"
+    monkeypatch.setattr(doctor, "_cpu_features", lambda: {*doctor.FEATURES["avx512amx"]} - {"gfni"})
+    assert doctor._about("avx512amx", "auto", "generic") == "not here: this CPU lacks gfni"
 
 
 def test_an_instruction_set_that_was_asked_for(folder):
