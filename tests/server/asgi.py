@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,3 +62,14 @@ async def ask(
     }  # fmt: skip
     await app(scope, receive, send)
     return answered
+
+
+class HeldLoad:
+    """The progress of a load that goes no further until it may."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, done: int, total: int) -> None:
+        self.has_begun.set()
+        self.may_go_on.wait()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, closing
 from typing import Any
 
 import pytest
-from asgi import ask
+from asgi import HeldLoad, ask
 from conftest import Running
 from starlette.requests import Request
 
@@ -83,26 +83,22 @@ def test_the_answer_of_a_client_that_has_left_is_cancelled_while_it_waits(runnin
     ("path", "body"), [*REQUESTS, ("/v1/embeddings", {"input": "Once"}), ("/tokenize", {"prompt": "Once"})]
 )
 def test_who_leaves_while_the_model_is_loaded_does_not_wait_for_it(path: str, body: Any) -> None:
-    is_loading, may_go_on = threading.Event(), threading.Event()
-
-    def progress(done: int, total: int) -> None:
-        is_loading.set()
-        may_go_on.wait()
+    load = HeldLoad()
 
     async def leave_it(served: ServedModels) -> tuple[int, int]:
         leave = asyncio.Event()
         asked = asyncio.create_task(ask(make_app(served), path, body, leave=leave))
-        await asyncio.to_thread(is_loading.wait)
+        await asyncio.to_thread(load.has_begun.wait)
         leave.set()
         try:
             async with asyncio.timeout(60):
                 status = (await asked).status
         finally:
-            may_go_on.set()
+            load.may_go_on.set()
         async with served.use("story"):  # by the same door
             return status, models.loaded()[0].num_users
 
-    models = Models(max_cache_tokens=1024, threads=1, progress=progress)
+    models = Models(max_cache_tokens=1024, threads=1, progress=load)
     with closing(ServedModels(models, {"story": "default"})) as served:
         assert asyncio.run(leave_it(served)) == (CLIENT_GONE, 1)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asgi import HeldLoad
 
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import find_model
@@ -56,11 +56,7 @@ def test_who_waits_for_room_behind_others_waits_no_longer_than_they(
 
 
 def test_who_gives_up_waiting_for_a_load_uses_the_model_no_more() -> None:
-    is_loading, may_go_on = threading.Event(), threading.Event()
-
-    def progress(done: int, total: int) -> None:
-        is_loading.set()
-        may_go_on.wait()
+    load = HeldLoad()
 
     async def wait(served: ServedModels) -> None:
         async with served.use("story"):
@@ -68,14 +64,14 @@ def test_who_gives_up_waiting_for_a_load_uses_the_model_no_more() -> None:
 
     async def give_up(served: ServedModels) -> int:
         waiting = asyncio.create_task(wait(served))
-        await asyncio.to_thread(is_loading.wait)
+        await asyncio.to_thread(load.has_begun.wait)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError) as _kept:  # with all of its frames
             await waiting
-        may_go_on.set()
+        load.may_go_on.set()
         async with served.use("story"):  # by the same door
             return models.loaded()[0].num_users
 
-    models = Models(max_cache_tokens=256, threads=1, progress=progress)
+    models = Models(max_cache_tokens=256, threads=1, progress=load)
     with closing(ServedModels(models, {"story": "default"})) as served:
         assert asyncio.run(give_up(served)) == 1
