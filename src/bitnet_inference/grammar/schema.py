@@ -74,8 +74,8 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
         _check_numbers(place, part)
         parts.append(part)
         waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
-    if (count := most_patterns(schema, parts)) > MAX_PATTERNS:
-        _refuse(start, f"{count} patterns are asked of one string", f"ask at most {MAX_PATTERNS} of it")
+    if (num_patterns := most_patterns(schema, parts)) > MAX_PATTERNS:
+        _refuse(start, f"{num_patterns} patterns are asked of one string", f"ask at most {MAX_PATTERNS} of it")
     multiples = check_multiples(start, parts)
     if math.lcm(*multiples) > MAX_MULTIPLE and any(map(_combines, parts)):
         _refuse(start, "the common multiple of its multipleOf is too large", "say it in one place, and of less digits")
