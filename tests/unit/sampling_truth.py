@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+Words = NDArray[np.uint32]
 
 WEIGHT_OF_BEST = 1 << 40
 _POLYNOMIAL = (1.5403530393381608e-04, 1.3333558146428443e-03, 9.6181291076284769e-03, 5.5504108664821576e-02)
@@ -42,40 +43,40 @@ def noise(seed: int, choice: int, position: int) -> int:
     return c[1] << 32 | c[0]
 
 
-def threefry(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """Four words of Threefry4x32-13."""
-    mask = 0xFFFFFFFF
-    keys = [*key, 0x1BD11BDA ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
-    x = [(word + keys[i]) & mask for i, word in enumerate(counter)]
+def threefry(counter: Sequence[Words], key: Sequence[Words]) -> list[Words]:
+    """Four words of Threefry4x32-13, of many counters at once."""
+    keys = [*key, np.uint32(0x1BD11BDA) ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
+    x = [word + keys[i] for i, word in enumerate(counter)]
     for turn in range(13):
         pairs = [(0, 1), (2, 3)] if turn % 2 == 0 else [(0, 3), (2, 1)]
         for (a, b), rotation in zip(pairs, _ROTATIONS[turn % 8], strict=True):
-            x[a] = (x[a] + x[b]) & mask
-            x[b] = ((x[b] << rotation | x[b] >> 32 - rotation) & mask) ^ x[a]
+            x[a] = x[a] + x[b]
+            x[b] = (x[b] << np.uint32(rotation) | x[b] >> np.uint32(32 - rotation)) ^ x[a]
         if turn % 4 == 3:
             time = turn // 4 + 1
-            x = [(word + keys[(time + i) % 5] + time * (i == 3)) & mask for i, word in enumerate(x)]
+            x = [word + keys[(time + i) % 5] + np.uint32(time * (i == 3)) for i, word in enumerate(x)]
     return x
 
 
-def exponential(bits: int, thing: int, of: int) -> float:
-    """The variable of a thing, as its word tells."""
-    return -math.log1p(-(word(bits, thing, of) + 0.5) / 2**32)
+def words(bits: int, things: NDArray[np.int64], of: int) -> Words:
+    """32 bits each in the draw with these bits: of tokens (0), of blocks of 64 for their first (1) or its place (2)."""
+    counter = np.zeros((4, len(things)), np.uint32)
+    counter[0], counter[1] = things // 64 * 16 + things % 16, of
+    key = np.zeros((4, len(things)), np.uint32)
+    key[0], key[1] = bits & 0xFFFFFFFF, bits >> 32
+    return np.choose(things // 16 % 4, threefry(counter, key))
 
 
-def word(bits: int, thing: int, of: int) -> int:
-    """32 bits in the draw with these bits, of a token (0), or of a block of 64: of its first (1), of its place (2)."""
-    words = threefry([thing // 64 * 16 + thing % 16, of, 0, 0], [bits & 0xFFFFFFFF, bits >> 32, 0, 0])
-    return words[thing // 16 % 4]
+def exponentials(bits: int, things: NDArray[np.int64], of: int) -> NDArray[np.float64]:
+    """The variable of each thing, as its word tells."""
+    return -np.log1p(-(words(bits, things, of) + 0.5) / 2**32)
 
 
-def gumbel(bits: int, token: int) -> float:
-    """The noise of a token in the draw with these bits."""
-    block, place = divmod(token, 64)
-    time = exponential(bits, block, 1) / 64
-    if word(bits, block, 2) >> 26 != place:
-        time += exponential(bits, token, 0)
-    return -math.log(time)
+def gumbels(bits: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The noise of each token in the draw with these bits."""
+    blocks, places = np.divmod(tokens, 64)
+    is_first = words(bits, blocks, 2) >> np.uint32(26) == places
+    return -np.log(exponentials(bits, blocks, 1) / 64 + np.where(is_first, 0.0, exponentials(bits, tokens, 0)))
 
 
 def edited(
@@ -127,4 +128,5 @@ def sample(
         return int(np.argmax(logits))
     scale = np.float32(1.0 / temperature)
     ids = kept(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    return max(ids, key=lambda i: gumbel(bits, i) - float((logits.max() - logits[i]) * scale))
+    behind = ((logits.max() - logits[ids]) * scale).astype(np.float64)
+    return ids[int(np.argmax(gumbels(bits, np.array(ids)) - behind))]
