@@ -160,19 +160,26 @@ void bind_plan(nb::module_& m) {
                 p.program.attend(p.keep<Cache>(cache), layer, rows_of(q), rows_of(out), scale, window);
             },
             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg("window") = 0)
-        .def("add", [](Plan& p, RowsTuple x, RowsTuple y, RowsTuple out) {
-            p.program.add(rows_of(x), rows_of(y), rows_of(out));
+        .def("add", [](Plan& p, RowsTuple x, RowsTuple y,
+                       RowsTuple out) { p.program.add(rows_of(x), rows_of(y), rows_of(out)); })
+        .def("select", [](Plan& p, const std::vector<RowsTuple>& kept) {
+            std::vector<Rows> rows;
+            for (const RowsTuple& each : kept) rows.push_back(rows_of(each));
+            p.program.select(std::move(rows));
         });
 }
 
 void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>> arrays,
-         std::optional<Floats> input, std::optional<FloatsOut> output, std::optional<Seconds> seconds) {
+         std::optional<Floats> input, std::optional<FloatsOut> output, std::optional<Seconds> seconds,
+         std::optional<Array1i> wanted) {
     Batch batch{};
     int64_t tokens = input ? int64_t(input->shape(0)) : 0;
+    require(!wanted || arrays, "what is wanted is of a batch");
     if (arrays) {
         auto& [ids, positions, slots, starts, tables] = *arrays;
         for (const Array1i* array : {&ids, &positions, &slots, &starts}) require_there(*array);
         require_there(tables);
+        if (wanted) require_aligned(*wanted);
         tokens = int64_t(ids.shape(0));
         require(int64_t(positions.shape(0)) == tokens && int64_t(slots.shape(0)) == tokens, "T differs between arrays");
         require(starts.shape(0) >= 2 && tables.shape(0) + 1 == starts.shape(0), "S differs between arrays");
@@ -183,10 +190,13 @@ void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, 
                  positions.data(),
                  slots.data(),
                  starts.data(),
-                 tables.data()};
+                 tables.data(),
+                 wanted ? wanted->data() : nullptr,
+                 wanted ? int64_t(wanted->shape(0)) : -1};
     }
     require(!input || int64_t(input->shape(0)) == tokens, "the input has one row a token");
-    require(!output || int64_t(output->shape(0)) == tokens, "the output has one row a token");
+    require(!output || int64_t(output->shape(0)) == (wanted ? batch.num_wanted : tokens),
+            "the output has one row a token");
     require(!input || int64_t(input->shape(1)) == plan.program.input_width(),
             "the input has another width than the plan");
     require(!output || int64_t(output->shape(1)) == plan.program.output_width(),
@@ -316,7 +326,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("isa", [](const Executor& e) { return e.kernels().name; })
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none().noconvert(), nb::arg("input").none().noconvert(),
-             nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none());
+             nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none(),
+             nb::arg("wanted").none().noconvert() = nb::none());
     bind_heads(m);
     m.attr("BLOCK_TOKENS") = kBlockTokens;
     bind_machine(m);

@@ -49,10 +49,20 @@ void check(const Batch& b, const Program& program) {
     for (int64_t t = 0; t < b.num_tokens; t++)
         require(b.positions[t] >= 0 && b.positions[t] < kMaxPosition, "a position lies outside 0 .. 2^30");
     require(b.starts[0] == 0 && b.starts[b.num_sequences] == b.num_tokens, "starts run from 0 to the number of tokens");
+    require(b.num_wanted < 0 || program.select_at() < program.steps().size(), "this program computes all to the end");
+    for (int64_t i = 0; i < b.num_wanted; i++)
+        require(b.wanted[i] >= (i ? b.wanted[i - 1] + 1 : 0) && b.wanted[i] < b.num_tokens,
+                "the wanted tokens are of the batch, and ascend");
     for (int64_t s = 0; s < b.num_sequences; s++) {
         require(b.starts[s] <= b.starts[s + 1] && b.starts[s + 1] <= b.num_tokens, "starts ascend");
         if (program.cache()) check_sequence(b, s, program.cache());
     }
+}
+
+void note_sequences(const Batch& b, std::vector<int32_t>& sequences) {
+    sequences.resize(size_t(b.num_tokens));
+    for (int64_t s = 0; s < b.num_sequences; s++)
+        for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) sequences[size_t(t)] = int32_t(s);
 }
 
 }  // namespace
@@ -145,38 +155,41 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const auto cache_lock = program.cache() ? program.cache()->lock() : std::unique_lock<std::mutex>();
     require(num_tokens > 0 && num_tokens <= kMaxTokens, "a batch has 1 to 1048576 tokens");
     require(batch || !program.needs_batch(), "this program needs a batch");
-    require((input || !program.input_width()) && (output || !program.output_width()), "an array is missing");
-    Batch kept{};
+    Batch kept{}, chosen{};
     if (batch) {
         kept = keep(*batch);
         batch = &kept;
         check(*batch, program);
-        sequences_.resize(size_t(num_tokens));
-        for (int64_t s = 0; s < batch->num_sequences; s++)
-            for (int64_t t = batch->starts[s]; t < batch->starts[s + 1]; t++) sequences_[size_t(t)] = int32_t(s);
+        note_sequences(*batch, sequences_);
     }
-    const int64_t bytes = program.arena_floats() * num_tokens * 4 + program.slack_bytes();
-    if (arena_.bytes() < bytes) arena_ = Memory(bytes);
-    for (auto& scratch : scratch_)
-        if (scratch.bytes() < program.scratch_floats(num_tokens) * 4)
-            scratch = Memory(program.scratch_floats(num_tokens) * 4);
+    const bool chooses = batch && batch->has_choice(), ends_early = chooses && !batch->num_wanted;
+    require((input || !program.input_width()) && (output || !program.output_width() || ends_early),
+            "an array is missing");
+    if (chooses) chosen = choose(*batch);
+    make_room(program, num_tokens);
 
-    const int64_t segments = cut_attention(program, batch);
-    const bool matrix = kernels_->matrix_product && num_tokens >= program.matrix_tokens();
-    const int64_t many = are_many(*kernels_, num_tokens) ? kernels_->many_tile : kMaxTileTokens;
-    const int64_t most = program.takes_int8() ? std::min<int64_t>(many, kernels_->head_vectors) : many;
-    const Context context{*kernels_,
-                          num_tokens,
-                          matrix ? 1 : most,
-                          reinterpret_cast<float*>(arena_.data()),
-                          input,
-                          output,
-                          batch,
-                          sequences_,
-                          scratch_,
-                          segments,
-                          reinterpret_cast<float*>(pieces_.data()),
-                          num_done_.data()};
+    const int64_t segments = cut_attention(program, batch),
+                  chosen_segments = chooses && !ends_early ? cut_attention(program, &chosen) : 1;
+    const auto context = [&](const Batch* of, int64_t tokens, const std::vector<int32_t>& sequences, int64_t parts) {
+        const bool matrix = kernels_->matrix_product && tokens >= program.matrix_tokens();
+        const int64_t many = are_many(*kernels_, tokens) ? kernels_->many_tile : kMaxTileTokens;
+        const int64_t most = program.takes_int8() ? std::min<int64_t>(many, kernels_->head_vectors) : many;
+        return Context{*kernels_,
+                       tokens,
+                       matrix ? 1 : most,
+                       reinterpret_cast<float*>(arena_.data()),
+                       input,
+                       output,
+                       of,
+                       sequences,
+                       scratch_,
+                       parts,
+                       reinterpret_cast<float*>(pieces_.data()),
+                       num_done_.data()};
+    };
+    const Context all = context(batch, num_tokens, sequences_, segments),
+                  few = context(&chosen, chosen.num_tokens, wanted_sequences_, chosen_segments);
+    const size_t end = ends_early ? program.select_at() : program.steps().size();
     parallel(std::min(program.cost(), kMaxCost) * num_tokens, [&](int thread) noexcept {  // others wait at the barrier
         const FloatMode mode;
         Clock::time_point before;
@@ -186,17 +199,26 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
             if (num_done) seconds[num_done - 1] += std::chrono::duration<double>(now - before).count();
             before = now;
         };
-        for (size_t i = 0; i < program.steps().size(); i++) {
+        for (size_t i = 0; i < end; i++) {
             const Step& step = *program.steps()[i];
-            phases_.begin(thread, step.units(context));
+            const Context& on = chooses && i > program.select_at() ? few : all;
+            phases_.begin(thread, step.units(on));
             if (seconds) lap(i);
             int64_t first, last;
-            while (phases_.take(thread, step.chunk(context), &first, &last)) step.work(context, first, last, thread);
+            while (phases_.take(thread, step.chunk(on), &first, &last)) step.work(on, first, last, thread);
         }
         if (!seconds) return;
         phases_.begin(thread, 0);
-        lap(program.steps().size());
+        lap(end);
     });
+}
+
+void Executor::make_room(const Program& program, int64_t num_tokens) {
+    const int64_t bytes = program.arena_floats() * num_tokens * 4 + program.slack_bytes();
+    if (arena_.bytes() < bytes) arena_ = Memory(bytes);
+    const int64_t scratch_bytes = program.scratch_floats(num_tokens) * 4;
+    for (auto& scratch : scratch_)
+        if (scratch.bytes() < scratch_bytes) scratch = Memory(scratch_bytes);
 }
 
 // Into how many segments attention is cut, with room for them.
@@ -213,15 +235,34 @@ int64_t Executor::cut_attention(const Program& program, const Batch* batch) {
 // A copy that nobody else can write: what has been checked is what is used.
 Batch Executor::keep(const Batch& batch) {
     require(batch.num_sequences > 0 && batch.num_sequences <= kMaxTokens, "a batch has 1 to 1048576 sequences");
-    const int64_t T = batch.num_tokens, S = batch.num_sequences, sizes[] = {T, T, T, S + 1, S * batch.table_width};
-    const int32_t* sources[] = {batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables};
+    require(batch.num_wanted <= batch.num_tokens, "no more tokens are wanted than there are");
+    const int64_t T = batch.num_tokens, S = batch.num_sequences;
+    const int64_t sizes[] = {T, T, T, S + 1, S * batch.table_width, std::max<int64_t>(batch.num_wanted, 0)};
+    const int32_t* sources[] = {batch.token_ids, batch.positions,    batch.slots,
+                                batch.starts,    batch.block_tables, batch.wanted};
     indices_.resize(size_t(std::accumulate(std::begin(sizes), std::end(sizes), int64_t(0))));
-    int32_t *next = indices_.data(), *copies[5];
-    for (int i = 0; i < 5; next += sizes[i++]) {
+    int32_t *next = indices_.data(), *copies[6];
+    for (int i = 0; i < 6; next += sizes[i++]) {
         copies[i] = next;
         if (sizes[i]) std::memcpy(next, sources[i], size_t(sizes[i]) * sizeof(int32_t));
     }
-    return {T, S, batch.table_width, copies[0], copies[1], copies[2], copies[3], copies[4]};
+    return {T,         S,         batch.table_width, copies[0], copies[1],
+            copies[2], copies[3], copies[4],         copies[5], batch.num_wanted};
+}
+
+// The wanted tokens as a batch of their own, whose keys and values are in the cache.
+Batch Executor::choose(const Batch& batch) {
+    const int64_t W = batch.num_wanted, S = batch.num_sequences;
+    wanted_indices_.resize(size_t(W + S + 1));
+    int32_t *positions = wanted_indices_.data(), *starts = positions + W;
+    for (int64_t i = 0, s = 0; s <= S; s++) {
+        starts[s] = int32_t(i);
+        for (; s < S && i < W && batch.wanted[i] < batch.starts[s + 1]; i++)
+            positions[i] = batch.positions[batch.wanted[i]];
+    }
+    const Batch chosen{W, S, batch.table_width, nullptr, positions, nullptr, starts, batch.block_tables};
+    note_sequences(chosen, wanted_sequences_);
+    return chosen;
 }
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {

@@ -39,6 +39,11 @@ struct Batch {
     const int32_t* slots;         // [T]
     const int32_t* starts;        // [S + 1]
     const int32_t* block_tables;  // [S, table_width]
+    // [num_wanted], ascending: the tokens that go on behind Program::select, which have the first rows of the output.
+    // Fewer than none: all do.
+    const int32_t* wanted = nullptr;
+    int64_t num_wanted = -1;
+    bool has_choice() const { return num_wanted >= 0 && num_wanted < num_tokens; }
 };
 
 // A block has all layers, one behind the other. So a text takes its memory from the system little by little: with the
@@ -160,6 +165,8 @@ class Program {
     void rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations);
     void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int64_t window = 0);
     void add(Rows x, Rows y, Rows out);
+    // From here on only the wanted tokens of a batch go on, with these rows; once.
+    void select(std::vector<Rows> kept);
 
     int64_t arena_floats() const { return arena_floats_ + group_sums_floats_; }
     int64_t scratch_floats(int64_t num_tokens) const;
@@ -175,6 +182,7 @@ class Program {
     int64_t matrix_tokens() const { return matrix_tokens_; }
     const Cache* cache() const { return cache_; }
     bool needs_batch() const { return needs_batch_; }
+    size_t select_at() const { return select_at_; }         // the step that does it; behind all: none
     int64_t piece_floats() const { return piece_floats_; }  // of a token, of all key heads, of a segment
     // No step can be added from now on.
     void seal() { sealed_ = true; }
@@ -192,6 +200,7 @@ class Program {
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
     int64_t matrix_tokens_ = kMatrixTokens;
     const Cache* cache_ = nullptr;
+    size_t select_at_ = size_t(-1);
     std::vector<std::pair<Codes, int64_t>> codes_;  // that steps write, and how wide the row behind them is
     bool takes_int8_ = false, needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
@@ -204,7 +213,8 @@ class Executor {
     Executor(const std::string& isa, int num_threads);
 
     // `batch` may be null for programs without embed, rotations, rope and attention; input and output have one row a
-    // token. `seconds`, if given, has one number a step, to which the time until all threads have done it is added.
+    // token, the output of a batch with `wanted` one for each of these. `seconds`, if given, has one number a step, to
+    // which the time until all threads have done it is added.
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
              double* seconds = nullptr);
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
@@ -217,6 +227,8 @@ class Executor {
 
   private:
     Batch keep(const Batch& batch);
+    Batch choose(const Batch& batch);
+    void make_room(const Program& program, int64_t num_tokens);
     int64_t cut_attention(const Program& program, const Batch* batch);
     void parallel(int64_t cost, const std::function<void(int)>& work);
 
@@ -227,7 +239,7 @@ class Executor {
     Team team_;
     Memory arena_, pieces_;
     std::vector<std::atomic<int32_t>> num_done_;
-    std::vector<int32_t> sequences_, indices_;
+    std::vector<int32_t> sequences_, indices_, wanted_sequences_, wanted_indices_;
     std::vector<Memory> scratch_;
 };
 

@@ -157,6 +157,21 @@ struct AddStep final : Step {
     }
 };
 
+// Moves the rows of the wanted tokens together, to where they are with no more tokens than these: never behind where
+// they were, nor onto rows that are still to be moved.
+struct SelectStep final : Step {
+    std::vector<Rows> kept;  // in the order of the arena
+    explicit SelectStep(std::vector<Rows> k) : kept(std::move(k)) {}
+    int64_t units(const Context& c) const override { return c.batch->has_choice(); }
+    void work(const Context& c, int64_t, int64_t, int) const override {
+        const Batch& batch = *c.batch;
+        for (const Rows& rows : kept)
+            for (int64_t i = 0; i < batch.num_wanted; i++)
+                std::memmove(c.arena + rows.offset * batch.num_wanted + i * rows.stride, c.at(rows, batch.wanted[i]),
+                             size_t(rows.width) * sizeof(float));
+    }
+};
+
 }  // namespace
 
 float* Context::at(const Rows& rows, int64_t token) const {
@@ -321,6 +336,20 @@ void Program::add(Rows x, Rows y, Rows out) {
     check(y, out.width);
     check_written(out, out.width);
     push(std::make_unique<AddStep>(x, y, out));
+}
+
+void Program::select(std::vector<Rows> kept) {
+    require(select_at_ > steps_.size(), "a program selects once");
+    int64_t end = 0;
+    for (const Rows& rows : kept) {
+        check(rows, rows.width);
+        require(rows.base == Base::arena && !rows.column, "whole rows of the arena go on");
+        require(rows.offset >= end, "rows that go on stand in the order of the arena, apart from each other");
+        end = rows.offset + rows.stride;
+    }
+    needs_batch_ = true;
+    select_at_ = steps_.size();
+    push(std::make_unique<SelectStep>(std::move(kept)));
 }
 
 int64_t Program::scratch_floats(int64_t num_tokens) const {

@@ -89,7 +89,7 @@ class ScriptedModel:
                 histories.append(self._history(batch.block_tables[sequence], int(position)))
         if batch.has_next:  # a model may write there what nobody will read
             self._cache[self._slots_behind(batch)] = -7
-        return ScriptedOutput(self, self.num_forwards, histories)
+        return ScriptedOutput(self, self.num_forwards, histories, batch.wanted)
 
     def _slots_behind(self, batch: Batch) -> NDArray[np.int32]:
         size, positions = self.capabilities.block_size, batch.positions[batch.starts[1:] - 1] + 1
@@ -118,7 +118,7 @@ class ScriptedModel:
     def _check(self, batch: Batch) -> None:
         limits, size = self.capabilities, self.capabilities.block_size
         counts = np.diff(batch.starts)
-        arrays = [each for each in vars(batch).values() if each is not batch.has_next]
+        arrays = [each for each in vars(batch).values() if each is not batch.has_next and each is not None]
         assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
         assert 1 <= len(counts) <= limits.max_sequences and (counts >= 1).all()
         assert batch.starts[0] == 0 and batch.starts[-1] == len(batch.token_ids) <= limits.max_tokens
@@ -149,8 +149,11 @@ class ScriptedModel:
 class ScriptedOutput(WholeHead):
     """The Output of a ScriptedModel; notices when it is used after the next forward."""
 
-    def __init__(self, model: ScriptedModel, forward: int, histories: list[list[int]]) -> None:
+    def __init__(
+        self, model: ScriptedModel, forward: int, histories: list[list[int]], wanted: NDArray[np.int32] | None
+    ) -> None:
         self._model, self._forward, self._histories = model, forward, histories
+        self._wanted = range(len(histories)) if wanted is None else wanted.tolist()
 
     def full(self, rows: Sequence[int]) -> NDArray[np.float32]:
         self._model.full_rows += rows
@@ -167,6 +170,7 @@ class ScriptedOutput(WholeHead):
 
     def _logits(self, rows: Sequence[int]) -> NDArray[np.float32]:
         assert self._forward == self._model.num_forwards, "an output is valid until the next forward"
+        assert set(self._wanted).issuperset(rows), "nobody said that these rows were wanted"
         return np.stack([self._model.logits_after(self._histories[row]) for row in rows])
 
 

@@ -104,5 +104,6 @@ class BareBatch:
         at = np.arange(length, dtype=np.int32)
         slots = tables[:, at // size] * size + at % size
         starts = np.arange(count + 1, dtype=np.int32) * np.int32(length)
-        output = self._model.forward(Batch(prompts.ravel(), np.tile(at, count), slots.ravel(), starts, tables))
-        return output.top((starts[1:] - 1).tolist(), 1)[0][:, 0]
+        arrays, last = (prompts.ravel(), np.tile(at, count), slots.ravel(), starts, tables), starts[1:] - 1
+        output = self._model.forward(Batch(*arrays, wanted=last))
+        return output.top(last.tolist(), 1)[0][:, 0]

@@ -219,9 +219,11 @@ class Runner:
         for start in range(0, length, self._limits.max_tokens):
             end = min(start + self._limits.max_tokens, length)
             at = np.arange(start, end, dtype=np.int32)
-            output = self.model.forward(Batch(self._words[start:end], at, at, _int32(0, end - start), table))
-            if end == length:
-                output.top([end - start - 1], 1)
+            last = [end - start - 1] if end == length else []
+            arrays = self._words[start:end], at, at, _int32(0, end - start), table
+            output = self.model.forward(Batch(*arrays, wanted=_int32(*last)))
+            if last:
+                output.top(last, 1)
 
     def decode(self, context: int, num_steps: int, num_sequences: int) -> None:
         """Greedy steps of all sequences, behind what lies in the cache; several have no room but for short contexts."""

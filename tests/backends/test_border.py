@@ -46,6 +46,14 @@ def attention(cache: native.Cache) -> native.Program:
     return program
 
 
+def selecting(cache: native.Cache) -> native.Program:
+    """The same for tokens that are wanted."""
+    program = attention(cache)
+    program.select([(ARENA, 0, 48, 0, 48)])
+    program.attend(cache, 0, (ARENA, 0, 48, 0, 16), OUT, 1.0)
+    return program
+
+
 def one_token(position: int = 0, table_width: int = 1) -> tuple[np.ndarray, ...]:
     table = np.zeros((1, table_width), np.int32)
     return (*(np.array(a, np.int32) for a in ([0], [position], [0], [0, 1])), table)
@@ -346,6 +354,61 @@ def test_none_for_an_array_of_the_batch() -> None:
             native.Executor(ISA, 1).run(
                 program, (*batch[:i], None, *batch[i + 1 :]), None, np.zeros((1, 16), np.float32)
             )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows", "why"),
+    [
+        ([0, 0], 2, "ascend"),
+        ([1, 0], 2, "ascend"),
+        ([-1], 1, "of the batch"),
+        ([2], 1, "of the batch"),
+        ([0, 1, 2], 3, "than there are"),
+        ([0], 2, "one row a token"),
+        ([0, 1], 1, "one row a token"),
+    ],
+)
+def test_wanted_tokens_that_are_none(wanted: list[int], rows: int, why: str) -> None:
+    cache = native.Cache("float32", 1, 1, 16)
+    cache.reserve(2)
+    at, table = np.arange(2, dtype=np.int32), np.zeros((1, 1), np.int32)
+    batch = (at, at, at, np.array([0, 2], np.int32), table)
+    out = np.zeros((rows, 16), np.float32)
+    with pytest.raises(ValueError, match=why):
+        native.Executor(ISA, 1).run(selecting(cache), batch, None, out, None, np.array(wanted, np.int32))
+
+
+def test_a_program_that_computes_all_to_the_end_takes_no_wanted_tokens() -> None:
+    cache = native.Cache("float32", 1, 1, 16)
+    cache.reserve(2)
+    x, wanted = np.zeros((1, 16), np.float32), np.zeros(1, np.int32)
+    with pytest.raises(ValueError, match="all to the end"):
+        native.Executor(ISA, 1).run(attention(cache), one_token(), None, x, None, wanted)
+    with pytest.raises(ValueError, match="of a batch"):
+        native.Executor(ISA, 1).run(doubling(), None, x, x.copy(), None, wanted)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [(INPUT, 0, 16, 0, 16)],
+        [(OUTPUT, 0, 16, 0, 16)],
+        [(ARENA, 0, 16, 8, 8)],
+        [(ARENA, 0, 16, 0, 16), (ARENA, 8, 16, 0, 16)],
+        [(ARENA, 16, 16, 0, 16), (ARENA, 0, 16, 0, 16)],
+        [(ARENA, 56, 16, 0, 16)],
+    ],
+)
+def test_rows_that_cannot_go_on(kept: list[Rows]) -> None:
+    with pytest.raises(ValueError, match="arena"):
+        native.Program(64).select(kept)
+
+
+def test_a_program_selects_once() -> None:
+    program = native.Program(64)
+    program.select([])
+    with pytest.raises(ValueError, match="once"):
+        program.select([])
 
 
 def test_arrays_at_odd_addresses() -> None:

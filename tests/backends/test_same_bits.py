@@ -116,12 +116,13 @@ def sequence(model: Model, ids: np.ndarray, start: int, first_block: int) -> tup
     return ids, positions, table[positions // size] * size + positions % size, table
 
 
-def forward(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> Output:
-    """One forward for several pieces."""
+def forward(model: Model, pieces: list[tuple[np.ndarray, ...]], wanted: Sequence[int] | None = None) -> Output:
+    """One forward for several pieces, of which these rows are wanted."""
     ids, positions, slots, tables = zip(*pieces, strict=True)
     starts = np.cumsum([0, *map(len, ids)]).astype(np.int32)
     flat = [np.concatenate(part).astype(np.int32) for part in (ids, positions, slots)]
-    return model.forward(Batch(*flat, starts, np.stack(tables)))
+    rows = None if wanted is None else np.array(wanted, np.int32)
+    return model.forward(Batch(*flat, starts, np.stack(tables), wanted=rows))
 
 
 def logits(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> np.ndarray:
@@ -198,6 +199,22 @@ def test_neighbours_in_the_batch(same: Tally, folder: Path, ids: np.ndarray, exp
     first = logits(model, [sequence(model, ids[:40], 0, 0), sequence(model, ids[::-1][:7].copy(), 0, 1)])
     second = logits(model, [sequence(model, ids[::-1][7:30].copy(), 7, 1), sequence(model, ids[40:], 40, 0)])
     same.logits(np.concatenate([first[:40], second[23:]]), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", native.isas())
+def test_rows_that_are_wanted_alone(
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, threads: int
+) -> None:
+    """Of two sequences: those of both, of one, of none; scattered, one, all."""
+    model, others = load(folder, isa, threads), ids[::-1].copy()
+    pieces = [sequence(model, others[:9], 0, 1), sequence(model, ids[:60], 0, 0)]
+    for wanted in ([8, 68], [10, 11, 12, 40, 41], [9], range(2, 60), range(69), [], [68]):
+        output = forward(model, pieces, wanted)
+        rows = [row for row in wanted if row >= 9]
+        same.logits(output.full(rows), expected[[row - 9 for row in rows]])
+    last = forward(model, [sequence(model, others[9:13], 9, 1), sequence(model, ids[60:], 60, 0)], [13])
+    same.logits(last.full([13]), expected[69:])
 
 
 @pytest.mark.parametrize("isa", native.isas())

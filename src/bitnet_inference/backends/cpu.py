@@ -132,18 +132,22 @@ class CpuModel:
 
     def forward(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> CpuOutput:
         """Advance every sequence of the batch by its tokens; a later stage, from `hidden` of the one before."""
-        return CpuOutput(self, self.advance(batch, hidden))
+        return CpuOutput(self, self.advance(batch, hidden), self._wanted(batch))
 
     def advance(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The same, but gives what the next stage is to be fed with: hidden states of all tokens, [T, hidden]."""
-        output = np.empty((len(batch.token_ids), self.config.hidden_size), np.float32)
+        wanted = self._wanted(batch)
+        output = np.empty((len(batch.token_ids if wanted is None else wanted), self.config.hidden_size), np.float32)
         arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
         try:
-            self._run(self._body, arrays, hidden, output)
+            self._run(self._body, arrays, hidden, output, wanted)
         except MemoryError as error:
             cure = "free memory, or lower max_batch_tokens"
             raise OutOfMemory(f"a step of {len(batch.token_ids)} tokens finds no memory: {cure}") from error
         return output
+
+    def _wanted(self, batch: Batch) -> NDArray[np.int32] | None:
+        return batch.wanted if self._body is not None and self._body.selects else None
 
     def bytes_read(self, contexts: Sequence[int]) -> int:
         """Bytes of weights and cache that a greedy step of one token a sequence reads, behind so many tokens each.
@@ -231,10 +235,10 @@ class CpuModel:
             self._screen_s = 0.0
         return tuple(times)
 
-    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: NDArray[np.float32]) -> None:
+    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: Any, wanted: Any = None) -> None:
         executor = self._open_executor()
         assert plan is not None, "this plan was not compiled"
-        plan.run(executor, arrays, input, output)
+        plan.run(executor, arrays, input, output, wanted)
 
     def _open_executor(self) -> Any:
         if self._executor is None:
@@ -243,26 +247,31 @@ class CpuModel:
 
 
 class CpuOutput:
-    """The final hidden rows of a forward, before the last norm: [T, hidden]."""
+    """The final hidden rows of a forward, before the last norm: [T, hidden], or of the `wanted` tokens alone."""
 
-    def __init__(self, model: CpuModel, hidden: NDArray[np.float32]) -> None:
-        self._model, self._hidden = model, hidden
+    def __init__(self, model: CpuModel, hidden: NDArray[np.float32], wanted: NDArray[np.int32] | None = None) -> None:
+        self._model, self._hidden, self._wanted = model, hidden, wanted
 
     def full(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The logits of these tokens: [len(rows), vocab]."""
-        return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=True)
+        return self._model.rows(self._of(rows), logits=True)
 
     def top(self, rows: Sequence[int], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of each row, best first, lowest id first among equals."""
-        return self._model.top(self._hidden[np.asarray(rows, np.intp)], k)
+        return self._model.top(self._of(rows), k)
 
     def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
         """What each draw chooses, from the logits that it takes; UNDECIDED where it may take all."""
-        return self._model.sample(self._hidden[np.asarray(rows, np.intp)], draws)
+        return self._model.sample(self._of(rows), draws)
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """The hidden states after the final norm: [len(rows), hidden]."""
-        return self._model.rows(self._hidden[np.asarray(rows, np.intp)], logits=False)
+        return self._model.rows(self._of(rows), logits=False)
+
+    def _of(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        places = rows if self._wanted is None else np.searchsorted(self._wanted, rows)
+        assert self._wanted is None or np.array_equal(self._wanted[places], rows), "a row that the batch did not want"
+        return self._hidden[np.asarray(places, np.intp)]
 
 
 def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: Any) -> Any:

@@ -23,14 +23,14 @@ Weights = Mapping[tuple[str, ...], Any]
 class NativePlan:
     """A plan that runs in one native call."""
 
-    def __init__(self, program: Any, verbs: Sequence[str]) -> None:
-        """`verbs` has the plan's verb for each step of the native.Program."""
-        self._program, self._verbs = program, verbs
+    def __init__(self, program: Any, verbs: Sequence[str], selects: bool) -> None:
+        """`verbs` has the plan's verb for each step of the native.Program; `selects`: it takes `wanted` tokens."""
+        self._program, self._verbs, self.selects = program, verbs, selects
         self._seconds: NDArray[np.float64] | None = None  # of each step; None: nobody asks
 
-    def run(self, executor: Any, arrays: Any, input: Any, output: NDArray[np.float32]) -> None:
+    def run(self, executor: Any, arrays: Any, input: Any, output: NDArray[np.float32], wanted: Any = None) -> None:
         """See native.Executor.run."""
-        executor.run(self._program, arrays, input, output, self._seconds)
+        executor.run(self._program, arrays, input, output, self._seconds, wanted)
 
     def time_steps(self) -> None:
         """From now on, measure how long each step takes."""
@@ -48,13 +48,20 @@ class NativePlan:
 def compile_plan(
     plan: Plan, config: ModelConfig, weights: Weights, vector: Callable[[str], NDArray[np.float32]], cache: Any
 ) -> NativePlan:
-    """A native program that does the steps of the plan. `vector` gives norm weights by canonical name."""
+    """A native program that does the steps of the plan. `vector` gives norm weights by canonical name.
+
+    If the plan begins with token ids and goes through all layers, the tokens that a batch does not want have no part in
+    what comes behind the keys and values of the last one: a thirtieth of a prompt for thirty layers.
+    """
     compiler = _Compiler(plan, config, weights, vector, cache)
+    selects = plan.input is None and plan.layers.stop == config.num_layers
     verbs: list[str] = []
-    for step in plan.steps:
+    for index, step in enumerate(plan.steps):
+        if selects and step.parts[0] == "attend" and step.attributes["layer"] == config.num_layers - 1:
+            compiler.select(index)
         compiler.emit(step)
         verbs += [step.verb] * (compiler.program.num_steps - len(verbs))  # some become two native steps
-    return NativePlan(compiler.program, verbs)
+    return NativePlan(compiler.program, verbs, selects)
 
 
 class _Compiler:
@@ -84,6 +91,12 @@ class _Compiler:
             "attend": self._attend,
             "add": self._add,
         }[step.parts[0]](step)
+
+    def select(self, index: int) -> None:
+        """From this step of the plan on, the wanted tokens alone."""
+        done = {step.output.root for step in self.plan.steps[:index] if step.output}
+        kept = done & {value.root for step in self.plan.steps[index:] for value in step.inputs}
+        self.program.select(sorted(map(self._rows, kept)))
 
     def _rows(self, value: Value | None) -> Rows:
         assert value is not None and value.root.kind == "float32"

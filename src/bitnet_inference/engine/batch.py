@@ -36,14 +36,23 @@ class Batches:
 def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
     """The next tokens of each share, drafted ones behind, in order; the requests already have the blocks for them."""
     starts = [0, *accumulate([num_tokens + len(draft) for _, num_tokens, draft in shares])]
-    rows = _Rows(starts[-1])
+    rows, wanted = _Rows(starts[-1]), []
     for start, (request, num_tokens, draft) in zip(starts, shares, strict=False):
         if num_tokens == 1 and not draft:
             rows.set(start, request, block_size)
         else:
             rows.set_many(start, request, num_tokens, draft, block_size)
+        wanted += _wanted(start, request, num_tokens, draft)
     tables = _tables([share.request.blocks for share in shares])
-    return Batch(*rows.arrays, np.array(starts, dtype=np.int32), tables)
+    return Batch(*rows.arrays, np.array(starts, dtype=np.int32), tables, wanted=np.array(wanted, dtype=np.int32))
+
+
+def _wanted(start: int, request: Request, num_tokens: int, draft: Sequence[int]) -> list[int]:
+    """The rows that its reader gets, of a prompt, and those that tell next tokens once all known ones are computed."""
+    end, first = start + num_tokens, start - request.num_computed  # the row of its first token
+    read = range(first + request.unread.start, min(end, first + request.unread.stop))
+    told = range(end - 1, end + len(draft)) if num_tokens == request.num_pending else range(0)
+    return sorted({*read, *told})
 
 
 class _SingleTokens:

@@ -53,7 +53,8 @@ class Batch:
     `token_ids`, `positions`, `slots`: int32 [T]; a token's key and value go into cache slot
     block * block_size + offset. `starts`: int32 [S + 1], the first token of each sequence, then T.
     `block_tables`: int32 [S, B], the blocks of each sequence in order, padded with 0. `has_next`: each has that of the
-    position behind its last token, too.
+    position behind its last token, too. `wanted`: int32, ascending: no rows but those of these tokens will be asked of
+    the output; None: any may be.
     """
 
     token_ids: NDArray[np.int32]
@@ -62,6 +63,7 @@ class Batch:
     starts: NDArray[np.int32]
     block_tables: NDArray[np.int32]
     has_next: bool = False
+    wanted: NDArray[np.int32] | None = None
 
 
 class Output(Protocol):
