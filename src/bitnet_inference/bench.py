@@ -189,9 +189,17 @@ def measure(
 
 
 def num_multiply_adds(config: ModelConfig) -> tuple[int, int]:
-    """Multiply-adds with weights that a token costs: in the layers, and in the head."""
-    shapes = (shape for name, shape in expected_shapes(config) if name not in ("embed", "head"))
-    return sum(math.prod(shape) for shape in shapes if len(shape) == 2), config.vocab_size * config.hidden_size
+    """Multiply-adds with weights that a token costs: up to the keys and values of the last layer, and behind.
+
+    Of a prompt only the last token has the second part.
+    """
+    shapes = {
+        name: shape for name, shape in expected_shapes(config) if len(shape) == 2 and name not in ("embed", "head")
+    }
+    end = tuple(f"layers.{config.num_layers - 1}.{name}" for name in ("o", "gate", "up", "down"))
+    last = sum(math.prod(shapes[name]) for name in end)
+    every = sum(map(math.prod, shapes.values())) - last
+    return every, last + config.vocab_size * config.hidden_size
 
 
 class Runner:
@@ -246,15 +254,15 @@ class Runner:
 class _Bench:
     runner: Runner
     sampler: Sampler
-    body: int  # multiply-adds a token
-    head: int
+    every: int  # multiply-adds of each token
+    last: int  # and of those that somebody wants to know more of
 
     def prompt(self, length: int) -> Speed:
-        return self._speed(lambda: self.runner.prompt(length), length, 1, [0], self.body * length + self.head)
+        return self._speed(lambda: self.runner.prompt(length), length, 1, [0], self.every * length + self.last)
 
     def decode(self, context: int, num_steps: int, num_sequences: int) -> Speed:
         contexts = [context + num_steps // 2] * num_sequences
-        work = (self.body + self.head) * num_sequences
+        work = (self.every + self.last) * num_sequences
         run = lambda: self.runner.decode(context, num_steps, num_sequences)  # noqa: E731
         return self._speed(run, num_steps * num_sequences, num_steps, contexts, work)
 

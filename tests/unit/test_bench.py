@@ -67,8 +67,11 @@ def test_what_a_step_reads_and_computes():
     checkpoint = open_checkpoint(TINY)
     config = checkpoint.config
     model = load_model(checkpoint, EngineConfig(threads=1, ternary_format="u2"))
-    body, head = num_multiply_adds(config)
-    assert head == config.vocab_size * config.hidden_size
+    every, last = num_multiply_adds(config)
+    head = config.vocab_size * config.hidden_size
+    body = every + last - head
+    queries = config.num_heads * config.head_dim
+    assert last == head + config.hidden_size * (queries + 3 * config.intermediate_size)
     weights = model.bytes_read([])
     assert body / 4 + 2 * head <= weights < 1.5 * body / 4 + 2 * head  # the rest is padding to 32 rows
     a_token = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
