@@ -59,6 +59,7 @@ def compile_plan(
     for index, step in enumerate(plan.steps):
         if selects and step.parts[0] == "attend" and step.attributes["layer"] == config.num_layers - 1:
             compiler.select(index)
+            verbs.append("select")
         compiler.emit(step)
         verbs += [step.verb] * (compiler.program.num_steps - len(verbs))  # some become two native steps
     return NativePlan(compiler.program, verbs, selects)
