@@ -176,6 +176,18 @@ def test_tokens_beside_the_vocabulary_are_read(tmp_path, is_listed):
     assert tokenizer.encode("ab[PAD]<|new|>", parse_special=True) == [0, 378, 376, 377]
 
 
+@pytest.mark.parametrize("is_word", [True, False])
+def test_tokens_beside_a_unigram_vocabulary_are_read(tmp_path, is_word):
+    token_id, word_id = (1, 2) if is_word else (2, 1)
+    words = ["<unk>", "<|new|>", "a"] if is_word else ["<unk>", "a"]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [[word, -1.0] for word in words], "byte_fallback": False}
+    decoder = {str(token_id): {"content": "<|new|>", "special": True}}
+    state = {"version": "1.0", "added_tokens": [], "model": model}
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, json.dumps(state), added_tokens_decoder=decoder))
+    assert tokenizer.special == {"<|new|>": token_id}
+    assert tokenizer.encode("a<|new|>a", parse_special=True) == [word_id, token_id, word_id]
+
+
 def test_an_added_token_without_a_text_is_a_broken_file(tmp_path):
     state = json.loads(byte_level_json())
     state["added_tokens"][0]["content"] = None

@@ -47,7 +47,7 @@ def with_added(path: Path, tokenizer_json: bytes, added: list[Added], *, have_fl
         listed = {str(token["content"]): token["id"] for token in spec["added_tokens"]}
         flags = {token["content"]: {flag: token[flag] for flag in _FLAGS} for token in added if have_flags}
         spec["added_tokens"] = [{**token, **flags.get(token["content"], {})} for token in spec["added_tokens"]]
-        spec["added_tokens"] += _missing(path, added, {**spec["model"]["vocab"]}, listed)
+        spec["added_tokens"] += _missing(path, added, _ids(spec), listed)
     except (ValueError, TypeError, KeyError, RecursionError):
         return tokenizer_json  # whoever reads it says what is wrong
     return json.dumps(spec).encode()
@@ -81,6 +81,12 @@ def _written_flags(tokenizer_json: bytes) -> dict[str, list[bool]]:
 
 def _is_written(token: Added, flags: list[bool] | None, have_flags: bool) -> bool:
     return flags is not None and (not have_flags or flags == [token[flag] for flag in _FLAGS])
+
+
+def _ids(spec: dict[str, Any]) -> dict[str, int]:
+    """The words of a vocabulary; that of a Unigram model is a list of pairs."""
+    vocab = spec["model"]["vocab"]
+    return {word: token_id for token_id, (word, _) in enumerate(vocab)} if isinstance(vocab, list) else {**vocab}
 
 
 def _missing(path: Path, added: list[Added], ids: dict[str, int], listed: dict[str, int]) -> Iterator[Added]:
