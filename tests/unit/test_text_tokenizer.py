@@ -176,6 +176,22 @@ def test_tokens_beside_the_vocabulary_are_read(tmp_path, is_listed):
     assert tokenizer.encode("ab[PAD]<|new|>", parse_special=True) == [0, 378, 376, 377]
 
 
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize("in_map", [True, False])
+@pytest.mark.parametrize("token", [TURN, {"content": TURN, "lstrip": True}])
+def test_special_tokens_without_a_role_may_be_words_of_the_vocabulary(tmp_path, key, in_map, token):
+    state = json.loads(byte_level_json())
+    del state["added_tokens"][2]
+    more = {key: [token, BOS, "<|nowhere|>", ""]}
+    folder = write_folder(tmp_path, json.dumps(state), bos_token=BOS, **({} if in_map else more))
+    (folder / "special_tokens_map.json").write_text(json.dumps(more if in_map else {}))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.special == {BOS: 0, EOS: 1, TURN: 2} and 2 in tokenizer.eos_ids
+    space = [] if isinstance(token, dict) else tokenizer.encode(" ", add_special_tokens=False)
+    assert tokenizer.encode(f" {TURN}", parse_special=True) == [0, *space, 2]
+    assert tokenizer.decode([2]) == ""
+
+
 @pytest.mark.parametrize("is_word", [True, False])
 def test_tokens_beside_a_unigram_vocabulary_are_read(tmp_path, is_word):
     token_id, word_id = (1, 2) if is_word else (2, 1)

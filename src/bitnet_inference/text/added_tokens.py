@@ -11,10 +11,10 @@ from typing import Any
 
 from bitnet_inference.errors import FormatError
 
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # An entry of tokenizer.json as the tokenizers library writes it: its text, as JSON, and its flags.
 _WRITTEN = re.compile(
-    rb'"content":\s*("(?:[^"\\]|\\.)*+")' + b"".join(rb',\s*"%s":\s*(true|false)' % flag.encode() for flag in _FLAGS)
+    rb'"content":\s*("(?:[^"\\]|\\.)*+")' + b"".join(rb',\s*"%s":\s*(true|false)' % flag.encode() for flag in FLAGS)
 )
 _AGAIN = "download the tokenizer's files again"
 Added = dict[str, Any]  # as an entry of tokenizer.json's added_tokens
@@ -45,9 +45,24 @@ def with_added(path: Path, tokenizer_json: bytes, added: list[Added], *, have_fl
     try:
         spec = json.loads(tokenizer_json)
         listed = {str(token["content"]): token["id"] for token in spec["added_tokens"]}
-        flags = {token["content"]: {flag: token[flag] for flag in _FLAGS} for token in added if have_flags}
+        flags = {token["content"]: {flag: token[flag] for flag in FLAGS} for token in added if have_flags}
         spec["added_tokens"] = [{**token, **flags.get(token["content"], {})} for token in spec["added_tokens"]]
         spec["added_tokens"] += _missing(path, added, _ids(spec), listed)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return tokenizer_json  # whoever reads it says what is wrong
+    return json.dumps(spec).encode()
+
+
+def with_special(tokenizer_json: bytes, special: list[Added]) -> bytes:
+    """A tokenizer.json that lists those of these tokens, too, that are words of its vocabulary."""
+    written = {} if not special else _written_flags(tokenizer_json)
+    if all(token["content"] in written for token in special):
+        return tokenizer_json
+    try:
+        spec = json.loads(tokenizer_json)
+        ids, listed = _ids(spec), {token["content"] for token in spec["added_tokens"]}
+        found = {token["content"]: {**token, "id": ids.get(token["content"])} for token in special}
+        spec["added_tokens"] += [found[text] for text in found if text in ids and text not in listed]
     except (ValueError, TypeError, KeyError, RecursionError):
         return tokenizer_json  # whoever reads it says what is wrong
     return json.dumps(spec).encode()
@@ -57,11 +72,11 @@ def _in_order(path: Path, key: str, entries: Any) -> list[Added]:
     tokens = []
     for token_id, token in entries:
         is_token = isinstance(token, dict) and isinstance(token.get("content"), str) and token["content"]
-        if not is_token or not all(isinstance(token.get(flag, False), bool) for flag in _FLAGS):
+        if not is_token or not all(isinstance(token.get(flag, False), bool) for flag in FLAGS):
             raise FormatError(path, key, f"token {token_id!r:.40} must have a text, and flags: correct it")
         if isinstance(token_id, bool) or not str(token_id).isdecimal() or len(str(token_id)) > 9:
             raise FormatError(path, key, f"{token_id!r:.40} is no id of a token: correct it")
-        flags = {flag: token.get(flag, False) for flag in _FLAGS}
+        flags = {flag: token.get(flag, False) for flag in FLAGS}
         flags["normalized"] = token.get("normalized", not flags["special"])  # as in the library
         tokens.append({"id": int(token_id), "content": token["content"], **flags})
     return sorted(tokens, key=lambda token: int(token["id"]))
@@ -80,7 +95,7 @@ def _written_flags(tokenizer_json: bytes) -> dict[str, list[bool]]:
 
 
 def _is_written(token: Added, flags: list[bool] | None, have_flags: bool) -> bool:
-    return flags is not None and (not have_flags or flags == [token[flag] for flag in _FLAGS])
+    return flags is not None and (not have_flags or flags == [token[flag] for flag in FLAGS])
 
 
 def _ids(spec: dict[str, Any]) -> dict[str, int]:

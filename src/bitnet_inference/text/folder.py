@@ -12,7 +12,7 @@ from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound
 from bitnet_inference.json_objects import parse_object, shown
 from bitnet_inference.own_files import require_own
-from bitnet_inference.text.added_tokens import listed_tokens, mapped_tokens, with_added
+from bitnet_inference.text.added_tokens import FLAGS, Added, listed_tokens, mapped_tokens, with_added, with_special
 from bitnet_inference.text.llama_class import as_its_class_reads_it
 
 MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
@@ -51,14 +51,16 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
         raise NotFound(f"{folder}: no such folder")
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file)
-    named = _named_tokens(config_file, config)
+    named, special = _named_tokens(config_file, config), [*_more_special(config)]
     if "added_tokens_decoder" in config:
         source, added = config_file, listed_tokens(config_file, config)
     else:  # older versions wrote two more files, and then these have the last word
         map_file, source = folder / "special_tokens_map.json", folder / "added_tokens.json"
         more = read_json(map_file)
         named |= _named_tokens(map_file, more)
-        added = mapped_tokens(source, read_json(source), {*named.values(), *_more_special(config, more)})
+        special += _more_special(more)
+        texts = {*named.values(), *(token["content"] for token in special)}
+        added = mapped_tokens(source, read_json(source), texts)
     add_bos, add_eos = (vocabulary.add_bos, vocabulary.add_eos) if vocabulary else (None, None)
     if vocabulary and ("add_bos_token" in config or "add_eos_token" in config):
         add_bos, add_eos = (_flag(config_file, config, name) for name in ("add_bos_token", "add_eos_token"))
@@ -66,9 +68,10 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
         tokenizer_json = vocabulary.tokenizer_json
     else:
         tokenizer_json = as_its_class_reads_it(_read_tokenizer(folder / "tokenizer.json"), config)
+    tokenizer_json = with_added(source, tokenizer_json, added, have_flags=source == config_file)
     return TextFiles(
         path=folder,
-        tokenizer_json=with_added(source, tokenizer_json, added, have_flags=source == config_file),
+        tokenizer_json=with_special(tokenizer_json, special),
         named={**(vocabulary.named if vocabulary else {}), **named},
         add_bos=add_bos,
         add_eos=add_eos,
@@ -147,14 +150,15 @@ def _own_names(config: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts if name not in NAMED_TOKENS and isinstance(text, str)}
 
 
-def _more_special(*configs: dict[str, Any]) -> Iterator[str]:
-    """The texts of special tokens that have no role."""
-    for config in configs:
-        tokens = config.get("additional_special_tokens")
+def _more_special(config: dict[str, Any]) -> Iterator[Added]:
+    """Special tokens that have no role, and no ids here."""
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(key)
         for token in tokens if isinstance(tokens, list) else ():
+            flags = {flag: token.get(flag) is True for flag in FLAGS} if isinstance(token, dict) else {}
             text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str):
-                yield text
+            if isinstance(text, str) and text:
+                yield {**dict.fromkeys(FLAGS, False), **flags, "content": text, "special": True}
 
 
 def _config_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
