@@ -93,7 +93,9 @@ def placed(index: int, total: int | None, among: str = "prompts") -> Iterator[No
 
 def is_lazy(prompts: object) -> bool:
     """Whether these are prompts that come one by one, as from a generator, and not a prompt or a list."""
-    return isinstance(prompts, Iterable) and not isinstance(prompts, (Sequence, Mapping, Set, np.ndarray))
+    if _is_array(type(prompts)):
+        return False
+    return isinstance(prompts, Iterable) and not isinstance(prompts, (Sequence, Mapping, Set))
 
 
 def count(prompts: object) -> int | None:
@@ -144,14 +146,17 @@ def is_many(prompts: object) -> bool:
     return True
 
 
-def is_one_prompt(prompts: object) -> bool:
-    """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else."""
+def is_one_prompt(prompts: Any) -> bool:
+    """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else.
+
+    An array is as good as a list.
+    """
     if isinstance(prompts, str):
         return True
-    if isinstance(prompts, np.ndarray) and prompts.ndim:
+    if _is_array(type(prompts)) and prompts.ndim:
         if not len(prompts):
             _refuse_prompts("there is no prompt: the array is empty")
-        return prompts.ndim == 1
+        return bool(prompts.ndim == 1)
     if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         _refuse_prompts(f"a prompt must be a string or a list of token ids, not {type(prompts).__name__}")
     if not prompts:
@@ -191,7 +196,12 @@ def _check_names(options: Mapping[str, Any], known: type) -> None:
 def _prompt_kind(kind: type) -> str:
     if issubclass(kind, int | np.integer) and kind is not bool:
         return "id"
-    return "prompt" if issubclass(kind, str | np.ndarray | list | tuple) else "nothing"
+    return "prompt" if issubclass(kind, str | list | tuple) or _is_array(kind) else "nothing"
+
+
+def _is_array(kind: type) -> bool:
+    """Whether these are arrays, NumPy's or those of others, as PyTorch's tensors."""
+    return hasattr(kind, "__dlpack__")
 
 
 def _refuse_prompts(why: str) -> NoReturn:

@@ -84,6 +84,28 @@ def says(llm, text, end=TURN):
     llm.model.change_logits = change
 
 
+class Tensor:
+    """An array of another library than NumPy, such as a tensor of PyTorch."""
+
+    def __init__(self, values, is_far=False):
+        self.values, self.is_far = np.array(values), is_far
+        self.ndim = self.values.ndim
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return map(Tensor, self.values)
+
+    def __array__(self, *args, **kwargs):
+        if self.is_far:
+            raise TypeError("can't convert a tensor of this device")
+        return self.values
+
+    def __dlpack__(self, **kwargs):
+        return self.values.__dlpack__(**kwargs)
+
+
 class TestGenerate:
     def test_one_for_one_and_a_list_for_a_list(self, llm):
         one = llm.generate("The fox", GREEDY)
@@ -340,6 +362,20 @@ class TestGenerate:
     def test_empty_and_impossible_prompts_are_refused(self, llm, prompts):
         with pytest.raises(InvalidParams):
             llm.generate(prompts, GREEDY)
+
+    def test_arrays_of_others_are_as_good_as_lists(self, llm):
+        ids = llm.tokenizer.encode("The fox")
+        for ask in (llm.score, llm.embed):
+            one, both = ask(ids), ask([ids, ids])
+            for given, expected in ((Tensor(ids), one), (Tensor([ids, ids]), both), ([Tensor(ids)] * 2, both)):
+                assert np.array_equal(ask(given), expected)
+        assert np.array_equal(llm.logits(Tensor(ids)), llm.logits(ids))
+        text = llm.generate(ids, GREEDY).text
+        assert llm.generate(Tensor(ids), GREEDY).text == text
+        assert [each.text for each in llm.generate(Tensor([ids, ids]), GREEDY)] == [text, text]
+        for wrong in (Tensor(3), Tensor([]), Tensor([0.5]), Tensor([[ids]]), Tensor(ids, is_far=True)):
+            with pytest.raises(InvalidParams, match="prompt"):
+                llm.generate(wrong, GREEDY)
 
     def test_a_prompt_longer_than_the_context(self, llm):
         with pytest.raises(PromptTooLong, match="300 tokens, at most 255 fit"):

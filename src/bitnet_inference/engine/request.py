@@ -20,7 +20,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.engine.window import Past
-from bitnet_inference.errors import InvalidParams
+from bitnet_inference.errors import InvalidParams, said
 from bitnet_inference.native import SamplingRule
 
 if TYPE_CHECKING:
@@ -309,6 +309,8 @@ def checked_prompt(prompt: Sequence[int] | NDArray[np.integer]) -> NDArray[np.in
         ids = np.asarray(prompt)
     except ValueError:
         raise InvalidParams("the prompt is no list of token ids: its items differ in length") from None
+    except (TypeError, RuntimeError) as error:  # a tensor of another device, say
+        raise InvalidParams(f"the prompt cannot be read ({said(error)}): give a list of token ids") from None
     if ids.size == 0:
         raise InvalidParams("the prompt is empty: give at least one token")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
