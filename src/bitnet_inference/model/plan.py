@@ -94,7 +94,7 @@ def _values(step: Step) -> Iterator[Value]:
 
 
 class StepTime(NamedTuple):
-    """How long a step of a plan took; `plan` is a field of Plans, `verb` the step's."""
+    """How long a step of a plan took; `plan` is a field of Plans, `verb` the step's: "select" leaves tokens out."""
 
     plan: str
     verb: str
