@@ -166,6 +166,22 @@ def test_words_that_the_library_does_not_know(schema, fits, fits_not):
     assert accepts(grammar, fits) and not accepts(grammar, fits_not)
 
 
+@pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-07/schema#", "draft/2019-09/schema", "schema#"])
+@pytest.mark.parametrize(
+    "schema, fits, fits_not",
+    [
+        ({"items": [{"const": True}, {"type": "integer"}], "additionalItems": False, "minItems": 2}, "[true, 3]", "[3]"),
+        ({"items": [{"type": "string"}], "additionalItems": {"type": "null"}}, '["a", null]', "[null]"),
+        ({"prefixItems": [{"type": "string"}], "items": False}, '["a"]', "[1]"),
+        ({"const": 1}, "1", "2"),
+    ],
+)
+def test_the_draft_that_a_schema_names_takes_nothing_from_it(draft, schema, fits, fits_not):
+    """Tuples of zod and others, of any draft before 2020-12, held anything, or were refused."""
+    grammar = Grammar(json_schema={"$schema": f"http://json-schema.org/{draft}", **schema})
+    assert accepts(grammar, fits) and not accepts(grammar, fits_not)
+
+
 @pytest.mark.parametrize(
     "gbnf, form",
     [

@@ -43,7 +43,8 @@ UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
 _FORMATS = (
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
 )  # fmt: skip
-READ = frozenset(("$id", "$schema", *_ONE, *_LISTS, *_NAMED, *_VALUES))
+# Not $schema: the library would read tuples, and `const`, as that draft has them, and not as they are put here.
+READ = frozenset(("$id", *_ONE, *_LISTS, *_NAMED, *_VALUES))
 _ALLOWED = READ | _NOTES | {"nullable"}
 # Part of JSON Schema, and beyond what can be kept token by token.
 _IMPOSSIBLE = frozenset((
@@ -220,7 +221,7 @@ def _whole_numbers(value: object) -> Iterator[int]:
 
 def _combines(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas tell of one value."""
-    others = schema.keys() & READ - COMBINING - {"$id", "$schema", "$defs", "definitions"}
+    others = schema.keys() & READ - COMBINING - {"$id", "$defs", "definitions"}
     return "allOf" in schema or bool(others and schema.keys() & COMBINING)
 
 
