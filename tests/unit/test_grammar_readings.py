@@ -48,6 +48,33 @@ def test_what_the_library_would_not_keep_or_survive_is_refused(schema, message):
         Grammar(json_schema=schema)
 
 
+OPTIONAL = {"properties": {"a": {}, "b": {}}, "maxProperties": 1}
+OVERLAPPING = {"oneOf": [{"type": "string"}, {"maxLength": 3}]}
+TAGGED = [{"type": "object", "properties": {"t": {"const": 1}, "x": {"type": "integer"}}}, {"type": "null"}]
+
+
+@pytest.mark.parametrize(
+    "schema, message",
+    [
+        ({"properties": {"a": {}, "b": {"items": {"type": "strin"}}}}, "at /properties/b/items: Invalid type: strin"),
+        ({"anyOf": [{"type": "null"}, {"pattern": "(a"}]}, "at /anyOf/1: regex parse error"),
+        ({"oneOf": [TAGGED[0], {"type": "array", "maxItems": -1}]}, "at /oneOf/1: Expected positive integer for 'max"),
+        ({"oneOf": TAGGED, "$defs": {"x": OVERLAPPING}, "properties": {"y": {"$ref": "#/$defs/x"}}}, "at /.defs/x: "),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": "strin"}}}, "at /.defs/x: Invalid type: strin"),
+        ({"items": [{}, OPTIONAL], "additionalItems": {}}, "at /items/1: min/maxProperties only supported when all"),
+        ({"items": [{}, {}], "additionalItems": OVERLAPPING}, "at /additionalItems: the cases of oneOf"),
+        ({"properties": {"a/b": {"allOf": [{"const": 1}], "const": 2}}, "required": ["a/b"], "type": "object"},
+         "at /properties/a/b/allOf/0: Unsatisfiable"),
+        ({"anyOf": [{}, {}, {"pattern": "(a"}], "required": "a"}, "at /: Expected array for 'required'"),
+        ({"properties": {"a": {"$ref": "#/$defs/no"}}}, "at /properties/a: Pointer '/.defs/no' does not exist"),
+        ({"properties": {"a": {"items": {}}, "c": {"type": "x"}, "b": {"$ref": "#/properties/a/items"}}}, "Invalid"),
+    ],
+)  # fmt: skip
+def test_what_the_library_refuses_is_told_with_its_place(schema, message):
+    with pytest.raises(InvalidParams, match=f"^grammar: json_schema: {message}"):
+        Grammar(json_schema=schema)
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -170,7 +197,7 @@ def test_words_that_the_library_does_not_know(schema, fits, fits_not):
 @pytest.mark.parametrize(
     "schema, fits, fits_not",
     [
-        ({"items": [{"const": True}, {"type": "integer"}], "additionalItems": False, "minItems": 2}, "[true, 3]", "[3]"),
+        ({"items": [{"const": 0}, {"type": "integer"}], "additionalItems": False, "minItems": 2}, "[0, 3]", "[3]"),
         ({"items": [{"type": "string"}], "additionalItems": {"type": "null"}}, '["a", null]', "[null]"),
         ({"prefixItems": [{"type": "string"}], "items": False}, '["a"]', "[1]"),
         ({"const": 1}, "1", "2"),

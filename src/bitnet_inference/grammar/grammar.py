@@ -13,6 +13,7 @@ from typing import Any
 from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.endless import is_endless
+from bitnet_inference.grammar.fault import fault_place
 from bitnet_inference.grammar.readable import readable_schema
 from bitnet_inference.grammar.regex import check_counts, check_regex, plain_classes
 from bitnet_inference.grammar.schema import check_multiples, check_schema, parts_of
@@ -69,7 +70,7 @@ class Grammar:
         ((kind, value),) = given.items()
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "source", _READERS[kind](value))
-        self._check()
+        self._check(value)
 
     @classmethod
     def around(cls, lark: str, **parts: Grammar) -> Grammar:
@@ -89,14 +90,24 @@ class Grammar:
         (only,) = json.loads(self.source)["grammars"]
         return dict(only)
 
-    def _check(self) -> None:
+    def _check(self, given: object = None) -> None:
         from bitnet_inference.grammar.matcher import refusal  # the library is loaded when it is needed
 
         if why := refusal(self.source):
-            raise InvalidParams(f"grammar: {self.kind}: {why}: change it")
+            place = self._fault_place(given, refusal) if self.kind == "json_schema" else None
+            where = f"at {place}: " if place else ""
+            raise InvalidParams(f"grammar: {self.kind}: {where}{why}: change it")
         if self.kind == "json_schema" and is_endless(self._alone()["json_schema"]):
             cure = "make a property optional, or let it be null"
             raise InvalidParams(f"grammar: json_schema: no text ends that fits, because it requires itself: {cure}")
+
+    def _fault_place(self, given: object, refusal: Callable[[str], str]) -> str | None:
+        whole = self._alone()
+
+        def reason(schema: Mapping[str, Any]) -> str:
+            return refusal(json.dumps({"grammars": [{**whole, "json_schema": schema}]}))
+
+        return fault_place(parsed_schema(given), whole["json_schema"], reason)
 
 
 def parsed_schema(schema: object) -> Mapping[str, Any]:

@@ -74,7 +74,7 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
         _check_keywords(schema, place, part)
         _check_numbers(place, part)
         parts.append(part)
-        waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in _parts(place, part)]
+        waiting += [(f"{place}/{name}", depth + 1, inner) for name, inner in inner_schemas(place, part)]
     if (num_patterns := most_patterns(schema, parts)) > MAX_PATTERNS:
         _refuse(start, f"{num_patterns} patterns are asked of one string", f"ask at most {MAX_PATTERNS} of it")
     multiples = check_multiples(start, parts)
@@ -225,7 +225,8 @@ def _combines(schema: Mapping[str, Any]) -> bool:
     return "allOf" in schema or bool(others and schema.keys() & COMBINING)
 
 
-def _parts(place: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def inner_schemas(place: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas right within one at a place, by their names. Raises InvalidParams where there is something else."""
     is_tuple = isinstance(schema.get("items"), list)  # as before prefixItems
     for keyword in _ONE:
         if keyword in schema and not (is_tuple and keyword == "items"):
