@@ -23,6 +23,7 @@ from bitnet_inference.grammar.schema import (
     parts_of,
 )
 
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 _TINY = 1e-30  # less than anyone writes out; each of a bound's digits costs time, and some hundred are refused
 
 # What Python's datetime can hold: seconds to 59 (a minute has a 60th at the end of a few days only), six digits behind
@@ -51,6 +52,9 @@ def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any
     for keyword in (*LOWEST, *HIGHEST):
         if is_number(end := readable.get(keyword)):
             readable[keyword] = max(-MAX_WHOLE, min(MAX_WHOLE, end))
+    for keyword in _COUNTS:  # 2.0 is 2 in JSON Schema
+        if isinstance(count := readable.get(keyword), float) and count.is_integer():
+            readable[keyword] = int(count)
     if isinstance(pattern := readable.get("pattern"), str):
         decimals = plain_decimals(pattern)
         readable["pattern"] = plain_classes(decimals)
