@@ -212,6 +212,20 @@ def test_the_draft_that_a_schema_names_takes_nothing_from_it(draft, schema, fits
     assert accepts(grammar, fits) and not accepts(grammar, fits_not)
 
 
+NAMES = ["Größe", "Box[int]", "Box<string>", "two words", "ein%20Wort", "狐", "a~1b", 'q"|^`{}\\']
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_definitions_may_have_any_name(name):
+    key = name.replace("%20", " ").replace("~1", "/")
+    grammar = Grammar(json_schema={"items": {"$ref": f"#/$defs/{name}"}, "$defs": {key: {"const": 1}}})
+    assert accepts(grammar, "[1]") and not accepts(grammar, "[2]")
+    tool = {"name": "f", "parameters": {"properties": {"a": {"$ref": f"#/$defs/{name}"}}, "$defs": {key: {"const": 1}}}}
+    call = read_tools([{"type": "function", "function": tool}], "required").grammar("llama")
+    assert accepts(call, '{"name": "f", "parameters": {"a": 1}}')
+    assert not accepts(call, '{"name": "f", "parameters": {"a": 2}}')
+
+
 @pytest.mark.parametrize(
     "gbnf, form",
     [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from bitnet_inference.grammar.references import local, resolved
+from bitnet_inference.grammar.references import local, resolved, spelt
 from bitnet_inference.grammar.regex import plain_classes, plain_decimals
 from bitnet_inference.grammar.schema import (
     HIGHEST,
@@ -66,7 +66,7 @@ def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any
     unions.read(schema, readable)
     _read_format(readable)
     if isinstance(ref := readable.get("$ref"), str):
-        readable["$ref"] = local(ref)
+        readable["$ref"] = spelt(local(ref))
     if schema.get("nullable") is True and isinstance(kind := readable.get("type"), str):  # as OpenAPI has it
         readable["type"] = [kind, "null"]
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
+_OF_URIS = "#%/:?@!$&'()*+,;=~"  # beside letters and digits; %, as some of the name may be spelt so already
 _REFERRING = {"$comment", "$ref", "default", "description", "title"}
 
 
@@ -25,6 +26,11 @@ def references(schema: Any) -> Iterator[str]:
 def local(ref: str) -> str:
     """A reference as it is meant: some clients write /$defs/X for #/$defs/X."""
     return f"#{ref}" if ref.startswith(("/$defs/", "/definitions/")) else ref
+
+
+def spelt(ref: str) -> str:
+    """A reference as URIs are spelt, which says the same: to name #/$defs/Größe or #/$defs/Box[int] is usual."""
+    return quote(ref, safe=_OF_URIS)
 
 
 def resolved(root: Any, schema: Any) -> Any:
