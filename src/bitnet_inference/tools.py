@@ -83,9 +83,11 @@ class Tools:
             return None
         loose = loosened if self.forced else lambda schema: {"type": "object"}
         kept = {name: schema if name in self.strict else loose(schema) for name, schema in self.functions.items()}
-        places = [f"/anyOf/{index}" for index in range(len(kept))] if len(kept) > 1 else [""]
-        calls = [_call_schema(place, *each, style) for place, each in zip(places, kept.items(), strict=True)]
-        call = Grammar(json_schema={"anyOf": calls} if len(calls) > 1 else calls[0])
+        try:
+            call = _call_grammar(kept, style)
+        except InvalidParams:
+            _check_each(kept, style)
+            raise
         if self.forced:
             return Grammar.around(_FORCED[style], call=call)
         if form is None:
@@ -223,6 +225,22 @@ def _function(index: int, tool: object) -> tuple[str, Mapping[str, Any]]:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise InvalidParams(f"tools[{index}]: parameters: type is {kind!r:.80}: arguments are an object: give 'object'")
     return function["name"], {**schema, "type": "object"}
+
+
+def _call_grammar(functions: Functions, style: Style) -> Grammar:
+    """The form of one call, of any of them. Raises InvalidParams."""
+    places = [f"/anyOf/{index}" for index in range(len(functions))] if len(functions) > 1 else [""]
+    calls = [_call_schema(place, *each, style) for place, each in zip(places, functions.items(), strict=True)]
+    return Grammar(json_schema={"anyOf": calls} if len(calls) > 1 else calls[0])
+
+
+def _check_each(functions: Functions, style: Style) -> None:
+    """Raises InvalidParams, by its name, for a function that alone cannot be called."""
+    for name, arguments in functions.items():
+        try:
+            _call_grammar({name: arguments}, style)
+        except InvalidParams as error:
+            raise InvalidParams(f"function {name:.80}: {error}") from None
 
 
 def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Style) -> dict[str, Any]:

@@ -190,6 +190,15 @@ def test_what_is_wrong_with_a_schema_is_told_of_functions_that_are_not_strict_to
         tools.grammar("llama")
 
 
+@pytest.mark.parametrize("wrong", [{"not": {}}, {"type": "strin"}])  # what we refuse, and what the library does
+def test_what_is_wrong_with_one_function_of_many_is_told_by_its_name(wrong):
+    functions = [{"name": name, "strict": True, "parameters": {"properties": {"x": {}}}} for name in "abc"]
+    functions[1]["parameters"] = {"properties": {"y": wrong}}
+    tools = read_tools([{"type": "function", "function": function} for function in functions], "auto")
+    with pytest.raises(InvalidParams, match=r"^function b: .* at /properties/parameters/properties/y: "):
+        tools.grammar("llama")
+
+
 def call_of(name, style, arguments):
     key = "parameters" if style == "llama" else "arguments"
     call = json.dumps({"name": name, key: arguments})
