@@ -7,6 +7,9 @@ import re
 
 import pytest
 from test_grammar import accepts
+from test_llm import scripted_llm
+from text_samples import byte_level_json, sentencepiece_json, write_folder
+from tokenizers import AddedToken, Tokenizer
 
 from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams
 from bitnet_inference.tools import read_tools
@@ -137,6 +140,36 @@ def test_what_spells_a_special_token_is_written_as_plain_text(llm, grammar, text
     """The library wanted the token itself in its place, which is banned, and no other could follow."""
     output = write(llm, grammar, max_tokens=150)
     assert output.finish_reason == "stop" and output.text.replace(": ", ":").replace(", ", ",") == text
+
+
+@pytest.mark.parametrize("tokenizer_json", [byte_level_json, sentencepiece_json])
+def test_a_word_that_is_one_token_is_written_as_that(tmp_path, tokenizer_json):
+    """Qwen's <tool_call>, which is text: the library takes what is added in <> for special, and banned it."""
+    tokenizer = Tokenizer.from_str(tokenizer_json())
+    spelt = ("<tool_call>", "</tool_call>", "<a b é>")
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in spelt])
+    loaded, _ = scripted_llm(write_folder(tmp_path, tokenizer.to_str(), vocab_size=400))
+    constant = [{"type": "function", "function": TOOL}]
+    grammars = [read_tools(constant, "required").grammar("hermes"), Grammar(choice=["".join(spelt)])]
+    grammars += [Grammar(regex="(?s)(<tool_call>|</tool_call>|<a b é>)*.?"), Grammar(lark='start: <tool_call> "<b>"')]
+    with loaded:
+        words = [loaded.tokenizer.token_to_id(word) for word in spelt]
+        params = {"logit_bias": dict.fromkeys(words, 100.0), "temperature": 0, "max_tokens": 200}
+        call, choice, free, named = [write(loaded, grammar, **params) for grammar in grammars]
+    assert [each for each in call.token_ids if each in words] == words[:2] and call.finish_reason == "stop"
+    assert choice.token_ids == words and choice.text == "".join(spelt)
+    assert set(free.token_ids) <= set(words)
+    assert named.token_ids[0] == words[0] and named.text == "<tool_call><b>"
+
+
+def test_a_token_that_brings_a_space_is_not_taken_without_it(tmp_path):
+    tokenizer = Tokenizer.from_str(sentencepiece_json())
+    tokenizer.add_tokens([AddedToken("[x]", special=False, normalized=True)])
+    loaded, _ = scripted_llm(write_folder(tmp_path, tokenizer.to_str(), vocab_size=400))
+    with loaded:
+        bias = {loaded.tokenizer.token_to_id("[x]"): 100.0}
+        assert write(loaded, Grammar(regex=r"a\[x\]"), logit_bias=bias).text == "a[x]"
+        assert write(loaded, Grammar(regex=r"a \[x\]"), logit_bias=bias).token_ids[-1] in bias
 
 
 def test_control_characters_of_a_schema_are_written_in_escapes(llm):

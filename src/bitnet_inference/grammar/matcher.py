@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 import llguidance
@@ -35,6 +35,8 @@ _JSON_STYLE: llguidance._lib.JsonCompileOptions = {
 # needs them.
 _ESCAPES: llguidance._lib.JsonCompileOptions = {"json_allowed_escapes": 'nrtbf\\"'}
 _CONTROL = re.compile(r"\\u00(?:[01]|7[fF])")
+# Strings, regular expressions and comments of Lark.
+_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])*/')
 # Or the library (1.9.1) follows what must come next to its end: for ever where there is none, as in start: /a*/ start
 _ONE_STEP_AT_A_TIME = '\n%llguidance {"no_forcing": true}\n'
 
@@ -73,10 +75,24 @@ def refusal(source: str) -> str:
 class Matchers:
     """Makes matchers for one vocabulary. May be shared by threads."""
 
-    def __init__(self, tokenizer_json: Callable[[], str], num_tokens: int, end_ids: Iterable[int]) -> None:
-        """`tokenizer_json()` is asked once, when the first matcher is made. There are ids 0 to `num_tokens` - 1."""
-        self._read, self._num_tokens, self._end_ids = tokenizer_json, num_tokens, sorted(end_ids)
+    def __init__(
+        self,
+        tokenizer_json: Callable[[], str],
+        with_own_words: Callable[[], tuple[str, Collection[str]]],
+        num_tokens: int,
+        end_ids: Iterable[int],
+    ) -> None:
+        """There are ids 0 to `num_tokens` - 1.
+
+        `with_own_words()`, asked when the first matcher is made, is a tokenizer.json, and those of its tokens that are
+        used where a text spells them, though the library would not. For grammars that name one of these as a token
+        there is `tokenizer_json()`.
+        """
+        self._read, self._read_words = tokenizer_json, with_own_words
+        self._num_tokens, self._end_ids = num_tokens, sorted(end_ids)
         self._tokens: llguidance.LLTokenizer | None = None
+        self._words: Collection[str] = ()
+        self._named: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -90,9 +106,9 @@ class Matchers:
             return self._start(compiled, end_ids)
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
-        self._tokens = self._tokens or self._read_tokens()
-        source = _unforced(grammar.source) if self._spells_special(grammar.source) else grammar.source
-        compiled = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=_limits())
+        tokens, words = self._vocabulary(grammar.source)
+        source = _unforced(grammar.source) if _spells_token(grammar.source, tokens, words) else grammar.source
+        compiled = llguidance.LLMatcher(tokens, source, log_level=0, limits=_limits())
         trial = self._start(compiled, ())
         try:
             for _ in range(2):  # what is too much for the library shows here, and not in the engine's thread
@@ -101,18 +117,23 @@ class Matchers:
             raise InvalidParams(f"grammar: {grammar.kind}: {error}") from None
         return compiled
 
-    def _spells_special(self, source: str) -> bool:
-        """Whether it has the text of a special token: where that must come, the library allows that token alone."""
-        assert self._tokens is not None, "there is a grammar, so there are tokens"
-        return any(map(self._tokens.is_special_token, self._tokens.tokenize_str(source.replace("\\", ""))))
+    def _vocabulary(self, source: str) -> tuple[llguidance.LLTokenizer, Collection[str]]:
+        if self._tokens is None:
+            tokenizer_json, self._words = self._read_words()
+            self._tokens = self._read_tokens(tokenizer_json)
+        names = _TEXTS.sub("", _lark(source))
+        if not any(word in names for word in self._words):
+            return self._tokens, self._words
+        self._named = self._named or self._read_tokens(self._read())
+        return self._named, ()
 
     def _start(self, compiled: llguidance.LLMatcher, end_ids: Iterable[int]) -> Matcher:
         assert self._tokens is not None, "there is a grammar, so there are tokens"
         return Matcher(compiled.deep_copy(), self._num_tokens, end_ids, self._tokens.eos_tokens)
 
-    def _read_tokens(self) -> llguidance.LLTokenizer:
+    def _read_tokens(self, tokenizer_json: str) -> llguidance.LLTokenizer:
         def read() -> llguidance.LLTokenizer:
-            return llguidance.LLTokenizer(self._read(), n_vocab=self._num_tokens, eos_token=self._end_ids or None)
+            return llguidance.LLTokenizer(tokenizer_json, n_vocab=self._num_tokens, eos_token=self._end_ids or None)
 
         return _at_the_door("this model's tokenizer", read)
 
@@ -164,6 +185,23 @@ class Matcher:
     def _raise_error(self) -> None:
         if self._matcher.is_error():
             raise EngineError(f"{_line(self._matcher.get_error())}: make the grammar simpler")
+
+
+def _lark(source: str) -> str:
+    """What of a grammar is Lark."""
+    if not source.startswith('{"grammars"'):
+        return source
+    return "\n".join(each.get("lark_grammar") or "" for each in json.loads(source)["grammars"])
+
+
+def _spells_token(source: str, tokens: llguidance.LLTokenizer, words: Collection[str]) -> bool:
+    """Whether it has the text of a special token, or of a word that is one token.
+
+    Where the former must come, the library allows that token alone, and where the latter must, all others.
+    """
+    text = source.replace("\\", "")
+    has_word = any(word in text for word in words)
+    return has_word or any(map(tokens.is_special_token, tokens.tokenize_str(text)))
 
 
 def _unforced(source: str) -> str:
