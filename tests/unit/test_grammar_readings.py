@@ -209,6 +209,8 @@ CASES = {
         ({"items": [{"type": "boolean"}], "additionalItems": {"type": "null"}}, "[true, null]", "[true, 3]"),
         ({"propertyNames": {"$ref": "#/$defs/names"}, "additionalProperties": {"const": 1}}, '{"g": 1}', '{"z": 1}'),
         ({"$ref": "/$defs/names"}, '"r"', '"z"'),
+        ({"type": "object", "properties": {"a": {"not": {}}, "b": {"const": 1}}}, '{"b": 1}', '{"a": 1, "b": 1}'),
+        ({"anyOf": [{"not": True}, {"const": 1}]}, "1", "2"),
         ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, '"ab"', '"abc"'),
         ({"type": "array", "minItems": 1.0, "maxItems": 1.0}, "[1]", "[]"),
         ({"type": "object", "minProperties": 1.0, "maxProperties": 1.0}, '{"a": 1}', "{}"),

@@ -190,7 +190,7 @@ def test_what_is_wrong_with_a_schema_is_told_of_functions_that_are_not_strict_to
         tools.grammar("llama")
 
 
-@pytest.mark.parametrize("wrong", [{"not": {}}, {"type": "strin"}])  # what we refuse, and what the library does
+@pytest.mark.parametrize("wrong", [{"not": {"const": 1}}, {"type": "strin"}])  # ours, and the library's
 def test_what_is_wrong_with_one_function_of_many_is_told_by_its_name(wrong):
     functions = [{"name": name, "strict": True, "parameters": {"properties": {"x": {}}}} for name in "abc"]
     functions[1]["parameters"] = {"properties": {"y": wrong}}

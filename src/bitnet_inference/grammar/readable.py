@@ -17,6 +17,7 @@ from bitnet_inference.grammar.schema import (
     UUID_OF_VERSION,
     changed_schema,
     has_known_format,
+    is_never,
     is_number,
     listed_names,
     listed_values,
@@ -67,6 +68,8 @@ def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any
     _read_format(readable)
     if isinstance(ref := readable.get("$ref"), str):
         readable["$ref"] = spelt(local(ref))
+    if is_never(schema):
+        readable["allOf"] = [*readable.get("allOf", ()), False]
     if schema.get("nullable") is True and isinstance(kind := readable.get("type"), str):  # as OpenAPI has it
         readable["type"] = [kind, "null"]
     # Of 1 < x < 1.5 the library (1.9.1) lets 1 through, and of 1.00000000000001 < x < 1.5 nothing that is wrong.

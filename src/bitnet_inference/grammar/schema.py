@@ -147,7 +147,14 @@ def is_impossible(root: Mapping[str, Any], schema: Mapping[str, Any], keyword: s
     if keyword == "propertyNames":  # of names in JSON all are strings
         asks_nothing = value in ({}, {"type": "string"}) or value is True
         return not asks_nothing and listed_names(root, schema) is None
+    if keyword == "not":
+        return schema is root or not is_never(schema)
     return keyword in _IMPOSSIBLE and not (keyword == "uniqueItems" and value is False)
+
+
+def is_never(schema: Mapping[str, Any]) -> bool:
+    """Whether nothing fits, in the words of zod: never."""
+    return "not" in schema and (schema["not"] == {} or schema["not"] is True)
 
 
 def has_known_format(schema: Mapping[str, Any]) -> bool:
