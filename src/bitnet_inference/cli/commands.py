@@ -54,7 +54,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            _end(told(error))
+            _end(told(error, ctx.invoked_subcommand))
         except BitNetError as error:
             _end(str(error))
         except (KeyboardInterrupt, typer.Abort):  # the latter at a question

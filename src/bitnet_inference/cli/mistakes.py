@@ -29,11 +29,14 @@ _OURS = {
 _WANTED = {"float": "give a number", "int": "give a whole number"}
 
 
-def told(error: Any) -> str:
-    """The line about a UsageError, which is raised again where it tells the whole help."""
+def told(error: Any, command: str | None = None) -> str:
+    """The line about a UsageError of this command, which is raised again where it tells the whole help."""
     if "\n" in error.format_message():
         raise error
-    cure = _cure(error.ctx, error.format_message(), getattr(error, "option_name", None))
+    if error.ctx is None:  # the parser of options knows no command
+        cure = _help(f"bitnet {command}" if command else "bitnet")
+    else:
+        cure = _cure(error.ctx, error.format_message(), getattr(error, "option_name", None))
     message = " ".join(error.format_message().split()).partition(" (Possible options")[0].rstrip(".")
     if found := re.match(r"Invalid value for (.+?['\)]): ", message):
         place, message = found[1].replace("'", ""), message[found.end() :]
@@ -46,8 +49,6 @@ def told(error: Any) -> str:
 
 
 def _cure(ctx: Any, message: str, option: str | None) -> str:
-    if ctx is None:
-        return "bitnet --help lists what there is"
     path, names = ctx.command_path, [name for each in ctx.command.params for name in each.opts if name[:2] == "--"]
     if "unexpected extra argument" in message and "--model" in names:  # with Ollama the model stands there
         if ctx.command.name == "run":
@@ -58,4 +59,8 @@ def _cure(ctx: Any, message: str, option: str | None) -> str:
     name = (option or "").replace("_", "-")
     ours = _OURS.get(name, name)
     near = [ours] if ours in names else difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"did you mean {near[0]}?" if near else f"{path} --help lists what there is"
+    return f"did you mean {near[0]}?" if near else _help(path)
+
+
+def _help(path: str) -> str:
+    return f"{path} --help lists what there is"
