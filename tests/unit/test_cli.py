@@ -378,6 +378,20 @@ def test_mistakes_are_one_line_and_exit_code_2(args, message):
 
 
 @pytest.mark.parametrize(
+    "name, cure",
+    [
+        ("BITNET_PORT", "give a whole number"),
+        ("BITNET_THREADS", "give a whole number"),
+        ("BITNET_DRAIN_TIMEOUT", "give a number"),
+        ("BITNET_NO_LOG", "give true or false"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_told_with_the_name_of_the_variable(monkeypatch, name, cure):
+    monkeypatch.setenv(name, "frob")
+    assert bitnet("serve", "--api-key-file", "nowhere").stderr == f"bitnet: {name} is 'frob': {cure}\n"
+
+
+@pytest.mark.parametrize(
     "name, text, form",
     [
         ("x.lark", 'start: "fox" | "owl"  // ::=', "fox|owl"),

@@ -26,7 +26,7 @@ _OURS = {
     "--tensor-parallel-size": "--gpus",
     "-c": "--max-cache-tokens",
 }
-_WANTED = {"float": "give a number", "int": "give a whole number"}
+_WANTED = {"bool": "give true or false", "float": "give a number", "int": "give a whole number"}
 
 
 def told(error: Any, command: str | None = None) -> str:
@@ -39,7 +39,7 @@ def told(error: Any, command: str | None = None) -> str:
         cure = _cure(error.ctx, error.format_message(), getattr(error, "option_name", None))
     message = " ".join(error.format_message().split()).partition(" (Possible options")[0].rstrip(".")
     if found := re.match(r"Invalid value for (.+?['\)]): ", message):
-        place, message = found[1].replace("'", ""), message[found.end() :]
+        place, message = _variable(error) or found[1].replace("'", ""), message[found.end() :]
         if hasattr(error.__cause__, "errors"):  # pydantic's, which knows the value
             fault = error.__cause__.errors()[0]
             wanted = _WANTED.get(fault["type"].split("_")[0], fault["msg"][:1].lower() + fault["msg"][1:])
@@ -64,3 +64,10 @@ def _cure(ctx: Any, message: str, option: str | None) -> str:
 
 def _help(path: str) -> str:
     return f"{path} --help lists what there is"
+
+
+def _variable(error: Any) -> str | None:
+    """The variable of the environment in which a wrong value stands; None where it stands on the command line."""
+    if error.ctx is None or error.ctx.get_parameter_source(error.param.name).name != "ENVIRONMENT":
+        return None
+    return str(error.param.envvar or f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}")
