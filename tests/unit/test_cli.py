@@ -346,6 +346,7 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--json-schema", '{"not": {}}'], "not cannot be kept"),
         (["run", "x", "--grammar", "nowhere.lark"], "nowhere.lark cannot be read"),
         (["chat", "-m", str(GOLDEN / "llama-f16")], "no chat template"),
+        (["chat", "--stop-token", "99999"], "stop_token_ids: token 99999 does not exist"),
         (["inspect", "nowhere"], "nowhere: there is no such file or folder"),
         (["bench", "-m", "nowhere"], "nowhere: there is no such file or folder"),
         # What no model takes is refused before one is looked for.

@@ -52,6 +52,7 @@ def chat(
         if not llm.tokenizer.templates:
             raise Unsupported("the model has no chat template: use bitnet run, which continues a plain prompt")
         params, talk = sampling_params(ctx, llm), system_messages(system)
+        params.check(llm.config.vocab_size)  # no message could be answered
         if ctx.params["overflow"] is None:
             params = replace(params, overflow="keep_system")
         for line in _messages():
