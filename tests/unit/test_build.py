@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def test_the_command_and_the_version() -> None:
     commands = {entry.name: entry.value for entry in metadata.distribution("bitnet-inference").entry_points}
     assert commands == {"bitnet": "bitnet_inference.__main__:main"}
     assert bitnet_inference.__version__ == metadata.version("bitnet-inference")
+
+
+def test_no_typer_is_let_in_that_hands_files_over_as_text() -> None:
+    """Before 0.29 `--grammar FILE` ended with a traceback, and 0.15.0 beside today's click at every `--help`."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (wanted,) = (line for line in project["dependencies"] if line.startswith("typer"))
+    assert tuple(map(int, wanted.removeprefix("typer>=").split("."))) >= (0, 29)
 
 
 def test_type_checkers_see_the_same_names() -> None:
