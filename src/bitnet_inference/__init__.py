@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet_inference.conversion.convert import Conversion, convert
     from bitnet_inference.engine.beam import BeamParams
     from bitnet_inference.engine.logprobs import TokenLogprobs
-    from bitnet_inference.engine.params import SamplingParams
+    from bitnet_inference.engine.params import SamplingParams, sampling_noise
     from bitnet_inference.engine.request import Usage
     from bitnet_inference.engine.terms import Terms
     from bitnet_inference.errors import (
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from bitnet_inference.installed import Installed, installed_models
     from bitnet_inference.llm import LLM
     from bitnet_inference.models import Models, ModelState
-    from bitnet_inference.native import sampling_noise
     from bitnet_inference.offline import BatchResult, generate_file
     from bitnet_inference.stream import Generation, Piece, Stream
     from bitnet_inference.telemetry import Counts
@@ -122,7 +121,7 @@ __all__ = [
 
 _HOMES = {
     "BeamParams": "engine.beam",
-    "sampling_noise": "native",
+    "sampling_noise": "engine.params",
     "LLM": "llm",
     "EngineConfig": "config",
     "BatchResult": "offline",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ import pytest
 import sampling_truth
 from scripted import Listener, ScriptedModel, generate, greedy_text, run
 
-from bitnet_inference import LLM
+from bitnet_inference import LLM, native, sampling_noise
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.lookup import LookupDrafter
@@ -311,3 +313,28 @@ def test_names():
             llm.register_strategy("y", 3)
         with pytest.raises(InvalidParams, match="the name of a processor is 7"):
             llm.register_processor(7, forbid_repeats)
+
+
+def test_noise_takes_the_seeds_of_a_request() -> None:
+    assert sampling_noise(7, 0, 3) == sampling_noise(np.int64(7), 0, position=3) == native.sampling_noise(7, 0, 3)
+    assert sampling_noise(-1, 0, 3) == sampling_noise((1 << 64) - 1, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((7.5, 0, 3), "seed is 7.5: give a whole number"),
+        ((1 << 64, 0, 3), f"seed is {1 << 64}: give "),
+        ((7, -1, 3), "choice is -1: give 0 to "),
+        ((7, 0, "3"), "position is '3': give a whole number"),
+    ],
+)
+def test_noise_says_which_number_is_wrong(words: tuple[int, int, int], why: str) -> None:
+    with pytest.raises(InvalidParams, match=re.escape(why)) as caught:
+        sampling_noise(*words)
+    assert "\n" not in str(caught.value)
+
+
+def test_noise_has_types_and_words_for_editors() -> None:
+    assert str(inspect.signature(sampling_noise)) == "(seed: 'int', choice: 'int', position: 'int') -> 'int'"
+    assert "64 bits" in (sampling_noise.__doc__ or "")

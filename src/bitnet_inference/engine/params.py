@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from bitnet_inference import native
 from bitnet_inference.config import check_flag, check_unicode
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
@@ -47,8 +48,10 @@ _WHOLES = (
     _Range("min_tokens", 0, _MAX_TOKENS, "0 is off"),
     _Range("prompt_logprobs_from", 0, _MAX_TOKENS, "the position of a token of the prompt"),
 )
+_SEED = _Range("seed", -(1 << 63), (1 << 64) - 1, "None draws one")
+_COUNTS = tuple(_Range(name, 0, (1 << 64) - 1, "counted from 0") for name in ("choice", "position"))
 _OPTIONAL_WHOLES = (
-    _Range("seed", -(1 << 63), (1 << 64) - 1, "None draws one"),
+    _SEED,
     _Range("max_tokens", 0, _MAX_TOKENS, "None is up to the end of the context"),
     _Range("logprobs", 0, MAX_LOGPROBS, "None is off, 0 the chosen token alone"),
     _Range("prompt_logprobs", 0, MAX_LOGPROBS, "None is off, 0 the prompt's own tokens alone"),
@@ -199,6 +202,16 @@ class SamplingParams:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def sampling_noise(seed: int, choice: int, position: int) -> int:
+    """The noise of our own sampler: 64 bits that depend on these three numbers, and on nothing else.
+
+    `seed` is that of SamplingParams, `choice` counts the choices of one prompt from 0, and `position` the tokens of
+    prompt and output that stand before the one to be drawn. Raises InvalidParams.
+    """
+    words = _whole(_SEED, seed) % (1 << 64), _whole(_COUNTS[0], choice), _whole(_COUNTS[1], position)
+    return int(native.sampling_noise(*words))
 
 
 def _real(wanted: _Range, value: object) -> float:
