@@ -42,7 +42,8 @@ def list_models(
 ) -> None:
     """List the models that are here, whichever tool has fetched them.
 
-    Each can be named as the first column says, or by its path. Of several folders, those count that are there.
+    Each can be named as the first column says, or by its path; files of --gguf-folder by their paths alone. Of several
+    folders, those count that are there.
     """
     from bitnet_inference.installed import installed_models
 
