@@ -21,6 +21,7 @@ from bitnet_inference.cli import conversation
 from bitnet_inference.config import num_processors
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+LLAMA = str(GOLDEN / "llama3-bf16")
 STORY = "Tell me a story about a brave fox called Mia"
 
 
@@ -230,7 +231,7 @@ def test_eval_measures_a_text(tmp_path):
     assert f"perplexity       {numbers['perplexity']:.4f}\n" in result.stdout
     assert f"bits a byte      {numbers['bits_per_byte']:.4f}\n" in result.stdout
     assert f"scored           {numbers['num_tokens']} tokens, 684 bytes" in result.stdout
-    other = bitnet("eval", str(GOLDEN / "llama3-bf16"), *given)
+    other = bitnet("eval", LLAMA, *given)
     assert other.exit_code == 0 and json.loads(file.read_text())["perplexity"] != numbers["perplexity"]
 
 
@@ -244,10 +245,21 @@ def test_numbers_go_to_stdout_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
     Path("story.txt").write_text("Once upon a time there was a fox.")
-    for command in (["eval", "--text", "story.txt"], ["bench", "-m", str(GOLDEN / "llama3-bf16")]):
+    for command in (["eval", "--text", "story.txt"], ["bench", "-m", LLAMA]):
         result = bitnet(*command, "--json", "-", "--threads", "1")
         assert result.exit_code == 0 and isinstance(json.loads(result.stdout), dict), result.output
     assert os.listdir() == ["story.txt"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_numbers_are_shown_where_their_file_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
+    Path("story.txt").write_text("Once upon a time there was a fox.")
+    for command, shown in (["eval", "--text", "story.txt"], "perplexity"), (["bench", "-m", LLAMA], "prompt of 8"):
+        result = bitnet(*command, "--json", "/dev/full", "--threads", "1")
+        assert result.exit_code == 2 and "/dev/full cannot be written: No space left" in result.stderr
+        assert shown in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -271,7 +283,7 @@ def test_eval_refuses(tmp_path, content, options, message):
 def test_bench_measures(tmp_path, monkeypatch):
     file = tmp_path / "numbers.json"
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
-    result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--threads", "1", "--json", str(file))
+    result = bitnet("bench", "-m", LLAMA, "--threads", "1", "--json", str(file))
     assert result.exit_code == 0, result.output
     assert "limited by" in result.stdout and "discarded" in result.stdout
     numbers = json.loads(file.read_text())
@@ -281,7 +293,7 @@ def test_bench_measures(tmp_path, monkeypatch):
 def test_bench_leaves_limits_out_where_threads_share_processors(monkeypatch):
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
     threads = str(num_processors() + 1)
-    result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--threads", threads)
+    result = bitnet("bench", "-m", LLAMA, "--threads", threads)
     assert result.exit_code == 0 and "not probed: there are more threads" in result.stdout, result.output
     assert "%" not in result.stdout
 
@@ -307,7 +319,7 @@ def test_bench_refuses_numbers_of_streams_before_it_measures(monkeypatch, text, 
 def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cure):
     (tmp_path / "text").touch()
     monkeypatch.setattr("bitnet_inference.bench.measure", lambda *_, **__: pytest.fail("it measures"))
-    result = bitnet("bench", "-m", str(GOLDEN / "llama3-bf16"), "--json", str(tmp_path / name))
+    result = bitnet("bench", "-m", LLAMA, "--json", str(tmp_path / name))
     assert result.exit_code == 2 and "cannot be written" in result.stderr and cure in result.stderr, result.output
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 

@@ -98,11 +98,11 @@ def bench(
     path, config = find_model(model), EngineConfig.from_env(**options)
     with progress_bar() as progress:
         result = measure_engine(path, config, load, progress) if load else measure(path, config, progress=progress)
-    if _write_json(json_file, result.as_json()):
-        return
-    print_lines(result.lines())
-    typer.echo()
-    print_table(result.table())
+    if json_file != _STDOUT:
+        print_lines(result.lines())
+        typer.echo()
+        print_table(result.table())
+    _write_json(json_file, result.as_json())
 
 
 def _load(concurrency: str) -> Load:
@@ -140,17 +140,17 @@ def evaluate(
     words = read_text(text)
     with load_llm(ctx) as llm, progress_bar("scoring") as progress:
         result = perplexity(llm, words, window=window, stride=stride, progress=progress)
-    if _write_json(json_file, asdict(result)):
-        return
-    print_lines(
-        [
-            ("perplexity", f"{result.perplexity:.4f}"),
-            ("bits a byte", f"{result.bits_per_byte or 0:.4f}"),
-            ("scored", f"{result.num_tokens} tokens, {result.num_bytes} bytes"),
-            ("windows", f"{result.window} tokens, {result.stride} apart"),
-            ("speed", f"{result.num_tokens / max(result.seconds, 1e-9):.1f} tokens/s"),
-        ]
-    )
+    if json_file != _STDOUT:
+        print_lines(
+            [
+                ("perplexity", f"{result.perplexity:.4f}"),
+                ("bits a byte", f"{result.bits_per_byte or 0:.4f}"),
+                ("scored", f"{result.num_tokens} tokens, {result.num_bytes} bytes"),
+                ("windows", f"{result.window} tokens, {result.stride} apart"),
+                ("speed", f"{result.num_tokens / max(result.seconds, 1e-9):.1f} tokens/s"),
+            ]
+        )
+    _write_json(json_file, asdict(result))
 
 
 def _check_json(file: Path | None) -> None:
@@ -160,18 +160,15 @@ def _check_json(file: Path | None) -> None:
         refuse_unwritable(file)
 
 
-def _write_json(file: Path | None, numbers: dict[str, Any]) -> bool:
-    """Write the numbers where they shall go; whether that was stdout."""
+def _write_json(file: Path | None, numbers: dict[str, Any]) -> None:
+    """Write the numbers where they shall go, at the end: what was measured for minutes is shown even if this fails."""
     from bitnet_inference.output_files import write_whole
 
-    if file is None:
-        return False
     text = json.dumps(numbers, indent=2)
     if file == _STDOUT:
         typer.echo(text)
-    else:
+    elif file is not None:
         write_whole(file, text + "\n")
-    return file == _STDOUT
 
 
 def doctor() -> None:
