@@ -82,28 +82,51 @@ CacheLayout cache_layout(Dtype dtype, int num_kv_heads, int head_dim) {
 }
 
 namespace {
-std::mutex caches_mutex;
-std::vector<const Cache*> caches;  // all that there are
+
+// All caches of a process. A fork begins a list of its own: the lock of this one may be held there for ever.
+struct Caches {
+    const int64_t process = getpid();
+    std::mutex mutex = {};
+    std::vector<const Cache*> all = {};
+};
+std::atomic<Caches*> newest_caches{new Caches};
+
+Caches& caches_here() {
+    Caches* caches = newest_caches;
+    while (caches->process != getpid()) {
+        auto mine = std::make_unique<Caches>();
+        if (newest_caches.compare_exchange_strong(caches, mine.get())) caches = mine.release();
+    }
+    return *caches;
+}
+
 }  // namespace
 
 Cache::Cache(CacheLayout layout, int64_t num_layers) : process_(getpid()), layout_(layout), num_layers_(num_layers) {
     layout_.block_stride = num_layers * layout.block_bytes;
-    const std::lock_guard<std::mutex> guard(caches_mutex);
-    caches.push_back(this);
+    Caches& caches = caches_here();
+    const std::lock_guard<std::mutex> guard(caches.mutex);
+    caches.all.push_back(this);
 }
 
 Cache::~Cache() {
-    const std::lock_guard<std::mutex> guard(caches_mutex);
-    std::erase(caches, this);
+    if (getpid() != process_) return;  // it stands in no list
+    Caches& caches = caches_here();
+    const std::lock_guard<std::mutex> guard(caches.mutex);
+    std::erase(caches.all, this);
 }
 
-bool Cache::is_at_home() const { return getpid() == process_; }
+std::unique_lock<std::mutex> Cache::lock() const {
+    require(getpid() == process_, "a cache does not survive fork(): make one in this process");
+    return std::unique_lock<std::mutex>(mutex_);
+}
 
 int64_t promised_bytes(const Cache* but) {
-    const std::lock_guard<std::mutex> guard(caches_mutex);
+    Caches& caches = caches_here();
+    const std::lock_guard<std::mutex> guard(caches.mutex);
     int64_t bytes = 0;
-    for (const Cache* cache : caches)
-        if (cache != but && cache->is_at_home()) bytes += cache->untouched_bytes();
+    for (const Cache* cache : caches.all)
+        if (cache != but) bytes += cache->untouched_bytes();
     return bytes;
 }
 

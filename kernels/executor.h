@@ -64,11 +64,9 @@ class Cache {
     int64_t untouched_bytes() const;                                                              // as of Memory
     int64_t block_bytes() const { return layout_.block_stride; }                                  // of all layers
     uint8_t* layer(int64_t index) const { return memory_.data() + index * layout_.block_bytes; }  // in the first block
-    // Held by whoever reads, writes or replaces the blocks.
-    std::unique_lock<std::mutex> lock() const { return std::unique_lock<std::mutex>(mutex_); }
-
-    // Not in a fork, where a lock may be held by a thread that is not there.
-    bool is_at_home() const;
+    // Held by whoever reads, writes or replaces the blocks. Throws std::invalid_argument in another process than the
+    // one that made it: there it may be held for ever.
+    std::unique_lock<std::mutex> lock() const;
 
   private:
     mutable std::mutex mutex_;

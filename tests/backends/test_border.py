@@ -640,6 +640,49 @@ def test_an_executor_after_fork() -> None:
     assert done.stdout.count("does not survive fork") == 3
 
 
+FORKED_MEANWHILE = """
+import os, signal, threading
+from bitnet_inference import native
+
+cache, asked, done = native.Cache("float32", 4, 4, 128), threading.Event(), False
+cache.reserve((1 << 30) // cache.block_bytes)
+
+def ask():
+    while not done:
+        native.promised_bytes()
+        asked.set()
+
+asking = threading.Thread(target=ask)
+asking.start()
+asked.wait()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        native.Cache("float32", 1, 1, 16).reserve(1)
+        try:
+            cache.copy(0, 1)
+        except ValueError as error:
+            print(error, flush=True)
+        del cache  # of the other process
+        os._exit(native.promised_bytes())
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended:
+        break
+done = True
+asking.join()
+raise SystemExit(abs(ended))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork() here")
+def test_a_fork_while_another_thread_looks_at_the_caches() -> None:
+    """A child can load a model, whoever held the list of caches, or one of them, when it was forked."""
+    done = run_alone(FORKED_MEANWHILE)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout.count("a cache does not survive fork") == 5
+
+
 NO_THREADS = """
 import resource
 from bitnet_inference import native
