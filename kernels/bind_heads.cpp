@@ -17,9 +17,9 @@
 namespace bitnet {
 namespace {
 
-// Its rule, tokens, num_prompt, ban_ends, seed, choice, position, mask: see RowSampler.sample.
-using ScreenDraw =
-    std::tuple<const SamplingRule*, Array1i, size_t, bool, uint64_t, uint64_t, uint64_t, std::optional<Mask>>;
+// Its rule, tokens, num_prompt, ban_ends, seed, choice, position, mask: see RowSampler.sample. Rules are kept, as
+// there.
+using ScreenDraw = std::tuple<nb::object, Array1i, size_t, bool, uint64_t, uint64_t, uint64_t, std::optional<Mask>>;
 
 struct BoundScreen {
     nb::object head;
@@ -76,7 +76,8 @@ struct BoundScreen {
         std::vector<Draw> checked;
         for (const auto& [rule, tokens, num_prompt, ban_ends, seed, choice, position, mask] : draws) {
             const NoiseKey key{seed, choice, position};
-            checked.push_back(checked_draw(size_t(weight.rows), rule, tokens, num_prompt, ban_ends, key, mask));
+            const SamplingRule& of_row = rule_in(rule);
+            checked.push_back(checked_draw(size_t(weight.rows), of_row, tokens, num_prompt, ban_ends, key, mask));
         }
         std::vector<int32_t> tokens(draws.size());
         const ReleasedGil release;

@@ -54,17 +54,21 @@ void require_ids(const int32_t* ids, size_t count, size_t vocab_size) {
     require(fit, "a token id is outside the vocabulary");
 }
 
-Draw checked_draw(size_t vocab_size, const SamplingRule* rule, const Array1i& tokens, size_t num_prompt, bool ban_ends,
+const SamplingRule& rule_in(nb::handle object) {
+    require(!object.is_none(), "None stands where a rule should");
+    return as<SamplingRule>(object);
+}
+
+Draw checked_draw(size_t vocab_size, const SamplingRule& rule, const Array1i& tokens, size_t num_prompt, bool ban_ends,
                   const NoiseKey& key, const std::optional<Mask>& mask) {
-    require(rule != nullptr && tokens.is_valid(), "None stands where a rule or tokens should");
-    require(rule->vocab_size == vocab_size, "the rule was made for another vocabulary");
+    require_there(tokens);
+    require(rule.vocab_size == vocab_size, "the rule was made for another vocabulary");
     require(num_prompt <= tokens.shape(0), "num_prompt exceeds the number of tokens");
     require(!mask || mask->shape(0) == (vocab_size + 31) / 32,
             "mask must have one bit for each token of the vocabulary");
-    require_aligned(tokens);
     if (mask) require_aligned(*mask);
     require_ids(tokens.data(), tokens.shape(0), vocab_size);
-    return {rule, key, {tokens.data(), tokens.shape(0), num_prompt}, ban_ends, mask ? mask->data() : nullptr};
+    return {&rule, key, {tokens.data(), tokens.shape(0), num_prompt}, ban_ends, mask ? mask->data() : nullptr};
 }
 
 namespace {
@@ -89,8 +93,9 @@ using EditableRow = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cp
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using EditableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-// The row, its rule, tokens, num_prompt, ban_ends, seed, choice, position.
-using RowDraw = std::tuple<size_t, const SamplingRule*, Ids, size_t, bool, uint64_t, uint64_t, uint64_t>;
+// The row, its rule, tokens, num_prompt, ban_ends, seed, choice, position. Rules are kept: who has the list may empty
+// it.
+using RowDraw = std::tuple<size_t, nb::object, Ids, size_t, bool, uint64_t, uint64_t, uint64_t>;
 using Scored = std::pair<int32_t, double>;
 
 void require_vocab(size_t vocab_size) {
@@ -140,7 +145,7 @@ int32_t sample(RowSampler& self, const EditableRow& logits, const SamplingRule& 
     require(logits.shape(0) == self.vocab_size(), "logits must have one entry for each token of the vocabulary");
     require_aligned(logits);
     const NoiseKey key{seed, choice, position};
-    const Draw draw = checked_draw(self.vocab_size(), &rule, tokens, num_prompt, ban_ends, key, mask);
+    const Draw draw = checked_draw(self.vocab_size(), rule, tokens, num_prompt, ban_ends, key, mask);
     const WithoutGil without_gil(logits.shape(0));
     const auto lock = self.lock();
     const FloatMode mode;
@@ -157,7 +162,7 @@ std::vector<int32_t> sample_rows(RowSampler& self, Executor& threads, const Edit
         require(row >= next && row < logits.shape(0), "the rows of the draws must ascend, and be rows of the logits");
         next = row + 1;
         const NoiseKey key{seed, choice, position};
-        draws.push_back(checked_draw(self.vocab_size(), rule, tokens, num_prompt, ban_ends, key));
+        draws.push_back(checked_draw(self.vocab_size(), rule_in(rule), tokens, num_prompt, ban_ends, key));
     }
     const ReleasedGil without_gil;
     const auto lock = self.lock();

@@ -744,6 +744,52 @@ def test_tokens_that_another_thread_writes() -> None:
     assert "alive" in done.stdout, (done.returncode, done.stderr)
 
 
+EMPTIED_MEANWHILE = """
+import sys, threading
+import numpy as np
+from bitnet_inference import native
+
+size, ids = 50_000, list(range(1000))
+
+def rule():
+    return native.SamplingRule(
+        size, temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, repetition_penalty=1.1, presence_penalty=0.0,
+        frequency_penalty=0.0, bias_ids=ids, bias_values=[0.3] * len(ids), end_ids=[],
+    )
+
+rng, tokens, draws, done = np.random.default_rng(0), np.arange(size, dtype=np.int32), [], False
+executor, sampler, rows = native.Executor("generic", 1), native.RowSampler(size), np.zeros((8, size), np.float32)
+screen = native.Screen(native.DenseWeight(rng.standard_normal((size, 16), np.float32), "float32"), executor)
+x = rng.standard_normal((8, 16), np.float32)
+
+def empty():
+    while not done:
+        draws.clear()
+        [rule() for _ in range(3)]  # stand where the others stood
+
+emptying = threading.Thread(target=empty)
+emptying.start()
+sys.setswitchinterval(1e-5)
+for _ in range(8):
+    for number, mask, call in (((), (None,), lambda: screen.sample(executor, x, draws)),
+                               ((0,), (), lambda: sampler.sample_rows(executor, rows, draws))):
+        draws[:] = [(*(i + n for n in number), rule(), tokens, 4, False, 0, 0, 0, *mask) for i in range(8)]
+        try:
+            call()
+        except ValueError as error:
+            assert "one draw for each row" in str(error)
+done = True
+emptying.join()
+print("alive")
+"""
+
+
+def test_draws_that_another_thread_takes_away() -> None:
+    """The list is only looked at, but its rules are needed until the tokens are chosen."""
+    done = run_alone(EMPTIED_MEANWHILE)
+    assert "alive" in done.stdout, (done.returncode, done.stderr)
+
+
 ENDED_MEANWHILE = """
 import threading
 import numpy as np
