@@ -81,16 +81,23 @@ struct AttendStep final : Step {
         piece.pieces = c.pieces + pair * c.segments * floats;
         piece.piece_floats = floats;
         piece.segment = int(unit % c.segments);
-        c.kernels.attend(piece);
+        if (sees(c, pair % c.num_tokens, piece.segment)) c.kernels.attend(piece);
         if (c.num_done[pair].fetch_add(1, std::memory_order_acq_rel) + 1 < c.segments) return;
         c.num_done[pair].store(0, std::memory_order_relaxed);  // before the next barrier
         c.kernels.attend_merge(piece);
     }
+    // The first position that a token attends to.
+    int64_t first_of(const Context& c, int64_t t) const {
+        return window ? std::max<int64_t>(0, c.batch->positions[t] + 1 - window) : 0;
+    }
+    // Whether a token attends to any of a segment: others are those of longer sequences, or before its window.
+    bool sees(const Context& c, int64_t t, int64_t segment) const {
+        return segment >= first_of(c, t) / kSegmentTokens && segment <= c.batch->positions[t] / kSegmentTokens;
+    }
     // The first keys and values that a token with a head reads.
     const uint8_t* first_block(const Context& c, int64_t pair) const {
         const CacheLayout& layout = cache->layout();
-        const int64_t t = pair % c.num_tokens, head = pair / c.num_tokens, length = c.batch->positions[t] + 1;
-        const int64_t first = window && window < length ? length - window : 0;
+        const int64_t t = pair % c.num_tokens, head = pair / c.num_tokens, first = first_of(c, t);
         const int32_t* blocks = c.batch->block_tables + c.sequences[size_t(t)] * c.batch->table_width;
         return cache->layer(layer) + blocks[first / kBlockTokens] * layout.block_stride + head * layout.head_bytes;
     }

@@ -609,6 +609,34 @@ def run_alone(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+UNSEEN_SEGMENTS = """
+import numpy as np
+from bitnet_inference import native
+
+window, positions = WINDOW_AND_POSITIONS
+cache, program = native.Cache("float32", 1, 1, 16), native.Program(64)
+cache.reserve(1)
+q, k, v, angles = *((0, 0, 48, column, 16) for column in (0, 16, 32)), (0, 48, 16, 0, 16)
+program.embed(native.DenseWeight(np.ones((1, 48), np.float32), "float32"), (0, 0, 48, 0, 48))
+program.rotations([0.0] * 8, angles)
+program.rope_write(cache, 0, q, k, v, angles)
+program.attend(cache, 0, q, (2, 0, 16, 0, 16), 1.0, window)
+count = len(positions)
+zeros, tables = np.zeros(count, np.int32), np.zeros((count, max(positions) // 32 + 1), np.int32)
+batch = zeros, np.array(positions, np.int32), zeros, np.arange(count + 1, dtype=np.int32), tables
+for isa in native.isas():
+    native.Executor(isa, 4).run(program, batch, None, np.zeros((count, 16), np.float32))
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("case", [(64, [(1 << 24) + 63]), (0, [1 << 24, 40])])
+def test_segments_that_a_token_does_not_see(case: tuple[int, list[int]]) -> None:
+    """Behind its sequence, where another is longer, and before its window: the further, the further off they wrote."""
+    done = run_alone(UNSEEN_SEGMENTS.replace("WINDOW_AND_POSITIONS", repr(case)))
+    assert "alive" in done.stdout, (done.returncode, done.stderr)
+
+
 FORKED = """
 import os, sys
 import numpy as np
