@@ -36,9 +36,12 @@ async def ask(
     leave_when: Callable[[Answered], bool] = lambda answered: False,
     leave: asyncio.Event | None = None,
 ) -> Answered:
-    """POST; `body` are bytes, or what becomes JSON. The client leaves at `leave`, and when it has got enough."""
+    """POST; `body` are bytes, or what becomes JSON; None is a GET without one.
+
+    The client leaves at `leave`, and when it has got enough.
+    """
     answered, leave = Answered(), leave or asyncio.Event()
-    waiting = [body if isinstance(body, bytes) else json.dumps(body).encode()]
+    waiting = [body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()]
 
     async def receive() -> dict[str, Any]:
         if waiting:
@@ -55,8 +58,9 @@ async def ask(
         if leave_when(answered):
             leave.set()
 
+    method = "POST" if body is not None else "GET"
     scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method,
         "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
         "headers": [(b"content-type", content_type.encode())], "client": ("test", 1), "server": ("test", 1),
     }  # fmt: skip

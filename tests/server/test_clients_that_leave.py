@@ -80,7 +80,13 @@ def test_the_answer_of_a_client_that_has_left_is_cancelled_while_it_waits(runnin
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [*REQUESTS, ("/v1/embeddings", {"input": "Once"}), ("/tokenize", {"prompt": "Once"})]
+    ("path", "body"),
+    [
+        *REQUESTS,
+        ("/v1/embeddings", {"input": "Once"}),
+        ("/tokenize", {"prompt": "Once"}),
+        ("/tokenizer_info", None),
+    ],
 )
 def test_who_leaves_while_the_model_is_loaded_does_not_wait_for_it(path: str, body: Any) -> None:
     load = HeldLoad()

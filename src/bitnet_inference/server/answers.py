@@ -104,17 +104,21 @@ class Answers:
     ) -> Given:
         """Begin an answer, which ends when `held` does, and so does the use of its model. Raises Failure."""
         terms = terms_of(request, body.salt, body.rank, body.limit_s)
-        llm = await self._used(held, request, body)
+        llm = await self.used(held, request, body.model)
         given: Given = await self.served.in_thread(self._begin, llm, terms, body, begin)
         held.callback(_cancel, given)
         request.scope.get(NOTES, {}).update(model=body.model or self.served.names[0])
         return given
 
+    async def used(self, held: AsyncExitStack, request: Request, model: str) -> LLM:
+        """A model, for as long as `held` lasts. Its load may take minutes, and nobody waits whose client has left."""
+        return await while_connected(request.receive, held.enter_async_context(self.served.use(model)))
+
     async def compute(self, request: Request, body: Body, work: Callable[[Asked, Body], Any]) -> Response:
         """Answer with what some work in a thread gives."""
         terms = terms_of(request, body.salt, body.rank, body.limit_s)
         async with AsyncExitStack() as held:
-            llm = await self._used(held, request, body)
+            llm = await self.used(held, request, body.model)
             request.scope.get(NOTES, {}).update(model=body.model or self.served.names[0])
             gone = threading.Event()
             computed = self._computed(llm, terms, body, work, gone)
@@ -122,10 +126,6 @@ class Answers:
                 return json_response(await while_connected(request.receive, computed))
             finally:
                 gone.set()
-
-    async def _used(self, held: AsyncExitStack, request: Request, body: Body) -> LLM:
-        """The model, for as long as `held` lasts. Its load may take minutes, and nobody waits whose client has left."""
-        return await while_connected(request.receive, held.enter_async_context(self.served.use(body.model)))
 
     async def _computed(
         self, llm: LLM, terms: TermOptions, body: Body, work: Callable[[Asked, Body], Any], gone: threading.Event

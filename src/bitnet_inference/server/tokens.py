@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
@@ -64,9 +65,9 @@ def add_tokens(app: FastAPI, answers: Answers) -> None:
         return await answers.compute(request, await answers.read(request, DetokenizeRequest), _detokenize)
 
     @app.get("/tokenizer_info", **describe(None, "What lm-evaluation-harness asks of a tokenizer."))
-    async def info(model: str = "") -> Response:
-        async with answers.served.use(model) as llm:
-            return json_response(_info(llm))
+    async def info(request: Request, model: str = "") -> Response:
+        async with AsyncExitStack() as held:
+            return json_response(_info(await answers.used(held, request, model)))
 
 
 def _info(llm: LLM) -> dict[str, Any]:
