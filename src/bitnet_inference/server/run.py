@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import selectors
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httptools
@@ -25,7 +27,7 @@ MAX_HEADER_BYTES = 64 << 10
 BACKLOG = 4096  # connections that wait to be accepted
 MAX_UNSENT_BYTES = 128 << 10
 MAX_AHEAD = 4  # requests behind the one that is answered; a client that sends more is read again once it has ended
-LINGER_S = 2.0  # what is sent behind the end of an answer is thrown away so long
+LINGER_S = 2.0  # what is sent behind the end of an answer is thrown away so long, and a TLS client may say goodbye
 
 
 class TooLong(Exception):
@@ -42,11 +44,12 @@ class PatientProtocol(HttpToolsProtocol):
     options = ServerOptions()
     _timer: asyncio.TimerHandle | None = None  # for the client to send
     _reader_timer: asyncio.TimerHandle | None = None  # for it to read
+    _end_timer: asyncio.TimerHandle | None = None  # for its goodbye
     _num_head_bytes = 0
     _running: RequestResponseCycle | None = None  # uvicorn keeps the last that has come, which may wait behind it
 
     def connection_made(self, transport: Any) -> None:
-        """A client has come."""
+        """A client has come, and has shaken hands where there is TLS."""
         super().connection_made(transport)
         # Of an answer that nobody reads the system shall not keep the megabytes that it does by itself.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
@@ -58,6 +61,8 @@ class PatientProtocol(HttpToolsProtocol):
         """It has left."""
         self._stop_waiting()
         self._reader_is_back()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         super().connection_lost(exc)
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -80,6 +85,7 @@ class PatientProtocol(HttpToolsProtocol):
                         self._read_head_again()
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
+            self._hang_up()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -116,8 +122,20 @@ class PatientProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is out. A client that goes on sending may do so until it has seen that."""
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._hang_up()
         if self.cycle.response_complete and self.cycle.more_body:
             self._wait(LINGER_S)
+
+    def shutdown(self) -> None:
+        """The server ends, and this connection at once if nothing is under way."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._hang_up()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The client has had time for another request."""
+        self._hang_up()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than its answer comes."""
@@ -177,11 +195,32 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()
-        self._timer = self.loop.call_later(seconds, self.transport.close)
+        self._timer = self.loop.call_later(seconds, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """Close, once all is sent. With TLS that waits for the client's goodbye, which idle ones do not say."""
+        self.transport.close()
+        if self._end_timer is None and self.transport.get_extra_info("ssl_object") is not None:
+            self._end_timer = self.loop.call_later(LINGER_S, self._cut)
+
+    def _cut(self) -> None:
+        if _is_sent(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self._end_timer = self.loop.call_later(LINGER_S, self._cut)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _is_sent(connection: socket.socket | None) -> bool:
+    """Whether the system has all of what was written: with TLS the transport that is ours does not know."""
+    if connection is None or connection.fileno() < 0:
+        return True
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_WRITE)
+        return bool(selector.select(0))
 
 
 class Server(uvicorn.Server):
@@ -197,6 +236,27 @@ class Server(uvicorn.Server):
         """Serve until a signal."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: Any = None) -> None:
+        """As uvicorn's. With TLS a handshake has the time of a head; and who reads slowly that of all readers."""
+        if not self.config.is_ssl:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        loop, config = asyncio.get_running_loop(), self.config
+        protocol: Any = config.http_protocol_class
+        connection = partial(protocol, config, self.server_state, self.lifespan.state, _loop=loop)
+        self.servers = [
+            await loop.create_server(
+                connection,
+                sock=each,
+                ssl=config.ssl,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=self._options.header_timeout_s,
+                ssl_shutdown_timeout=self._options.reader_timeout_s,
+            )
+            for each in sockets
+        ]
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """The first signal begins the end, a second one hurries it."""
