@@ -175,6 +175,12 @@ def test_the_whole_context_can_be_scored_but_not_continued():
         generate(model, [1] * 9, whole)
 
 
+def test_of_a_prompt_beyond_the_context_it_is_said_what_fits_into_the_cache():
+    model = ScriptedModel(num_blocks=2, block_size=4, max_positions=16)
+    with pytest.raises(PromptTooLong, match="17 tokens, at most 7 fit"):
+        generate(model, [1] * 17, GREEDY)
+
+
 def test_a_failing_callback_ends_its_request_alone():
     def fall_over(position, logits):
         raise RuntimeError("no")

@@ -185,7 +185,7 @@ class Engine:
         if highest >= vocab_size:
             raise InvalidParams(f"the prompt holds token {highest}: the vocabulary has 0 to {vocab_size - 1}")
         if request.num_prompt + request.least_room > max_positions:
-            raise PromptTooLong(request.num_prompt, max_positions - request.least_room)
+            raise PromptTooLong(request.num_prompt, self.max_context - request.least_room)
         if request.num_prompt + request.least_room > self.max_context:
             cure = "shorten it, free memory, or raise max_cache_tokens"
             raise OutOfMemory(f"the cache holds {self.max_context} tokens, the prompt has {request.num_prompt}: {cure}")
