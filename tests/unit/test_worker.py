@@ -58,6 +58,22 @@ def alone(prompt):
     return listener.token_ids
 
 
+def test_no_thread_is_left_where_its_start_is_interrupted(monkeypatch):
+    started, start = [], threading.Thread.start
+
+    def interrupted(thread):
+        started.append(thread)
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Worker(Engine(ScriptedModel()))
+    (thread,) = started
+    thread.join(LONG)
+    assert not thread.is_alive()
+
+
 def test_requests_from_many_threads():
     worker, waiters = Worker(Engine(ScriptedModel())), [Waiter() for _ in range(20)]
 

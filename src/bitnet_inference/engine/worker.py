@@ -28,7 +28,13 @@ class Worker:
         self._pid = os.getpid()
         self._drains = True
         self._thread = threading.Thread(target=self._run, name="bitnet-engine", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while it waits for the thread, which would go on, and hold the model, for ever
+            with self._lock:
+                self._is_open = False
+                self._wake.notify()
+            raise
 
     @property
     def is_open(self) -> bool:
