@@ -14,6 +14,8 @@ import pytest
 
 from bitnet_inference import native
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork() here")
+
 ISA = native.isas()[0]
 ARENA, INPUT, OUTPUT = 0, 1, 2
 MAX = 2**63 - 1
@@ -661,7 +663,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork() here")
+@needs_fork
 def test_an_executor_after_fork() -> None:
     done = run_alone(FORKED)
     assert done.returncode == 7, done.stderr
@@ -703,7 +705,7 @@ raise SystemExit(abs(ended))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork() here")
+@needs_fork
 def test_a_fork_while_another_thread_looks_at_the_caches() -> None:
     """A child can load a model, whoever held the list of caches, or one of them, when it was forked."""
     done = run_alone(FORKED_MEANWHILE)

@@ -20,6 +20,8 @@ from bitnet_inference import bench, bench_engine, cli
 from bitnet_inference.cli import conversation
 from bitnet_inference.config import num_processors
 
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 LLAMA = str(GOLDEN / "llama3-bf16")
 STORY = "Tell me a story about a brave fox called Mia"
@@ -251,7 +253,7 @@ def test_numbers_go_to_stdout_alone(tmp_path, monkeypatch):
     assert os.listdir() == ["story.txt"]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@needs_full
 def test_numbers_are_shown_where_their_file_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bitnet_inference.bench.Workload", QUICK)
@@ -543,7 +545,7 @@ def test_a_closed_pipe_is_no_traceback():
                 f"{what} >/dev/full",
                 2,
                 "No space left",
-                marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device"),
+                marks=needs_full,
             )
             for what in ("inspect", "--help")
         ),
