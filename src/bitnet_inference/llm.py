@@ -372,8 +372,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         fitted = fit(prompt, params, self.max_context, self._bos_ids)
         options |= {"eos_ids": self.eos_ids, "terms": terms, "num_dropped": fitted.num_dropped}
         request = Request(fitted.token_ids, params, mailbox, **options)
-        if params.grammar is not None:
-            request.constraint = self._matchers.matcher(params.grammar, request.end_ids)
+        if (grammar := params.grammar) is not None:
+            request.constraint = self._matchers.matcher(grammar.kind, grammar.source, request.end_ids)
         screen = self._filters.start()
         stream = Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
         self._submit(request)  # which the stream ends from now on, should an interrupt take it

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 PACKAGE = "src/bitnet_inference/"
 
-# Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free.
+# Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free, but never
+# in a circle.
 LAYERS = {
     "_native": 0, "amounts": 0, "cgroup": 0, "config": 0, "errors": 0, "json_objects": 0, "native": 0,
     "output_files": 0, "own_files": 0, "ternary": 0,

@@ -290,7 +290,7 @@ class AnyOrder(RuleBasedStateMachine):
         """The first of those that run, unless more come before it or decode than a step has room for."""
         running = [request for request in self.scheduler.running if not request.sink.is_full]
         num_decoding = sum(request.num_pending == 1 for request in running)
-        if not running or running[0].beams or num_decoding >= self.model.capabilities.max_tokens:
+        if not running or running[0].search or num_decoding >= self.model.capabilities.max_tokens:
             return None  # beams wait for each other
         if any(request.rank < running[0].rank for request in self.scheduler.all_requests() if request.can_run):
             return None

@@ -180,7 +180,7 @@ def test_the_end_of_one_is_the_end_of_all():
 
 
 def neighbour_request(engine: Engine) -> Request:
-    (request,) = (each for each in engine._scheduler.all_requests() if each.beams is None)
+    (request,) = (each for each in engine._scheduler.all_requests() if each.search is None)
     return request
 
 

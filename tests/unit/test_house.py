@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import house
@@ -68,6 +69,20 @@ def test_every_dependency_has_a_door_and_goes_through_it() -> None:
     doors = set(house.DOORS) - {"_native"}
     assert wanted == doors | set(house.UNSEEN), "a dependency of pyproject.toml without a door, or the other way round"
     assert doors <= used, f"nothing imports {sorted(doors - used)}: take it out of pyproject.toml and DOORS"
+
+
+def test_no_file_needs_itself() -> None:
+    """Imports within a room are free, but for circles; those in functions and for types count."""
+    sources = {source.path.removeprefix("src/").removesuffix(".py"): source for source in read(("src/**/*.py",))}
+    graph = TopologicalSorter[str]()
+    for path, source in sources.items():
+        for _, name, _ in house.imports(source):
+            module = name.replace(".", "/")
+            graph.add(path, module if module in sources else module.rpartition("/")[0])
+    try:
+        graph.prepare()
+    except CycleError as error:
+        pytest.fail(f"{' -> '.join(error.args[1])}: let the lower one say what it needs of the upper one")
 
 
 def test_reasons_to_be_longer_are_still_needed() -> None:

@@ -16,7 +16,8 @@ from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.room import Chunk
-from bitnet_inference.engine.scheduler import Scheduler, Share
+from bitnet_inference.engine.scheduler import Scheduler
+from bitnet_inference.engine.share import Share
 from bitnet_inference.engine.terms import Terms
 
 NUMBERS = count()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.engine.ints import Ints
 from bitnet_inference.engine.request import Request
-from bitnet_inference.engine.scheduler import Share
+from bitnet_inference.engine.share import Share
 from bitnet_inference.model.contract import Batch
 
 

@@ -42,7 +42,7 @@ class Beams:
         assert len(owners) == params.num_choices, "a text an owner"
         self._params, self._owners = params, owners
         self.head = Request(prompt, params.sampling, self, eos_ids=eos_ids, terms=terms)
-        self.head.beams = self
+        self.head.search, self.head.is_searching = self.head, True
         self.requests = [self.head]
         self.best: list[Hypothesis] = []  # once it is over; the owners' texts
         self.is_over = False
@@ -116,7 +116,7 @@ class Beams:
         head = self.head
         for number in range(1, self._params.num_beams):
             request = Request(head.prompt, head.params, self, terms=head.terms)
-            request.end_ids, request.beams, request.is_parked = head.end_ids, self, True
+            request.end_ids, request.search, request.is_parked = head.end_ids, head, True
             request.rank = (*head.rank, number)
             scheduler.join(request)
             self.requests.append(request)

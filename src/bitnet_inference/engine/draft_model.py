@@ -13,7 +13,7 @@ from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Finish, Request, Usage
 from bitnet_inference.engine.sampler import Rows, Sampler
-from bitnet_inference.engine.scheduler import Share
+from bitnet_inference.engine.share import Share
 from bitnet_inference.engine.speculative import Draft
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model.contract import Model, Output

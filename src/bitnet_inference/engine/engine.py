@@ -18,10 +18,11 @@ from bitnet_inference.engine.masks import Masks, mask_next
 from bitnet_inference.engine.prompt_rows import prompt_rows, show_prompts
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores
-from bitnet_inference.engine.scheduler import MAX_WAITING, Scheduler, Share
+from bitnet_inference.engine.scheduler import MAX_WAITING, Scheduler
+from bitnet_inference.engine.share import Share
 from bitnet_inference.engine.speculative import Drafter, Speculation
 from bitnet_inference.engine.wakeups import Wakeups
-from bitnet_inference.engine.window import check_window, slide
+from bitnet_inference.engine.window import check_window
 from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.model.contract import Capabilities, Model, Output
 
@@ -91,8 +92,8 @@ class Engine:
         self._check(request)
         request.max_context = self.max_context
         self._sampler.prepare(request)
-        if request.beams is not None:
-            request.beams.prepare(self._sampler.vocab_size, self.max_context)
+        if isinstance(request.sink, Beams):
+            request.sink.prepare(self._sampler.vocab_size, self.max_context)
         if request.terms.timeout_s is not None:
             request.deadline = self._clock() + request.terms.timeout_s
         self._scheduler.submit(request)
@@ -114,7 +115,8 @@ class Engine:
             except Exception as error:
                 if not self._fall_back(error):
                     self._fail([share.request for share in shares], error)
-        self._events.end_step(self._scheduler)
+        scheduler = self._scheduler
+        self._events.end_step(scheduler.num_waiting, len(scheduler.running), scheduler.pool)
 
     def end_all(self, finish: Finish) -> None:
         """End every request at once, and the engine. All sinks hear of it, even if our own books are wrong."""
@@ -164,7 +166,7 @@ class Engine:
         error, has_shrunk = self._replaced
         request.max_context = self.max_context
         self._sampler.prepare(request)
-        was_planned = request.beams is not None or request.params.overflow == "sliding"  # for the larger one
+        was_planned = request.search is not None or request.params.overflow == "sliding"  # for the larger one
         if has_shrunk and (was_planned or request.tokens.length + request.least_room > self.max_context):
             self._fail([request], error)
 
@@ -261,8 +263,8 @@ class Engine:
         """Give the request its next token, and those behind it as long as they are the ones of its draft."""
         request, pick = scores.request, scores.first
         request.mark("sampled")
-        if request.beams is not None:
-            self._branch(request.beams, scores)
+        if isinstance(request.sink, Beams):
+            self._branch(request.sink, scores)
             return
         assert pick is not None, "only beams choose for themselves"
         finish = self._accept(pick)
@@ -299,6 +301,7 @@ class Engine:
 
     def _conclude(self, beams: Beams) -> None:
         """The best text of a search becomes that of its head, which counts for the whole search."""
+        beams.head.is_searching = False
         beams.head.tokens.cut(beams.head.num_prompt)
         for token_id in beams.best[0].token_ids:
             beams.head.tokens.append(token_id)
@@ -330,7 +333,7 @@ class Engine:
         self._scheduler.send_back(request)
         if self._speculation:
             self._speculation.forget(request)
-        slide(request, self.max_context)
+        request.slide(self.max_context)
         self._scheduler.put_last(request)  # or a text without an end would keep out for ever who needs its room
 
     def _end(self, request: Request, finish: Finish) -> None:
@@ -347,7 +350,7 @@ class Engine:
             request.sink.finish(finish, usage)
         except Exception:  # nobody is left to tell
             logging.getLogger(__name__).exception("the sink of a finished request raised")
-        for other in request.beams.requests if request.beams else ():
+        for other in request.sink.requests if isinstance(request.sink, Beams) else ():
             if other.finish is None:
                 self._end(other, finish)
 

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.request import Finish, Request, Usage
+from bitnet_inference.engine.share import Share
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model.plan import StepTime
-
-if TYPE_CHECKING:
-    from bitnet_inference.engine.scheduler import Scheduler, Share
 
 Phase = Literal["schedule", "draft", "forward", "sample", "deliver"]
 PHASES: tuple[Phase, ...] = ("schedule", "draft", "forward", "sample", "deliver")
@@ -145,7 +144,7 @@ class Events:
     def token(self, request: Request) -> None:
         """See Token; the token is the last that the request knows."""
         if self._listener is not None:
-            self._new_tokens.append((request.number, request.num_output if request.beams else 0))
+            self._new_tokens.append((request.number, request.num_output if request.search else 0))
             self._tell(Token(request.number, monotonic(), request.num_output - 1))
 
     def preempted(self, request: Request) -> None:
@@ -188,7 +187,7 @@ class Events:
                 "num_draft_tokens": sum(len(share.draft) for share in shares),
             }
 
-    def end_step(self, scheduler: Scheduler) -> None:
+    def end_step(self, num_waiting: int, num_running: int, pool: BlockPool) -> None:
         """See Stepped."""
         if self._listener is None:
             return
@@ -198,10 +197,10 @@ class Events:
             time=self._begin,
             num_right_draft_tokens=len(self._new_tokens) - len(set(self._new_tokens)),
             num_new_tokens=len(self._new_tokens),
-            num_waiting=scheduler.num_waiting,
-            num_running=len(scheduler.running),
-            num_blocks=scheduler.pool.num_blocks,
-            num_free_blocks=scheduler.pool.num_free,
+            num_waiting=num_waiting,
+            num_running=num_running,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free,
             seconds=self._seconds,
             plan_times=() if self._plan_times is None else self._plan_times(),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from bitnet_inference.engine.request import Finish, Request
-from bitnet_inference.engine.scheduler import Share
+from bitnet_inference.engine.share import Share
 
 
 class Masks:

@@ -62,7 +62,7 @@ class Prefixes:
         """Let others copy the block that a request leaves, which it has not filled."""
         index, parent = len(request.contents) - 1, request.contents[-1]
         rest = request.num_computed - index * self._block_size
-        if rest >= self._min_copied and request.beams is None:  # what a search writes down last is the text of another
+        if rest >= self._min_copied and request.search is None:  # what a search writes down last is the text of another
             self._pool.publish_rest(request.blocks[index], parent, self._tokens(request, index)[: 4 * rest])
 
     def _published(self, request: Request) -> Beginning:

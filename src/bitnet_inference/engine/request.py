@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,9 @@ from bitnet_inference.engine.logprobs import PromptScores, TokenLogprobs
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.prompt_reader import PromptReader
 from bitnet_inference.engine.terms import Terms
-from bitnet_inference.engine.window import Past
+from bitnet_inference.engine.window import NUM_SINKS, Past
 from bitnet_inference.errors import InvalidParams, said
 from bitnet_inference.native import SamplingRule
-
-if TYPE_CHECKING:
-    from bitnet_inference.engine.beams import Beams
 
 Stage = Literal["submitted", "scheduled", "sampled"]
 
@@ -109,7 +106,8 @@ class Request:
     """
 
     _numbers = count(1)
-    beams: Beams | None = None  # the search that it is a part of
+    search: Request | None = None  # the head of the beam search that it is a part of
+    is_searching = False  # its tokens are those of a beam, and none is delivered
     is_parked = False  # it has no turn until its search gives it a token
     is_filtered = False  # its reader's filters have cancelled it
     deadline: float | None = None
@@ -209,7 +207,7 @@ class Request:
     def waits_for_leader(self) -> bool:
         """Whether its prompt is soon computed by another choice."""
         leader = self.leader
-        if leader is None or leader.finish is not None or leader.sink.is_full or leader.past.num_slides or self.beams:
+        if leader is None or leader.finish is not None or leader.sink.is_full or leader.past.num_slides or self.search:
             return False
         return leader.num_computed < self.num_prompt
 
@@ -221,7 +219,7 @@ class Request:
     @property
     def is_counted(self) -> bool:
         """Whether an owner has submitted it: of the beams of a search, the head."""
-        return self.beams is None or self.beams.head is self
+        return self.search is None or self.search is self
 
     @property
     def num_output(self) -> int:
@@ -270,6 +268,21 @@ class Request:
             self.tokens = Ints(leader.tokens.view[:num_shared])
         self.tokens.append(token_id)
 
+    def slide(self, max_context: int) -> None:
+        """Keep the first tokens and the recent half of the window, at new positions; nothing of it is in the cache.
+
+        From here on it is a request whose prompt is what was kept, but that its noise goes on with the whole text.
+        """
+        assert self.num_computed == 0, "a window slides when its blocks are given back"
+        recent = self.tokens.view[-(max_context // 2) :].tolist()
+        num_gone = len(self.tokens) - NUM_SINKS - len(recent)
+        num_gone_prompt = min(max(self.num_prompt - NUM_SINKS, 0), num_gone)
+        self.past = self.past.further(num_gone_prompt, num_gone - num_gone_prompt)
+        self.num_prompt -= num_gone_prompt
+        self.leader = None  # the prompt that they share is not at the beginning any more
+        self.tokens.cut(NUM_SINKS)
+        self.tokens.extend(recent)
+
     def forget(self) -> None:
         """Start over: nothing of this request is in the cache any more."""
         self.blocks = Ints()
@@ -290,10 +303,9 @@ class Request:
         end = monotonic()
         submitted, scheduled, sampled = (self._times.get(name, end) for name in ("submitted", "scheduled", "sampled"))
         times = (scheduled - submitted, sampled - scheduled, end - sampled)
-        num_output = self.num_output if self.beams is None or self.beams.best else 0  # while a search is under way
         return Usage(
             len(self.prompt),
-            num_output,
+            0 if self.is_searching else self.num_output,
             *times,
             num_cached_tokens=self.num_cached or 0,
             num_dropped_tokens=self.num_dropped,

@@ -86,7 +86,7 @@ class Sampler:
             bias_values=list(bias.values()),
             end_ids=sorted(request.end_ids),
         )
-        if params.logprobs is not None or params.is_steered or request.beams is not None:
+        if params.logprobs is not None or params.is_steered or request.search is not None:
             return
         request.model_samples = self._limits.samples
         if not params.edits_logits and request.constraint is None:
@@ -163,7 +163,7 @@ class Sampler:
         drawn = self._sample_together(wanted, rows, logits)
         scores = []
         for (request, _, draft), row in zip(wanted, rows, strict=False):
-            pick = None if request.beams is not None else self._pick_and_score(request, logits[row], drawn.get(row))
+            pick = None if request.search is not None else self._pick_and_score(request, logits[row], drawn.get(row))
             scores.append(Scores(request, draft, pick, row, logits))
         return scores
 
@@ -175,7 +175,7 @@ class Sampler:
         draws = [
             (row, request.rule, *_given(request))
             for (request, _, _), row in zip(wanted, rows, strict=False)
-            if request.beams is None and request.constraint is None and not request.params.is_steered
+            if request.search is None and request.constraint is None and not request.params.is_steered
         ]
         if executor is None or len(draws) < 2:
             return {}

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from operator import attrgetter
-from typing import NamedTuple
 
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.prefixes import Prefixes
 from bitnet_inference.engine.request import Request
-from bitnet_inference.engine.room import Chunk, Room
+from bitnet_inference.engine.room import Room
+from bitnet_inference.engine.share import Share
 from bitnet_inference.errors import QueueFull
 from bitnet_inference.model.contract import Capabilities
 
 MAX_WAITING = 1024  # requests, unless an engine is told otherwise
 
 _RANK = attrgetter("rank")
-
-
-class Share(NamedTuple):
-    """What a request gets of a step: its next `num_tokens` known tokens are computed.
-
-    And behind them those of a `draft`, which may turn out to be its next ones; then `num_tokens` are all that it lacks.
-    """
-
-    request: Request
-    num_tokens: int
-    draft: Sequence[int] = ()
-
-    @property
-    def chunk(self) -> Chunk:
-        """What the known tokens cost; until they are computed."""
-        return Chunk(self.request.num_computed, self.num_tokens)
 
 
 class Scheduler:
@@ -278,7 +262,7 @@ class Scheduler:
             yielding = [
                 each
                 for each in self.running
-                if each.is_parked and (each.rank > request.rank or each.beams is request.beams)
+                if each.is_parked and (each.rank > request.rank or each.search is request.search)
             ]
             if not yielding:
                 return False

@@ -16,7 +16,8 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from bitnet_inference.engine.request import Request
-from bitnet_inference.engine.scheduler import Scheduler, Share
+from bitnet_inference.engine.scheduler import Scheduler
+from bitnet_inference.engine.share import Share
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # of drafts: with the known token up to whole tiles of the matrix kernels
 PROBE_EVERY = 32  # steps without a draft, until a drafter that costs something may try again
@@ -168,7 +169,7 @@ class Speculation:
 
     def _most(self, request: Request) -> int:
         """The longest draft that can be kept whole: behind it the request gets one token more."""
-        if request.beams is not None:
+        if request.search is not None:
             return 0
         room = request.max_context - len(request.tokens)
         if request.params.max_tokens is not None:

@@ -6,16 +6,13 @@ Models give much of their attention to the first tokens of a text, whatever thes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
-
-if TYPE_CHECKING:
-    from bitnet_inference.engine.request import Request
 
 NUM_SINKS = 4  # first tokens that a sliding text keeps
 MIN_CONTEXT = 4 * NUM_SINKS  # in which it can slide
@@ -28,6 +25,10 @@ class Past(NamedTuple):
     num_prompt: int = 0
     num_output: int = 0
     num_slides: int = 0
+
+    def further(self, num_prompt: int, num_output: int) -> Past:
+        """After one more slide, with which so many have left."""
+        return Past(self.num_prompt + num_prompt, self.num_output + num_output, self.num_slides + 1)
 
 
 def room_for_answer(params: SamplingParams, max_context: int) -> int:
@@ -55,22 +56,3 @@ def check_window(params: SamplingParams, max_context: int) -> None:
     if params.overflow == "sliding" and max_context < MIN_CONTEXT:
         cure = 'raise max_cache_tokens, or choose overflow="truncate_left"'
         raise InvalidParams(f"a sliding text needs a context of {MIN_CONTEXT} tokens, here are {max_context}: {cure}")
-
-
-def slide(request: Request, max_context: int) -> None:
-    """Keep the first tokens and the recent half of the window, at new positions; nothing of it is in the cache.
-
-    From here on the request is one whose prompt is what was kept, but that its noise goes on with the whole text.
-    """
-    assert request.num_computed == 0, "a window slides when its blocks are given back"
-    recent = request.tokens.view[-(max_context // 2) :].tolist()
-    num_gone = len(request.tokens) - NUM_SINKS - len(recent)
-    num_gone_prompt = min(max(request.num_prompt - NUM_SINKS, 0), num_gone)
-    past = request.past
-    request.past = Past(
-        past.num_prompt + num_gone_prompt, past.num_output + num_gone - num_gone_prompt, past.num_slides + 1
-    )
-    request.num_prompt -= num_gone_prompt
-    request.leader = None  # the prompt that they share is not at the beginning any more
-    request.tokens.cut(NUM_SINKS)
-    request.tokens.extend(recent)

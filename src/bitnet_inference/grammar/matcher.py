@@ -15,7 +15,6 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
 from bitnet_inference.errors import EngineError, InvalidParams, is_of_library
-from bitnet_inference.grammar.grammar import Grammar
 
 MAX_KEPT = 16  # compiled grammars
 MAX_WORDS = 300  # of the library's, in an error
@@ -93,28 +92,32 @@ class Matchers:
         self._tokens: llguidance.LLTokenizer | None = None
         self._words: Collection[str] = ()
         self._named: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, grammar: Grammar, end_ids: Iterable[int]) -> Matcher:
-        """A new matcher for a text that these tokens end. Raises InvalidParams for a grammar that allows nothing."""
+    def matcher(self, kind: str, source: str, end_ids: Iterable[int]) -> Matcher:
+        """A new matcher for a text that these tokens end. Raises InvalidParams for a grammar that allows nothing.
+
+        `kind` and `source` are those of a Grammar.
+        """
         with self._lock:
-            compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
-            self._compiled[grammar] = compiled
+            compiled = self._compiled.pop(source, None) or self._compile(kind, source)
+            self._compiled[source] = compiled
             if len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
             return self._start(compiled, end_ids)
 
-    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
-        tokens, words = self._vocabulary(grammar.source)
-        source = _unforced(grammar.source) if _spells_token(grammar.source, tokens, words) else grammar.source
+    def _compile(self, kind: str, source: str) -> llguidance.LLMatcher:
+        tokens, words = self._vocabulary(source)
+        if _spells_token(source, tokens, words):
+            source = _unforced(source)
         compiled = llguidance.LLMatcher(tokens, source, log_level=0, limits=_limits())
         trial = self._start(compiled, ())
         try:
             for _ in range(2):  # what is too much for the library shows here, and not in the engine's thread
                 trial.accept_any()
         except EngineError as error:
-            raise InvalidParams(f"grammar: {grammar.kind}: {error}") from None
+            raise InvalidParams(f"grammar: {kind}: {error}") from None
         return compiled
 
     def _vocabulary(self, source: str) -> tuple[llguidance.LLTokenizer, Collection[str]]:
