@@ -269,9 +269,10 @@ class CpuOutput:
         return self._model.rows(self._of(rows), logits=False)
 
     def _of(self, rows: Sequence[int]) -> NDArray[np.float32]:
-        places = rows if self._wanted is None else np.searchsorted(self._wanted, rows)
+        places = rows if self._wanted is None else np.searchsorted(self._wanted, rows).tolist()
         assert self._wanted is None or np.array_equal(self._wanted[places], rows), "a row that the batch did not want"
-        return self._hidden[np.asarray(places, np.intp)]
+        is_whole = places == list(range(len(self._hidden)))
+        return self._hidden if is_whole else self._hidden[np.asarray(places, np.intp)]
 
 
 def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: Any) -> Any:

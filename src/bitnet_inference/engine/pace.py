@@ -52,8 +52,10 @@ class Pace:
 
         0.0 while nothing is known, infinity far beyond what is: who wants to know goes there in steps.
         """
+        if num_tokens in self._decode_s:
+            return self._decode_s[num_tokens]
         known = sorted(self._decode_s)
-        if num_tokens in self._decode_s or not known or num_tokens < known[0]:
+        if not known or num_tokens < known[0]:
             return self._alone_s(num_tokens)
         at = bisect(known, num_tokens)
         low, high = (known[at - 1], known[at]) if at < len(known) else (known[max(0, at - 2)], known[-1])

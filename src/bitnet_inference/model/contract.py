@@ -92,7 +92,7 @@ def best_of(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDA
     What is not a number comes before all, so that whoever reads the best sees that something is wrong.
     """
     if k == 1:
-        best = np.argmax(logits, axis=1)[:, None]
+        best = logits.argmax(axis=1, keepdims=True)
     else:
         best = np.argsort(np.where(np.isnan(logits), -np.inf, -logits), axis=1, kind="stable")[:, :k]
     return best.astype(np.int32), logits[np.arange(len(logits))[:, None], best]
