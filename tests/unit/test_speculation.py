@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scripted import Listener, ScriptedModel, check_events, generate, run
 
 from bitnet_inference.drafts import make_drafter
+from bitnet_inference.engine import speculative
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.events import Stepped
@@ -133,6 +134,16 @@ def test_drafts_come_where_they_pay(rate, token_s, num_steps, most_s):
     assert listeners[0].token_ids == drafter.texts[0, 1]
     assert len(clock.steps) in num_steps and clock.now <= most_s
     assert drafter.forgotten == requests
+
+
+@pytest.mark.parametrize(("num_requests", "asks"), [(1, True), (4, True), (5, False)])
+def test_steps_that_take_little_for_each_request_get_no_drafts(monkeypatch, num_requests, asks):
+    monkeypatch.setattr(speculative, "MIN_STEP_S", 0.9)  # a step takes a second
+    drafter, params = Knowing(1.0), SamplingParams(temperature=0.0, max_tokens=20)
+    prompts = [[0] * length for length in range(1, num_requests + 1)]
+    drafter.texts = {tuple(prompt): alone(prompt, params).token_ids for prompt in prompts}
+    speculate(drafter, prompts, params, 0.0)
+    assert (drafter.num_asked > 0) is asks
 
 
 def test_no_drafts_where_a_step_is_to_show_what_decoding_takes():

@@ -24,7 +24,9 @@ PROBE_EVERY = 32  # steps without a draft, until a drafter that costs something 
 MIN_GAIN = 1.03  # a draft must make a step this much more worth its time
 MIN_RATE = 0.1  # below, times that were measured wrong could make any draft look good
 MEASURE_EVERY = 64  # drafts in a row, until a step without one shows again what that takes
-MIN_STEP_S = 0.002  # a step that takes less is left alone: what is computed here would take a good part of it
+# A step that takes less is left alone, and where it has more requests, one that takes less for each: what is computed
+# here would take a good part of it.
+MIN_STEP_S, MIN_STEP_REQUESTS = 0.002, 4
 _PRIOR, _WEIGHT, _MEMORY = 0.5, 2.0, 24.0
 
 
@@ -105,7 +107,7 @@ class Speculation:
     """Adds drafts to the steps in which they are likely to pay: measured time against measured rates of success.
 
     Steps with tokens of prompts get none, because those use the time better; nor do those for which prompts wait, as
-    they show what decoding takes, and steps of very small models.
+    they show what decoding takes, and steps that are over soon.
     """
 
     def __init__(self, drafter: Drafter, scheduler: Scheduler) -> None:
@@ -119,7 +121,8 @@ class Speculation:
 
     def add(self, shares: list[Share]) -> list[Share]:
         """The same shares, with drafts where they pay."""
-        if self._is_off or self._scheduler.is_measuring or self._scheduler.pace.step_s(len(shares)) < MIN_STEP_S:
+        least_s = MIN_STEP_S * max(1.0, len(shares) / MIN_STEP_REQUESTS)
+        if self._is_off or self._scheduler.is_measuring or self._scheduler.pace.step_s(len(shares)) < least_s:
             return shares
         requests = [share.request for share in shares if share.num_tokens == share.request.num_pending == 1]
         if len(requests) < len(shares):
