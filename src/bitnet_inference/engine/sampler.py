@@ -187,9 +187,11 @@ class Sampler:
             pick = _picked(request, drawn)
         else:
             pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits)
-        if pick.error is not None:
+        num_shown = request.params.logprobs
+        if pick.error is not None or num_shown is None:
             return pick
-        return pick._replace(logprobs=self._score(request, logits, pick.token_id))
+        logprob, best = self.rows.score(logits, pick.token_id, num_shown)
+        return pick._replace(logprobs=TokenLogprobs(logprob, tuple(best)))
 
     def _pick_steered(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         """What processors and a strategy make of the row, which stays as it is."""
@@ -210,12 +212,6 @@ class Sampler:
     def _pick_sampled(self, request: Request, logits: NDArray[np.float32]) -> Pick:
         assert request.constraint is None or request.mask is not None, "a constrained token without its mask"
         return _picked(request, self.rows.sample(logits, request.rule, *_given(request), request.mask))
-
-    def _score(self, request: Request, logits: NDArray[np.float32], token_id: int) -> TokenLogprobs | None:
-        if request.params.logprobs is None:
-            return None
-        logprob, best = self.rows.score(logits, token_id, request.params.logprobs)
-        return TokenLogprobs(logprob, tuple(best))
 
 
 def _shown(error: BaseException) -> str:
