@@ -108,7 +108,8 @@ class Exchange(asyncio.Protocol):
             if not size:
                 return True
             *whole, rest = self._text.split(b"\n\n")
-            self.answer.events += [(now, bytes(each.removeprefix(b"data: "))) for each in whole]
+            events = [each for each in whole if not each.startswith(b":")]  # the others are comments
+            self.answer.events += [(now, bytes(each.removeprefix(b"data: "))) for each in events]
             self._text = bytearray(rest)
         return False
 

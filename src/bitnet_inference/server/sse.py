@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,6 +18,8 @@ from bitnet_inference.server.failures import Failure, failure_of
 
 LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
+QUIET_S = 15.0  # proxies take a connection for dead on which nothing comes for a minute, or for half of one
+_COMMENT = b": waiting\n\n"  # which clients pass over
 HOLE = "\0text"  # stands in a template for what changes from event to event
 # Proxies shall not collect it.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -51,13 +54,15 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 class EventResponse(Response):
     """An answer in events. What is `held` is let go at its end, or at once when the client leaves.
 
-    `failed` makes an event of an error, for which it is too late to be a status.
+    `failed` makes an event of an error, for which it is too late to be a status. While no event comes, as in a queue or
+    through a long prompt, a comment does now and then.
     """
 
     def __init__(self, events: AsyncIterator[bytes], held: AsyncExitStack, failed: Callable[[Failure], bytes]) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events, self._held, self._failed = events, held, failed
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's."""
@@ -69,9 +74,23 @@ class EventResponse(Response):
 
     async def _send(self, send: Callable[[Any], Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for each in self._guarded():
-            await send({"type": "http.response.body", "body": each, "more_body": True})
+        comments = asyncio.create_task(self._comment(send))
+        try:
+            async for each in self._guarded():
+                self._num_sent += 1
+                await send({"type": "http.response.body", "body": each, "more_body": True})
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _comment(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        num_sent = -1
+        while True:
+            if num_sent == self._num_sent:
+                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+            num_sent = self._num_sent
+            await asyncio.sleep(QUIET_S)
 
     async def _guarded(self) -> AsyncIterator[bytes]:
         try:
