@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from asgi import Answered, ask
 
-from bitnet_inference.server import sse
-from bitnet_inference.server.sse import EventResponse, event
+from bitnet_inference.server import journal, sse
+from bitnet_inference.server.journal import Journal, Journaled
+from bitnet_inference.server.sse import COMMENT, EventResponse, event
 
-ALONE, LAST = event({"text": "He"}), event({"text": "y"})
+EVENTS = [event({"text": "He"}), event({"text": "y"})]
 
 
-@pytest.mark.parametrize("quiet_s", [0.001, 1000.0])
-def test_comments_come_while_no_event_does(monkeypatch: pytest.MonkeyPatch, quiet_s: float) -> None:
-    monkeypatch.setattr(sse, "QUIET_S", quiet_s)
+async def answered(waits: bool, file: Path, monkeypatch: pytest.MonkeyPatch) -> Answered:
+    """Two events, behind two comments if it `waits`; the journal's clock counts what has been sent."""
+    has_come, num_sent = asyncio.Event(), 0
 
-    async def answered() -> Answered:
-        may_go_on = asyncio.Event()
+    async def events() -> AsyncIterator[bytes]:
+        if waits:
+            await has_come.wait()
+        for each in EVENTS:
+            yield each
 
-        async def events() -> AsyncIterator[bytes]:
-            yield ALONE
-            if quiet_s < 1:
-                await may_go_on.wait()
-            yield LAST
+    def look(answered: Answered) -> bool:
+        nonlocal num_sent
+        num_sent = len(answered.chunks)
+        if answered.chunks == [COMMENT] * 2:
+            has_come.set()
+        return False
 
-        def look(answered: Answered) -> bool:
-            if answered.chunks[-2:] == [b": waiting\n\n"] * 2:
-                may_go_on.set()
-            return False
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: num_sent))
+    response = EventResponse(events(), AsyncExitStack(), lambda failure: b"")
+    with closing(Journal(file)) as lines:
+        return await ask(Journaled(response, lines), "/", None, leave_when=look)
 
-        return await ask(EventResponse(events(), AsyncExitStack(), lambda failure: b""), "/", None, leave_when=look)
 
-    first, *comments, last = asyncio.run(answered()).chunks
-    assert (first, last) == (ALONE, LAST)
-    assert set(comments) <= {b": waiting\n\n"} and bool(comments) is (quiet_s < 1)
+@pytest.mark.parametrize("waits", [False, True])
+def test_comments_come_while_no_event_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: bool) -> None:
+    monkeypatch.setattr(sse, "QUIET_S", 0.001 if waits else 1000.0)
+    chunks = asyncio.run(answered(waits, tmp_path / "lines", monkeypatch)).chunks
+    num_comments = chunks.count(COMMENT)
+    assert num_comments >= 2 * waits and [each for each in chunks if each != COMMENT] == EVENTS
+    line = json.loads((tmp_path / "lines").read_text())
+    assert line["first_byte_s"] == chunks.index(EVENTS[0]), "a comment is no answer"

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.server.gate import CALLER
+from bitnet_inference.server.sse import COMMENT
 from bitnet_inference.stream import Stream
 
 NOTES = "bitnet.notes"  # in a scope: a dict in which the application notes what shall stand in the line
@@ -100,7 +101,7 @@ class Journaled:
                 status = message["status"]
                 ids = [(name, request_id.encode()) for name in ID_HEADERS]
                 message["headers"] = [*message.get("headers", []), *ids]
-            elif first_s is None:
+            elif first_s is None and message.get("body") != COMMENT:
                 first_s = time.monotonic() - start
             await send(message)
 

@@ -19,7 +19,7 @@ from bitnet_inference.server.failures import Failure, failure_of
 LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
 QUIET_S = 15.0  # proxies take a connection for dead on which nothing comes for a minute, or for half of one
-_COMMENT = b": waiting\n\n"  # which clients pass over
+COMMENT = b": waiting\n\n"  # which clients pass over
 HOLE = "\0text"  # stands in a template for what changes from event to event
 # Proxies shall not collect it.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -88,7 +88,7 @@ class EventResponse(Response):
         num_sent = -1
         while True:
             if num_sent == self._num_sent:
-                await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
             num_sent = self._num_sent
             await asyncio.sleep(QUIET_S)
 
