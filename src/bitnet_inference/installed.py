@@ -23,6 +23,7 @@ from bitnet_inference.hub.folders import models_under
 from bitnet_inference.hub.local import is_here
 from bitnet_inference.hub.names import Wanted, name_of, parse, registry
 from bitnet_inference.model_folder import load_text_files
+from bitnet_inference.text.folder import lack_of_words
 
 _FORMATS: dict[type, str] = {
     HuggingFaceCheckpoint: "Hugging Face",
@@ -144,8 +145,11 @@ def _present(snapshot: Snapshot, wanted: Wanted) -> Iterator[tuple[str, str]]:
         yield "file", f"{told_bytes(file.stat().st_size):>10}  {file.relative_to(snapshot.folder).as_posix()}"
     if path:
         try:
-            templates = load_text_files(open_checkpoint(path)).templates
-            yield "chat template", ", ".join(sorted(templates)) or "none: it continues text"
+            texts = load_text_files(open_checkpoint(path))
+            if texts.has_words:
+                yield "chat template", ", ".join(sorted(texts.templates)) or "none: it continues text"
+            else:
+                yield "problem", str(lack_of_words(texts.path))
         except BitNetError as error:
             yield "problem", str(error)
 

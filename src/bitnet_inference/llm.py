@@ -91,6 +91,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         """
         check_listener(listener, profile)
         self._filters, self._held = Filters(filters), Held(model, drafts, fallback)
+        if self._filters:
+            tokenizer.check_words()
         block_size = model.capabilities.block_size
         engine = Engine(
             model,
@@ -367,6 +369,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         max_unread: int | None = None,  # for who reads when all is over, there must be no limit
         **options: Any,
     ) -> Stream:
+        if params.stop or params.grammar is not None:
+            self.tokenizer.check_words()
         detokenizer = Detokenizer(self.tokenizer, params.stop, opening=opening)
         mailbox = self._mailbox(detokenizer, max_unread=max_unread)
         fitted = fit(prompt, params, self.max_context, self._bos_ids)

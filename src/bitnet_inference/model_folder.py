@@ -47,8 +47,11 @@ def find_model(model: str | Path) -> Path:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a model: in the file itself, or beside it. Raises FormatError and Unsupported."""
-    return Tokenizer(load_text_files(checkpoint))
+    """The tokenizer of a model: in the file itself, or beside it; one that knows no words where there is none.
+
+    Raises FormatError and Unsupported.
+    """
+    return Tokenizer(load_text_files(checkpoint), checkpoint.config.vocab_size)
 
 
 def load_text_files(checkpoint: Checkpoint) -> TextFiles:

@@ -21,6 +21,7 @@ from bitnet_inference.model.loader import describe
 from bitnet_inference.model_folder import defaults_of, load_tokenizer
 from bitnet_inference.onnx_summary import describe_onnx
 from bitnet_inference.text.chat import Chat
+from bitnet_inference.text.folder import lack_of_words
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import notes
 
@@ -44,7 +45,7 @@ def summarize(path: str | Path) -> Summary:
         groups["words"] = [*_words(tokenizer), *(("note", note) for note in notes(checkpoint.metadata))]
         if beyond := tokenizer.added_beyond(checkpoint.config.vocab_size):
             groups["words"].append(("note", f"the model has no rows for added tokens: {', '.join(beyond[:3])}"))
-        problems += Chat(tokenizer).broken()
+        problems += Chat(tokenizer).broken() if tokenizer.has_words else [str(lack_of_words(tokenizer.path))]
     except BitNetError as error:
         problems.append(str(error))
     return Summary(groups, problems)
@@ -164,13 +165,16 @@ def _num_ternary(checkpoint: Checkpoint) -> list[int]:
 
 def _words(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     def shown(token_id: int | None) -> str:
-        return "none" if token_id is None else f"{tokenizer.id_to_token(token_id)} ({token_id})"
+        if token_id is None or not tokenizer.has_words:
+            return "none" if token_id is None else str(token_id)
+        return f"{tokenizer.id_to_token(token_id)} ({token_id})"
 
     params = defaults_of(tokenizer)
     sampling = "greedy" if params.is_greedy else f"temperature {params.temperature:g}, top-p {params.top_p:g}"
+    words = f"{tokenizer.vocab_size} tokens, {len(tokenizer.special)} special"
     templates = ", ".join(sorted(tokenizer.templates)) or "none: plain prompts only"
     return [
-        ("tokenizer", f"{tokenizer.vocab_size} tokens, {len(tokenizer.special)} special"),
+        ("tokenizer", words if tokenizer.has_words else "none: token ids alone"),
         ("begin of text", shown(tokenizer.bos_id)),
         ("end of text", ", ".join(map(shown, tokenizer.eos_ids)) or "none"),
         ("chat template", templates),

@@ -49,6 +49,7 @@ def chat(
     check_sampling(ctx)
     offer_to_pull(ctx.params["model"])
     with load_llm(ctx) as llm:
+        llm.tokenizer.check_words()
         if not llm.tokenizer.templates:
             raise Unsupported("the model has no chat template: use bitnet run, which continues a plain prompt")
         params, talk = sampling_params(ctx, llm), system_messages(system)

@@ -231,7 +231,10 @@ def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], li
     config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)
     values = describe(checkpoint.path, config)
     values |= metadata_of(tokenizer, config.vocab_size)
-    more, left = end_ids((*config.eos_ids, *tokenizer.eos_ids), Tokenizer.from_metadata(checkpoint.path, values))
+    if not tokenizer.has_words and config.bos_id is not None:
+        values[f"{PREFIX}bos_token_id"] = config.bos_id
+    found = Tokenizer.from_metadata(checkpoint.path, values, config.vocab_size)
+    more, left = end_ids((*config.eos_ids, *tokenizer.eos_ids), found)
     notes = [f"the end tokens {', '.join(map(str, left))} have no place in the file"] if left else []
     advice = sorted(key for key in tokenizer.generation if not key.endswith("_token_id") and key[0] != "_")
     notes += [f"generation_config.json has no place in the file: {', '.join(advice)}"] if advice else []

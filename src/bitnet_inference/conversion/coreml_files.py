@@ -58,7 +58,7 @@ def write_coreml_package(
     context = min(most, DEFAULT_CONTEXT) if context is None else context
     if not 2 <= context <= most:
         raise InvalidParams(f"context is {context}, but the model has {most} positions: give a number from 2 to {most}")
-    Tokenizer(texts)  # what cannot be read again is not written
+    Tokenizer(texts, checkpoint.config.vocab_size)  # what cannot be read again is not written
     config = config_json(checkpoint.config) | {"max_position_embeddings": context}
     beside = folder_files(texts) | {"config.json": to_json(config)}
     with whole_folder(target) as folder:

@@ -54,7 +54,7 @@ def write_onnx_model(
         raise Unsupported(f"{checkpoint.path} is a model of embeddings: only decoders are written as ONNX files")
     if check:
         require_runtime()
-    tokenizer = Tokenizer(texts)  # what cannot be read again is not written
+    tokenizer = Tokenizer(texts, checkpoint.config.vocab_size)  # what cannot be read again is not written
     beside = folder_files(texts) | {"config.json": to_json(config_json(checkpoint.config))}
     _refuse_others(target, beside)
     graph = onnx_graph(checkpoint, small)
@@ -76,7 +76,8 @@ def write_onnx_model(
 
 def _some_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[int]:
     """Two at least."""
-    known = [each for each in tokenizer.encode(_TEXT) if each < checkpoint.config.vocab_size]
+    text = tokenizer.encode(_TEXT) if tokenizer.has_words else range(_NUM_CHECKED)
+    known = [each for each in text if each < checkpoint.config.vocab_size]
     return [*known, 0, 0][: min(_NUM_CHECKED, checkpoint.config.max_positions)]
 
 

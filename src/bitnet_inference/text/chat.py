@@ -119,6 +119,7 @@ class Chat:
     def _template(self, name: str | None, has_tools: bool) -> Template:
         templates = self._tokenizer.templates
         if not templates:
+            self._tokenizer.check_words()
             raise Unsupported(
                 f"{self._tokenizer.path}: the model has no chat template: give a plain prompt (bitnet run --raw)"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_inference.config import check_unicode
-from bitnet_inference.errors import FormatError, InvalidParams, NotFound
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound, Unsupported
 from bitnet_inference.json_objects import parse_object, shown
 from bitnet_inference.own_files import require_own
 from bitnet_inference.text.added_tokens import FLAGS, Added, listed_tokens, mapped_tokens, with_added, with_special
@@ -18,6 +18,8 @@ from bitnet_inference.text.llama_class import as_its_class_reads_it
 MAX_TOKENIZER_BYTES = 40 << 20  # parsing takes 25 times as much; the largest that we know has 33 MB
 MAX_CONFIG_BYTES = 8 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
+# What stands in the place of tokenizer.json where a model has none: its tokens are numbers alone.
+WORDLESS = b'{"added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}'
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -39,6 +41,26 @@ class TextFiles:
     add_eos: bool | None
     templates: dict[str, str]
     generation: dict[str, Any]
+
+    @property
+    def has_words(self) -> bool:
+        """Whether there is a tokenizer at all."""
+        return self.tokenizer_json != WORDLESS
+
+
+def without_words(path: str | Path, generation: dict[str, Any]) -> TextFiles:
+    """Those of a model without a tokenizer, in a folder or a file."""
+    nothing: dict[str, Any] = {"named": {}, "add_bos": None, "add_eos": None, "templates": {}}
+    return TextFiles(path=Path(path), tokenizer_json=WORDLESS, generation=generation, **nothing)
+
+
+def lack_of_words(path: Path) -> FormatError | Unsupported:
+    """What a model without a tokenizer is told by, where one is needed."""
+    rest = "without it, token ids alone are taken, and no texts or stop strings"
+    if path.is_dir():
+        cure = "copy it, or tokenizer.model, from the model's repository, or write it with save_pretrained"
+        return FormatError(path / "tokenizer.json", "", f"the file is missing: {cure}; {rest}")
+    return Unsupported(f"{path}: has no tokenizer: convert the model again, with its tokenizer beside it; {rest}")
 
 
 def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> TextFiles:

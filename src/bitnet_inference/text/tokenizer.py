@@ -16,7 +16,7 @@ import tokenizers
 
 from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported, is_of_library, said
-from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles
+from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles, lack_of_words
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
 from bitnet_inference.text.pieces import Decoding, read_decoding
@@ -38,17 +38,22 @@ class Tokenizer:
     `eos_ids` are all tokens that end an answer: the named one, the generation configuration's, the ends of turns.
     `special` maps the text of special tokens to their ids; `named` maps "bos_token" and its like to their text.
     `templates` are the chat templates by name, `generation` is the generation configuration.
+    Where a model has no tokenizer, `has_words` is False: texts are not encoded, and tokens add nothing to a text.
     """
 
-    def __init__(self, files: TextFiles) -> None:
+    def __init__(self, files: TextFiles, num_tokens: int = 0) -> None:
+        """`num_tokens`: of the model, for files without a tokenizer, which are refused where it is not said."""
         self.path = files.path
         self.named: Mapping[str, str] = files.named
         self.templates: Mapping[str, str] = files.templates
         self.generation: Mapping[str, Any] = files.generation
+        self.has_words = files.has_words
+        if not self.has_words and not num_tokens:
+            raise lack_of_words(self.path)
         self._file = files.path / "tokenizer.json" if files.path.is_dir() else files.path
         self._rust = self._at_the_door(lambda: _load(files))
         self._huge = threading.Semaphore(MAX_HUGE)
-        self._read_vocabulary()
+        self._read_vocabulary(num_tokens)
         self.bos_id = self._named_id("bos_token")
         self.eos_ids = self._read_eos_ids()
         self.decoding = self._at_the_door(self._read_decoding)
@@ -61,19 +66,20 @@ class Tokenizer:
         return cls(read_folder(path))
 
     @classmethod
-    def from_metadata(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_metadata(cls, path: str | Path, metadata: Mapping[str, Any], num_tokens: int = 0) -> Tokenizer:
         """The tokenizer in the metadata of a GGUF file. Raises FormatError and Unsupported."""
-        return cls(text_files(Path(path), metadata))
+        return cls(text_files(Path(path), metadata), num_tokens)
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text.
 
         `add_special_tokens` adds what the model wants around a text, as a rule the BOS in front; a text that begins
         with it already (then `parse_special` is on) gets no second one. Without `parse_special`, special tokens
-        written in the text are plain text. Raises InvalidParams for what is no text.
+        written in the text are plain text. Raises InvalidParams for what is no text, Unsupported without words.
         """
         if not isinstance(text, str):
             raise InvalidParams(f"a text to encode must be a string, not {type(text).__name__}")
+        self.check_words()
         ids = self._encode(self._rust, text)
         if not parse_special and not self.special_ids.isdisjoint(ids):
             ids = self._encode(self._plain, text)
@@ -83,6 +89,11 @@ class Tokenizer:
             return ids
         prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
         return prefix + ids + self._suffix
+
+    def check_words(self) -> None:
+        """Raise Unsupported where there is no tokenizer, for whoever needs one."""
+        if not self.has_words:
+            raise Unsupported(str(lack_of_words(self.path)))
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a rendered conversation: special tokens count, a BOS goes in front if none is there, no EOS."""
@@ -204,8 +215,8 @@ class Tokenizer:
             why = why[: place.start()] if place else why
             raise FormatError(self._file, where, f"broken tokenizer ({why}): download the file again") from None
 
-    def _read_vocabulary(self) -> None:
-        highest = max(self._rust.get_vocab().values(), default=-1)
+    def _read_vocabulary(self, num_tokens: int) -> None:
+        highest = max(self._rust.get_vocab().values(), default=-1) if self.has_words else num_tokens - 1
         if not 0 <= highest < MAX_VOCAB_SIZE:
             raise FormatError(self._file, "model.vocab", f"the highest id is {highest}: download the file again")
         self.vocab_size = highest + 1

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles
+from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles, lack_of_words, without_words
 
 PREFIX = "tokenizer.ggml."
+NO_WORDS = "none"  # the model of a file without a tokenizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # of token_type
 # What ends an answer in the chat formats of the families that we run, where the vocabulary has it.
 END_OF_TURN = (
@@ -19,6 +20,7 @@ END_OF_TURN = (
 )  # fmt: skip
 # Those that nobody writes otherwise: converters forget to mark them, and llama.cpp takes them for control tokens too.
 _MARKS = frozenset(END_OF_TURN) - {"</s>"}
+_NO_WORDS = (None, NO_WORDS, "no_vocab")  # both are llama.cpp's names
 _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -66,6 +68,8 @@ BITNET_TEMPLATE = (
 
 def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
     """What the text files of a folder would say. Raises FormatError where it breaks, Unsupported for other kinds."""
+    if metadata.get(f"{PREFIX}model") in _NO_WORDS and f"{PREFIX}tokens" not in metadata:
+        return without_words(path, {})
     vocab = _Vocab(path, metadata)
     spelled = vocab.bpe() if vocab.model == "gpt2" else vocab.sentencepiece()
     named = {f"{name}_token": vocab.tokens[token_id] for name, token_id in vocab.named_ids()}
@@ -151,7 +155,7 @@ class _Vocab:
         self._path, self._metadata = path, metadata
         self.model = self._text("model", "")
         if not self.model:
-            raise Unsupported(f"{path}: has no tokenizer: convert the model again, with its tokenizer beside it")
+            raise lack_of_words(path)
         if self.model not in ("gpt2", "llama"):
             known = '"gpt2" (byte-level BPE) and "llama" (SentencePiece)'
             raise Unsupported(f'{path}: the tokenizer "{self.model:.40}" is not supported: only {known}')

@@ -18,6 +18,7 @@ from bitnet_inference.text.vocab import (
     CONTROL,
     GPT2,
     NFC,
+    NO_WORDS,
     NORMAL,
     PATTERNS,
     PREFIX,
@@ -52,6 +53,8 @@ def metadata_of(tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
 
     Raises Unsupported for tokenizers that a GGUF file cannot describe, naming what was found.
     """
+    if not tokenizer.has_words:
+        return {f"{PREFIX}model": NO_WORDS}
     tokenizer = _cut(tokenizer, num_tokens)
     spec = json.loads(tokenizer.to_json())
     model = spec["model"]
