@@ -137,6 +137,16 @@ class KernelError(BackendError):
     """A native kernel refused its arguments or gave a wrong result."""
 
 
+NO_THREADS = (
+    "the system gives this process no more threads: lower `threads`, or raise the limit of processes (ulimit -u)"
+)
+
+
+def is_no_thread(error: BaseException) -> bool:
+    """Whether the system has refused a thread, for which Python has no error of its own."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
 def is_of_library(library: str, error: BaseException) -> bool:
     """Whether a library in Rust raised it: its own error, a bare one, or a panic; and no handler of signals."""
     is_end = isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, TimeoutError))

@@ -18,8 +18,8 @@ PACKAGE = "src/bitnet_inference/"
 # Imports go down, never up and never sideways between rooms; within layer 0 and within a room they are free, but never
 # in a circle.
 LAYERS = {
-    "_native": 0, "amounts": 0, "cgroup": 0, "config": 0, "errors": 0, "json_objects": 0, "native": 0,
-    "output_files": 0, "own_files": 0, "ternary": 0,
+    "_native": 0, "amounts": 0, "cgroup": 0, "config": 0, "errors": 0, "in_threads": 0, "json_objects": 0,
+    "native": 0, "output_files": 0, "own_files": 0, "ternary": 0,
     "formats": 1, "grammar": 1, "hub": 1, "probe": 1, "text": 1,
     "model": 2,
     "backends": 3, "engine": 3,

@@ -23,7 +23,7 @@ from bitnet_inference.cli.options import EXIT_MISTAKE
 from bitnet_inference.cli.reports import bench, doctor, evaluate, inspect
 from bitnet_inference.cli.serve import serve
 from bitnet_inference.cli.top import top
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import NO_THREADS, BitNetError, is_no_thread
 
 EXIT_INTERRUPTED = 130
 
@@ -40,6 +40,11 @@ class _Commands(TyperGroup):
             with suppress(OSError):  # that may be what fails
                 typer.echo(f"bitnet: input or output fails ({error}): {cure}", err=True)
             sys.stdout = _nowhere("w")  # what is left in the old one cannot be written
+            sys.exit(EXIT_MISTAKE)
+        except RuntimeError as error:
+            if not is_no_thread(error):
+                raise
+            typer.echo(f"bitnet: {NO_THREADS}", err=True)
             sys.exit(EXIT_MISTAKE)
 
     def make_context(self, *args: Any, **options: Any) -> Any:

@@ -20,7 +20,12 @@ class Masks:
         """Begin with the requests that get a token in the step of these shares."""
         constrained = [share for share in shares if share.request.constraint is not None]
         requests = [share.request for share in constrained if _gets_token(share)]
-        self._outcomes = self._thread.submit(_compute, requests) if requests else None
+        try:
+            self._outcomes = self._thread.submit(_compute, requests) if requests else None
+        except RuntimeError:  # the system allows no more threads, or did so before: none is asked again
+            self._thread.shutdown(cancel_futures=True)
+            self._outcomes = Future()
+            self._outcomes.set_result(_compute(requests))
 
     def take(self, request: Request) -> Finish | None:
         """Wait for a constrained request's mask, then in `request.mask`; or its end, where no token may follow."""

@@ -8,7 +8,7 @@ import threading
 
 from bitnet_inference.engine.engine import Engine
 from bitnet_inference.engine.request import Finish, Request
-from bitnet_inference.errors import EngineError, Stopped
+from bitnet_inference.errors import NO_THREADS, EngineError, Stopped
 
 # While requests wait for their readers the thread looks up now and then: a stream that is lost in this very thread,
 # between looking and falling asleep, calls nobody.
@@ -19,7 +19,7 @@ class Worker:
     """Owns the engine's thread. Every method may be called from any thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """Starts the thread."""
+        """Starts the thread; EngineError where the system refuses that."""
         self._engine = engine
         self._lock = threading.RLock()  # by itself: a signal that raises in a Condition's `with` leaves it locked
         self._wake = threading.Condition(self._lock)
@@ -30,6 +30,8 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="bitnet-engine", daemon=True)
         try:
             self._thread.start()
+        except RuntimeError as error:  # of the system
+            raise EngineError(NO_THREADS) from error
         except BaseException:  # Ctrl-C while it waits for the thread, which would go on, and hold the model, for ever
             with self._lock:
                 self._is_open = False

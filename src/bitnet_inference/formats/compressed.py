@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bitnet_inference.config import num_cores
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.formats.safetensors_files import Tensor
+from bitnet_inference.in_threads import in_threads
 
 SUFFIX = ".zst"  # of the tensor that holds the bytes
 CHUNK_BYTES = 1 << 20  # of a tensor in one frame, but for the last: it stays in the processor's cache
@@ -146,6 +146,5 @@ def _are_counts(values: Any) -> bool:
 
 def _for_each(work: Callable[[int], None], count: int) -> None:
     """Call it with every number below `count`; zstd and NumPy leave the interpreter to other threads."""
-    with ThreadPoolExecutor(max(1, min(count, num_cores(), _MAX_THREADS))) as pool:
-        for _ in pool.map(work, range(count)):
-            pass
+    for _ in in_threads(work, range(count), min(count, num_cores(), _MAX_THREADS)):
+        pass

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from starlette.types import Scope
 
 from bitnet_inference.errors import (
+    NO_THREADS,
     BitNetError,
     EngineError,
     Filtered,
@@ -17,6 +18,7 @@ from bitnet_inference.errors import (
     QueueFull,
     RequestError,
     Unsupported,
+    is_no_thread,
 )
 
 MAX_MESSAGE, MAX_PARAM = 600, 100  # characters: errors quote requests, which may be huge
@@ -111,4 +113,6 @@ def failure_of(error: Exception) -> Failure:
         if isinstance(error, kind.error):
             retry_after_s = 1 if kind.status in (429, 503) else None
             return Failure(kind.status, str(error), code=kind.code, retry_after_s=retry_after_s)
+    if is_no_thread(error):
+        return Failure(503, NO_THREADS, code="unavailable", retry_after_s=1)
     return Failure(500, "the server has a defect: its log says more", code="internal_error")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from bitnet_inference.config import check_unicode
-from bitnet_inference.errors import FormatError, InvalidParams, Unsupported, is_of_library, said
+from bitnet_inference.errors import EngineError, FormatError, InvalidParams, Unsupported, is_of_library, said
 from bitnet_inference.text.folder import NAMED_TOKENS, TextFiles, lack_of_words
 from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.growth import check_growth, check_template
@@ -209,7 +209,9 @@ class Tokenizer:
         except BaseException as error:
             if not is_of_library("tokenizers", error):
                 raise
-            why = said(error)
+            if "ThreadPoolBuildError" in (why := said(error)):
+                cure = "raise the limit of processes (ulimit -u), or set TOKENIZERS_PARALLELISM=false"
+                raise EngineError(f"the system does not give the tokenizers library its threads: {cure}") from None
             place = re.search(r" at (line \d+ column \d+)$", why)
             where = place.group(1) if place else ""
             why = why[: place.start()] if place else why
