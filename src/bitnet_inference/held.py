@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from bitnet_inference.backends import Choice, load_fallback, load_model
@@ -71,7 +71,8 @@ class Held:
         worker.stop(drain=False)
         for model in [] if worker.is_forked else self._models:  # the threads that closing would join are the parent's
             if model is not self._lost:
-                model.close()
+                with suppress(Exception) if worker.is_lost else nullcontext():  # its device has failed
+                    model.close()
 
 
 class Holder:

@@ -261,8 +261,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken; not behind `drain` and `close`, nor if the engine has failed, or a `fallback`."""
-        return self._worker.is_open and not self._engine.is_lost
+        """Whether requests are taken; not behind `drain` and `close`, nor once the engine or the device has failed."""
+        return self._worker.is_open
 
     @property
     def is_busy(self) -> bool:

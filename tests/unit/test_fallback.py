@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import cast
 
@@ -95,6 +95,29 @@ def test_without_another_model_every_request_ends_once_with_the_error() -> None:
     assert [listener.reason for listener in listeners] == ["error"] * 3
     assert all(listener.finishes[0].error is LOST for listener in listeners)
     assert [len(listener.token_ids) for listener in listeners] == [3, 3, 0]
+
+
+@pytest.mark.parametrize("fallback", [None, lambda error: lose(ScriptedModel(), 0)])
+def test_a_lost_model_takes_no_more_requests(fallback: Callable[[BackendError], Model] | None) -> None:
+    model = lose(ScriptedModel(), 1)
+    engine, listener = Engine(model, fallback=fallback), Listener()
+    run_all(engine, [([1], GREEDY)])
+    num_forwards = model.num_forwards
+    with pytest.raises(BackendError, match="the model has failed: the device is lost"):
+        engine.submit(Request([2], GREEDY, listener))
+    assert engine.is_lost and not engine.has_work and not listener.finishes
+    assert model.num_forwards == num_forwards, "it is asked no more"
+
+
+def test_an_llm_that_shall_not_fall_back_is_not_open_once_its_device_is_lost() -> None:
+    checkpoint = open_checkpoint(PATH)
+    model = Failing(load_model(checkpoint, EngineConfig(device="cpu", threads=1)), 1)
+    with LLM(cast(Model, model), load_tokenizer(checkpoint)) as llm:
+        with pytest.raises(KernelError, match="the device is lost"):
+            llm.generate("The fox", STORY)
+        assert not llm.is_open
+        with pytest.raises(BackendError, match="the model has failed: the device is lost"):
+            llm.stream("The fox", STORY)
 
 
 @pytest.mark.parametrize("num_forwards", [0, 1, 4])

@@ -53,7 +53,7 @@ class Engine:
         configuration that goes on where this one raises a BackendError; it is called once, and closes the other.
         """
         self._clock, self._fallback, self.max_waiting = clock, fallback, max_waiting
-        self.is_lost = False  # the model has failed, and no other one takes its place
+        self._loss: BackendError | None = None  # how the model has failed, where no other one takes its place
         self._masks = Masks()
         self._stragglers: deque[Request] = deque()  # that were checked while another model took over
         self.wakeups = Wakeups(clock)  # of those who wait for what the engine's thread does
@@ -61,6 +61,11 @@ class Engine:
         pool = self._take(model, max_num_blocks)
         self._scheduler = Scheduler(pool, self._events, self._limits, max_waiting=max_waiting)
         self._speculation = drafter and Speculation(drafter, self._scheduler)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the model has failed, and no other one takes its place: no request is taken any more."""
+        return self._loss is not None
 
     @property
     def has_work(self) -> bool:
@@ -85,9 +90,11 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request.
 
-        Raises InvalidParams, PromptTooLong or OutOfMemory for one that can never run, QueueFull if too many wait; its
-        sink then hears nothing.
+        Raises InvalidParams, PromptTooLong or OutOfMemory for one that can never run, QueueFull if too many wait, and
+        BackendError once the model is lost; its sink then hears nothing.
         """
+        if self._loss is not None:
+            raise BackendError(f"the model has failed: {self._loss}")
         sampler = self._sampler  # the last thing that another model changes
         self._check(request)
         request.max_context = self.max_context
@@ -140,11 +147,14 @@ class Engine:
 
     def _fall_back(self, error: Exception) -> bool:
         """Go on with another model after this error, if that can be: requests keep their tokens; whether it can."""
-        fallback = self._fallback
-        if fallback is None or not isinstance(error, BackendError):
+        if not isinstance(error, BackendError):
+            return False
+        fallback, self._fallback = self._fallback, None
+        if fallback is None:
+            self._loss = error
             return False
         self.wakeups.make()  # it may take long
-        log, self._fallback = logging.getLogger(__name__), None
+        log = logging.getLogger(__name__)
         log.error("the model failed, another one takes its place: %s", error)
         num_tokens, max_context = self._scheduler.pool.num_blocks * self._limits.block_size, self.max_context
         try:
@@ -152,7 +162,7 @@ class Engine:
             pool = self._take(model, -(-num_tokens // model.capabilities.block_size))
         except Exception:
             log.exception("there is no other model")
-            self.is_lost = True
+            self._loss = error
             return False
         self._scheduler.move(pool, self._limits)
         self._events.replaced(error)

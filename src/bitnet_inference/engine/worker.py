@@ -41,7 +41,12 @@ class Worker:
     @property
     def is_open(self) -> bool:
         """Whether requests are taken."""
-        return self._is_open
+        return self._is_open and not self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the model has failed, and no other one takes its place."""
+        return self._engine.is_lost
 
     @property
     def is_forked(self) -> bool:
