@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TypeVar
 
+from bitnet_inference.amounts import told_bytes
 from bitnet_inference.backends import Choice, load_fallback, load_model
 from bitnet_inference.drafts import Drafts
 from bitnet_inference.engine.events import PlanTimes
@@ -14,6 +15,7 @@ from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory
 from bitnet_inference.formats.checkpoint import Checkpoint
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model.loader import Progress
+from bitnet_inference.text.tokenizer import Tokenizer
 
 Made = TypeVar("Made")
 Maker = Callable[..., Made]  # of a model, and of `fallback`, which loads another one
@@ -78,7 +80,18 @@ class Held:
 class Holder:
     """What an LLM tells of the models that it holds."""
 
+    tokenizer: Tokenizer
     _held: Held
+    _worker: Worker
+
+    def __repr__(self) -> str:
+        where = f" on {self.device}" if self.device else ""
+        return f"<LLM {self.tokenizer.path}{where}, {told_bytes(self.num_bytes)}{'' if self.is_open else ', closed'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken; not behind `drain` and `close`, nor once the engine or the device has failed."""
+        return self._worker.is_open
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -260,11 +260,6 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         return self._engine.max_context
 
     @property
-    def is_open(self) -> bool:
-        """Whether requests are taken; not behind `drain` and `close`, nor once the engine or the device has failed."""
-        return self._worker.is_open
-
-    @property
     def is_busy(self) -> bool:
         """Whether the engine has a request that has not ended. False in a forked process, where nothing runs."""
         if self._worker.is_forked:

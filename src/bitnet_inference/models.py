@@ -179,6 +179,10 @@ class Models:
         for llm in loaded:
             llm.close()
 
+    def __repr__(self) -> str:
+        names = ", ".join(map(str, [*self._entries])) or "none"
+        return f"<Models {names}, at most {told_bytes(self.max_bytes)}{'' if self._is_open else ', closed'}>"
+
     def __enter__(self) -> Models:
         return self
 

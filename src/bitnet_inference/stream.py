@@ -179,6 +179,10 @@ class Stream:
         finally:
             self._leave()
 
+    def __repr__(self) -> str:
+        how = self.finish_reason or ("under way" if self._end is None else "error")
+        return f"<Stream {how}, {len(self._ids_read())} tokens read>"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Stream cannot be copied or sent to another process: read it, and pass its output on")
 

@@ -83,6 +83,10 @@ class Counts:
                 case Replaced():
                     self._totals["device_failures"] += 1
 
+    def __repr__(self) -> str:
+        requests, tokens = self._totals["requests"], self._totals["new_tokens"]
+        return f"<Counts {requests} requests, {sum(self._finished.values())} ended, {tokens} new tokens>"
+
     def as_json(self) -> dict[str, Any]:
         """Plain numbers.
 

@@ -1,11 +1,13 @@
 import copy
 import pickle
+import re
 import subprocess
 import sys
 
 import pytest
 
 import bitnet_inference
+from bitnet_inference import LLM, Counts, Models, SamplingParams
 
 PUBLIC = [
     "LLM",
@@ -112,3 +114,23 @@ def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, bitnet_inference; print([m for m in ('numpy', 'tokenizers', 'jinja2') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_what_has_a_state_shows_it():
+    counts = Counts()
+    with LLM.load(listener=counts) as llm:
+        path = llm.tokenizer.path
+        shown = repr(llm)
+        assert re.fullmatch(rf"<LLM {re.escape(str(path))} on \w+, [\d.]+ [MG]B>", shown)
+        assert repr(llm.tokenizer) == f"<Tokenizer {path}, 3072 tokens>"
+        stream = llm.stream("Once upon a time", SamplingParams(max_tokens=5, temperature=0))
+        assert repr(stream) == "<Stream under way, 0 tokens read>"
+        stream.read()
+        assert repr(stream) == "<Stream length, 5 tokens read>"
+    assert repr(llm) == shown.replace(">", ", closed>")
+    assert repr(counts) == "<Counts 1 requests, 1 ended, 5 new tokens>"
+    with Models(10**9) as models:
+        assert repr(models) == "<Models none, at most 1.00 GB>"
+        with models.use("default"):
+            assert repr(models) == f"<Models {path}, at most 1.00 GB>"
+    assert repr(models) == "<Models none, at most 1.00 GB, closed>"

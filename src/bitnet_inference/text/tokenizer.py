@@ -60,6 +60,9 @@ class Tokenizer:
         self._prefix, self._suffix = self._read_affixes()
         self._pieces: dict[int, bytes | str | None] = {}
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self.path}, {self.vocab_size} tokens{'' if self.has_words else ' without words'}>"
+
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a model folder. Raises NotFound, FormatError and Unsupported."""
