@@ -90,7 +90,10 @@ class Holder:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken; not behind `drain` and `close`, nor once the engine or the device has failed."""
+        """Whether requests are taken.
+
+        Not behind `drain` and `close`, nor once the engine or the device has failed, nor in a forked process.
+        """
         return self._worker.is_open
 
     @property

@@ -935,6 +935,19 @@ class TestLife:
                 assert [in_fork(work) == whole for work in (load, load, refused)] == [True] * 3
             assert all(each.read().usage.num_output_tokens == 900 for each in streams)
 
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_models_load_anew_in_a_fork_what_their_parent_has_loaded(self):
+        with Models(10**9, max_cache_tokens=64, threads=1) as models:
+
+            def work():
+                assert not llm.is_open
+                with models.use("default") as own:
+                    return own.generate("x", GREEDY).text
+
+            with models.use("default") as llm:
+                assert in_fork(work) == llm.generate("x", GREEDY).text
+                assert llm.is_open
+
     def test_a_stream_keeps_its_llm(self, folder):
         stream = scripted_llm(folder)[0].stream("The fox", GREEDY)
         gc.collect()

@@ -40,8 +40,8 @@ class Worker:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken."""
-        return self._is_open and not self.is_lost
+        """Whether requests are taken; not in a fork."""
+        return self._is_open and not self.is_lost and not self.is_forked
 
     @property
     def is_lost(self) -> bool:
