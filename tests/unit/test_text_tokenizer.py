@@ -1,4 +1,6 @@
+import copy
 import json
+import pickle
 import re
 import threading
 import time
@@ -34,6 +36,16 @@ def test_ids_and_names(tokenizer):
     assert tokenizer.id_to_token(0) == BOS and tokenizer.token_to_id(TURN) == 2
     assert tokenizer.special == {BOS: 0, EOS: 1, TURN: 2}
     assert dict(tokenizer.named) == {"bos_token": BOS, "eos_token": EOS}
+
+
+@pytest.mark.parametrize("again", [lambda one: pickle.loads(pickle.dumps(one)), copy.copy, copy.deepcopy])
+def test_copies_and_those_of_other_processes_do_the_same(tokenizer, again):
+    text = f"Hello {BOS} world{TURN} " * (HUGE_TEXT // 10)
+    ids = tokenizer.encode(text)
+    other = again(tokenizer)
+    assert other.encode(text) == ids and other.decode(ids) == tokenizer.decode(ids)
+    assert other.encode(text, parse_special=True) == tokenizer.encode(text, parse_special=True) != ids
+    assert (other.special, other.eos_ids, other.affixes) == (tokenizer.special, tokenizer.eos_ids, tokenizer.affixes)
 
 
 def test_a_bos_goes_in_front_once(tokenizer):

@@ -63,6 +63,12 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"<Tokenizer {self.path}, {self.vocab_size} tokens{'' if self.has_words else ' without words'}>"
 
+    def __getstate__(self) -> dict[str, Any]:  # for a copy, and for other processes
+        return {name: value for name, value in vars(self).items() if name not in ("_huge", "_plain")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _huge=threading.Semaphore(MAX_HUGE))
+
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a model folder. Raises NotFound, FormatError and Unsupported."""
