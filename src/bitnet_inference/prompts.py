@@ -149,13 +149,19 @@ def is_many(prompts: object) -> bool:
 def is_one_prompt(prompts: Any) -> bool:
     """A string or a list of token ids is one prompt, a list of these is many. Raises InvalidParams for all else.
 
-    An array is as good as a list.
+    An array is as good as a list, of texts too.
     """
     if isinstance(prompts, str):
         return True
     if _is_array(type(prompts)) and prompts.ndim:
         if not len(prompts):
             _refuse_prompts("there is no prompt: the array is empty")
+        if getattr(getattr(prompts, "dtype", None), "kind", None) in (
+            "O",
+            "T",
+            "U",
+        ):  # of objects, which may be texts, or of texts
+            return is_one_prompt(prompts.tolist())
         return bool(prompts.ndim == 1)
     if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):
         _refuse_prompts(f"a prompt must be a string or a list of token ids, not {type(prompts).__name__}")

@@ -673,6 +673,18 @@ class TestNumbers:
                 with pytest.raises(InvalidParams):
                     ask(wrong)
 
+    def test_an_array_of_texts_is_as_good_as_a_list(self, llm):
+        prompts = ["The brave fox", "Hello world"]
+        for array in (np.array(prompts), np.array(prompts, object)):
+            assert [each.text for each in llm.generate(array, GREEDY)] == [
+                each.text for each in llm.generate(prompts, GREEDY)
+            ]
+            assert llm.score(array) == llm.score(prompts)
+        ids = [llm.tokenizer.encode(each) for each in prompts]
+        assert llm.score(np.array(ids, object)) == llm.score(prompts)
+        with pytest.raises(InvalidParams, match="a list must hold token ids only, or prompts only"):
+            llm.score(np.array(["The brave fox", None]))
+
     def test_many_scores_and_those_from_a_position_on(self, llm):
         prompts = ["The brave fox", "Hello world", llm.tokenizer.encode("The brave owl")]
         alone = [llm.score(prompt) for prompt in prompts]
