@@ -26,6 +26,7 @@ from conftest import Running
 from typer.testing import CliRunner
 
 from bitnet_inference.cli import app as command
+from bitnet_inference.cli.serve import named
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.models import Models
@@ -474,6 +475,7 @@ PEM, KEY = str(HERE / "localhost.pem"), str(HERE / "localhost.key")
         (["--tls-certificate", PEM, "--tls-key", PEM, "--port", "0"], "are no pair for TLS ("),
         (["--tls-certificate", KEY, "--tls-key", KEY, "--port", "0"], "are no pair for TLS ("),
         (["a=default", "a=default"], "two models are called"),
+        (["models/\udcff"], "'models/\\udcff' has no name that clients could give: give NAME=PATH"),
         (["--drain-timeout", "-1"], "drain_timeout_s is -1"),
         (["--log-file", "lines", "--no-log"], "give one of them"),
         (["--log-file", "-"], "leave it out"),
@@ -492,6 +494,12 @@ PEM, KEY = str(HERE / "localhost.pem"), str(HERE / "localhost.key")
 def test_impossible_options_are_refused_in_a_line(options: list[str], why: str) -> None:
     result = CliRunner().invoke(command, ["serve", *options])
     assert result.exit_code == 2 and why in result.output and len(result.output.splitlines()) == 1
+
+
+def test_a_folder_may_be_called_as_a_name_and_a_path(tmp_path: Path) -> None:
+    folder = tmp_path / "lr=3e-4"
+    folder.mkdir()
+    assert named([str(folder), f"a={folder}"]) == {"lr=3e-4": str(folder), "a": str(folder)}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -100,7 +101,7 @@ def serve(
     listening = Listening(**_given(ctx, LISTENING))
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
     options = ServerOptions(keys=keys, **_given(ctx, TREATING))
-    paths, journal, watch = _named(models or ["default"]), _journal(log_file, no_log), Watch()
+    paths, journal, watch = named(models or ["default"]), _journal(log_file, no_log), Watch()
     with ExitStack() as stack:
         sockets = bind(listening)
         for each in sockets:
@@ -147,13 +148,17 @@ def _given(ctx: typer.Context, table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: ctx.params[name] for name in table if ctx.params[name] not in (None, [], ())}
 
 
-def _named(models: Sequence[str]) -> dict[str, str]:
+def named(models: Sequence[str]) -> dict[str, str]:
+    """The models by the names that clients know them by, from a name, a path, or NAME=PATH each."""
     from bitnet_inference.model_folder import find_model
 
     paths: dict[str, str] = {}
     for text in models:
         name, sign, path = text.partition("=")
-        name, path = (name, path) if sign else (Path(text).name or text, text)
+        if not sign or os.path.exists(text):  # folders of training runs are called lr=0.1
+            name, path = Path(text).name or text, text
+        if not name.isprintable():  # as of bytes that are no UTF-8: answers, logs and metrics have it
+            raise InvalidParams(f"{text!r} has no name that clients could give: give NAME=PATH")
         if not name or not path:
             raise InvalidParams(f"{text!r} is no model: give a name, a path, or NAME=PATH")
         if name in paths:
