@@ -57,7 +57,7 @@ from bitnet_inference.text.chat import Chat
 from bitnet_inference.text.detokenize import Detokenizer
 from bitnet_inference.text.filter import Filter, Filters
 from bitnet_inference.text.messages import Message
-from bitnet_inference.text.own_words import with_own_words
+from bitnet_inference.text.own_words import readable_json, with_own_words
 from bitnet_inference.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -383,8 +383,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         from bitnet_inference.grammar.matcher import Matchers  # the library behind it is loaded when it is needed
 
         num_tokens = max(self.config.vocab_size, self.tokenizer.vocab_size)
-        own_words = partial(with_own_words, self.tokenizer)
-        return Matchers(self.tokenizer.to_json, own_words, num_tokens, self.eos_ids)
+        named, own_words = partial(readable_json, self.tokenizer), partial(with_own_words, self.tokenizer)
+        return Matchers(named, own_words, num_tokens, self.eos_ids)
 
     def _cancel(self, request: Request) -> None:
         # Streams hold this method, and so the LLM: it is not closed while one of them is read.

@@ -43,9 +43,14 @@ class Decoding:
             token = token.replace(self.opening_drops, "")
         for old, new in self.replacements:
             token = token.replace(old, new)
-        if self.byte_fallback and _BYTE_TOKEN.fullmatch(token):
+        if self.byte_fallback and is_byte_token(token):
             return bytes([int(token[3:5], 16)])
         return token
+
+
+def is_byte_token(token: str) -> bool:
+    """Whether a token is spelt as those are that stand for a byte."""
+    return _BYTE_TOKEN.fullmatch(token) is not None
 
 
 def read_decoding(state: bytes | None) -> Decoding:
