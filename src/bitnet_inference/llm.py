@@ -372,7 +372,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         options |= {"eos_ids": self.eos_ids, "terms": terms, "num_dropped": fitted.num_dropped}
         request = Request(fitted.token_ids, params, mailbox, **options)
         if (grammar := params.grammar) is not None:
-            request.constraint = self._matchers.matcher(grammar.kind, grammar.source, request.end_ids)
+            drops_space = opening and self.tokenizer.decoding.drops_space
+            request.constraint = self._matchers.matcher(grammar.kind, grammar.source, request.end_ids, drops_space)
         screen = self._filters.start()
         stream = Stream(mailbox, request, self._cancel, params.logprobs is not None, screen)
         self._submit(request)  # which the stream ends from now on, should an interrupt take it

@@ -49,3 +49,27 @@ def test_tokens_like_those_of_bytes_are_text_where_the_decoder_says_so(llm):
     output = llm.generate("Hello", params)
     assert re.fullmatch("[AB]{3}", output.text)
     assert (token in output.token_ids) == llm.tokenizer.decoding.byte_fallback
+
+
+ANSWERS = ["( | x)yes", " ?[a ]{3}", " *no", "yes|no", "x ?: 12", " ( A|ü){2}"]
+
+
+@pytest.mark.parametrize("regex", ANSWERS)
+@pytest.mark.parametrize("kind", ["regex", "lark"])
+def test_an_answer_has_its_form_without_the_space_that_the_decoder_drops(llm, regex, kind):
+    """Of " yes" the space was dropped."""
+    grammar = Grammar(regex=regex) if kind == "regex" else Grammar(lark=f"start: /{regex}/")
+    params = [SamplingParams(grammar=grammar, max_tokens=100, seed=seed, stop=["!"]) for seed in range(12)]
+    for output in llm.chat([[{"role": "user", "content": "Hi"}]] * 12, params):
+        assert output.finish_reason == "length" or re.fullmatch(regex, output.text), output
+
+
+def test_an_answer_may_begin_with_the_token_that_brings_the_dropped_space(llm):
+    """As it does without a form: models like Llama 2 write "▁t", and not "t"."""
+    token = llm.tokenizer.token_to_id("▁t")
+    params = SamplingParams(grammar=Grammar(choice=["the fox", "the owl"]), seed=1, logit_bias={token: 100.0})
+    answer = llm.chat([{"role": "user", "content": "Hi"}], params)
+    assert answer.text in ("the fox", "the owl") and answer.finish_reason == "stop"
+    assert (answer.token_ids[0] == token) == llm.tokenizer.decoding.drops_space
+    continued = llm.generate("Hi", params)
+    assert continued.text in ("the fox", "the owl") and continued.token_ids[0] != token

@@ -92,25 +92,27 @@ class Matchers:
         self._tokens: llguidance.LLTokenizer | None = None
         self._words: Collection[str] = ()
         self._named: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, bool], llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, kind: str, source: str, end_ids: Iterable[int]) -> Matcher:
-        """A new matcher for a text that these tokens end. Raises InvalidParams for a grammar that allows nothing.
+    def matcher(self, kind: str, source: str, end_ids: Iterable[int], drops_space: bool = False) -> Matcher:
+        """A new matcher for a text that these tokens end, and which a space in front is no part of if `drops_space`.
 
-        `kind` and `source` are those of a Grammar.
+        `kind` and `source` are those of a Grammar. Raises InvalidParams for one that allows nothing.
         """
         with self._lock:
-            compiled = self._compiled.pop(source, None) or self._compile(kind, source)
-            self._compiled[source] = compiled
+            compiled = self._compiled.pop((source, drops_space), None) or self._compile(kind, source, drops_space)
+            self._compiled[source, drops_space] = compiled
             if len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
             return self._start(compiled, end_ids)
 
-    def _compile(self, kind: str, source: str) -> llguidance.LLMatcher:
+    def _compile(self, kind: str, source: str, drops_space: bool) -> llguidance.LLMatcher:
         tokens, words = self._vocabulary(source)
-        if _spells_token(source, tokens, words):
-            source = _unforced(source)
+        end = "" if _is_forced(source) and not _spells_token(source, tokens, words) else _ONE_STEP_AT_A_TIME
+        space = _space_before(source, tokens) if drops_space else ""
+        if space or (end and _is_forced(source)):
+            source = _within(f"start: {space}@whole{end}", source)
         compiled = llguidance.LLMatcher(tokens, source, log_level=0, limits=_limits())
         trial = self._start(compiled, ())
         try:
@@ -192,7 +194,7 @@ class Matcher:
 
 def _lark(source: str) -> str:
     """What of a grammar is Lark."""
-    if not source.startswith('{"grammars"'):
+    if not _is_forced(source):
         return source
     return "\n".join(each.get("lark_grammar") or "" for each in json.loads(source)["grammars"])
 
@@ -207,13 +209,22 @@ def _spells_token(source: str, tokens: llguidance.LLTokenizer, words: Collection
     return has_word or any(map(tokens.is_special_token, tokens.tokenize_str(text)))
 
 
-def _unforced(source: str) -> str:
-    """The same grammar, of which the library does not follow what must come next; Lark alone says so already."""
-    if not source.startswith('{"grammars"'):
-        return source
-    first, *others = json.loads(source)["grammars"]
-    start = {"name": "start", "lark_grammar": f"start: @whole{_ONE_STEP_AT_A_TIME}"}
+def _is_forced(source: str) -> bool:
+    """Whether the library follows what must come next in this grammar; Lark alone says that it shall not."""
+    return source.startswith('{"grammars"')
+
+
+def _within(lark: str, source: str) -> str:
+    """A Lark grammar in which @whole stands for this one."""
+    first, *others = json.loads(source)["grammars"] if _is_forced(source) else [{"lark_grammar": source}]
+    start = {"name": "start", "lark_grammar": lark}
     return json.dumps({"grammars": [start, {**first, "name": "whole"}, *others]})
+
+
+def _space_before(source: str, tokens: llguidance.LLTokenizer) -> str:
+    """In Lark, the space that a text may have in front of it; one that could be its own must have another."""
+    matcher, space = llguidance.LLMatcher(tokens, source, log_level=0, limits=_limits()), tokens.tokenize_str(" ")
+    return '" " ' if space and matcher.try_consume_tokens(space) == len(space) else '" "? '
 
 
 def _with_bits(num_words: int, token_ids: Iterable[int]) -> NDArray[np.uint32]:

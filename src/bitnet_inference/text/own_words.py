@@ -64,12 +64,17 @@ def _mark(decoding: Decoding) -> str:
 
 
 def _no_bytes(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Tokens like <0xE2> that are text to this decoder, and bytes to the library: as special ones, none writes them."""
-    if tokenizer.decoding.byte_level or tokenizer.decoding.byte_fallback:
-        return
+    """Tokens like <0xE2> that are text to this decoder, and bytes to the library: as special ones, none writes them.
+
+    And that of a space where the mark in front of a text is dropped, but not this.
+    """
+    decoding = tokenizer.decoding
+    hidden = {"<0x20>"} if decoding.opening_drops else set[str]()
+    if not decoding.byte_level and not decoding.byte_fallback:
+        hidden = set(filter(is_byte_token, tokenizer.vocabulary()))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for token, token_id in tokenizer.vocabulary().items():
-        if is_byte_token(token) and token_id not in tokenizer.special_ids:
+    for token in sorted(hidden.difference(tokenizer.special)):
+        if (token_id := tokenizer.token_to_id(token)) is not None:
             yield {"id": token_id, "content": token, **flags, "special": True}
 
 

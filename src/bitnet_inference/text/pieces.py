@@ -35,6 +35,11 @@ class Decoding:
     num_strips: int = 0
     joiner: str = ""
 
+    @property
+    def drops_space(self) -> bool:
+        """Whether a space in front of a whole text is no part of it."""
+        return " " in dict(self.replacements).get(self.opening_drops, "") or (self.strip == " " and self.num_strips > 0)
+
     def piece(self, token: str, opening: bool = False) -> bytes | str:
         """What a token adds: bytes, or text. `opening` says that it is the first of its text."""
         if self.byte_level:
