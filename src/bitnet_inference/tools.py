@@ -257,9 +257,11 @@ def _call_schema(place: str, name: str, arguments: Mapping[str, Any], style: Sty
 
 def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """With its reference to where the arguments' schema now is; below an $id references start at that, and stay."""
-    target = schema.get("$ref")
+    target, names = schema.get("$ref"), schema.get("propertyNames")
     if "$id" in schema:
         return None
+    if isinstance(names, Mapping):
+        schema = {**schema, "propertyNames": _moved(place, names) or names}
     if isinstance(target, str) and ((target := local(target)) == "#" or target.startswith("#/")):
         return {**schema, "$ref": f"#{place}{target[1:]}"}
     return schema

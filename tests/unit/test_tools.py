@@ -141,6 +141,11 @@ def test_a_forced_call_is_a_call(style, choice, names):
             {"t": 1},
             {"t": 2},
         ),
+        (
+            {"propertyNames": {"$ref": "#/$defs/X"}, "additionalProperties": {}, "$defs": {"X": {"enum": ["t"]}}},
+            {"t": 1},
+            {"u": 1},
+        ),
         ({"properties": {"t": {"exclusiveMinimum": 0, "maximum": 0.5}}}, {"t": 0.5}, {"t": 0}),
         ({"properties": {"t": {"const": 1}}}, {"t": 1}, {"t": 1, "u": 1}),
         ({"properties": {}}, {}, {"t": 1}),
