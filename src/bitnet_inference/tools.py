@@ -15,7 +15,7 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.loosening import loosened
-from bitnet_inference.grammar.references import local
+from bitnet_inference.grammar.references import is_pointer, local
 from bitnet_inference.grammar.schema import changed_schema
 
 # How a model writes a call: {"name": ..., "parameters": ...} and nothing else, perhaps behind <|python_tag|>, several
@@ -262,7 +262,7 @@ def _moved(place: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     if isinstance(names, Mapping):
         schema = {**schema, "propertyNames": _moved(place, names) or names}
-    if isinstance(target, str) and ((target := local(target)) == "#" or target.startswith("#/")):
+    if isinstance(target, str) and is_pointer(target := local(target)):
         return {**schema, "$ref": f"#{place}{target[1:]}"}
     return schema
 

@@ -188,7 +188,32 @@ def test_what_cannot_be_kept_is_left_out_unless_the_function_is_strict(choice):
         strict.grammar("llama")
 
 
-@pytest.mark.parametrize("wrong", [{"properties": 3}, {"anyOf": "x"}, {"items": [3]}, {"$defs": {"x": "y"}}])
+ONE_OF_TWO = {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "oneOf": [{"required": [name]} for name in "ab"]}
+
+
+@pytest.mark.parametrize(
+    "schema, fits, fits_not",
+    [
+        (ONE_OF_TWO, {"a": 1, "b": 2}, {"a": 2}),
+        (ONE_OF_TWO, {"b": 2}, {}),
+        ({"properties": {"a": {"const": 1}, "b": {}}, "minProperties": 1, "maxProperties": 1}, {}, {"a": 2}),
+        ({"required": ["a"], "minProperties": 3}, {"a": 1}, {}),
+        ({"properties": {"a": {"$ref": "https://json.schemastore.org/x"}}}, {"a": 1}, {"b": 1}),
+        ({"properties": {"a": {"$ref": "#x"}}, "$defs": {"x": {"$anchor": "x", "type": "null"}}}, {"a": 1}, {"b": 1}),
+        ({"properties": {"a": {"optional": True, "type": "null"}}, "errorMessage": "no"}, {"a": None}, {"a": 1}),
+    ],
+)
+def test_what_is_left_out_leaves_the_rest(schema, fits, fits_not):
+    """Such a schema was refused, though the function is not strict."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+    grammar = read_tools([tool], "required").grammar("llama")
+    assert accepts(grammar, call_of("f", "llama", fits)) and not accepts(grammar, call_of("f", "llama", fits_not))
+    strict = read_tools([{**tool, "function": {**tool["function"], "strict": True}}], "required")
+    with pytest.raises(InvalidParams, match="function f: "):
+        strict.grammar("llama")
+
+
+@pytest.mark.parametrize("wrong", [{"properties": 3}, {"oneOf": 3}, {"items": [3]}, {"$defs": {"x": "y"}}])
 def test_what_is_wrong_with_a_schema_is_told_of_functions_that_are_not_strict_too(wrong):
     tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": wrong}}], "required")
     with pytest.raises(InvalidParams, match="at /properties/parameters"):

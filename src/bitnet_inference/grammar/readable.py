@@ -43,12 +43,12 @@ _KINDS = {str: "string", bool: "boolean", int: "number", float: "number", type(N
 
 def readable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A checked schema in words that the library reads rightly."""
-    unions = _Unions(schema)
+    unions = Unions(schema)
     readable: dict[str, Any] = changed_schema(schema, lambda part: _readable(schema, unions, part))
     return readable
 
 
-def _readable(root: Mapping[str, Any], unions: _Unions, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _readable(root: Mapping[str, Any], unions: Unions, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     readable = {keyword: value for keyword, value in schema.items() if keyword in READ}
     for keyword in (*LOWEST, *HIGHEST):
         if is_number(end := readable.get(keyword)):
@@ -121,7 +121,7 @@ def _read_names(root: Mapping[str, Any], schema: Mapping[str, Any], readable: di
         readable["additionalProperties"] = False
 
 
-class _Unions:
+class Unions:
     """Cases of which a text fits one at most may as well be those of `anyOf`: the library follows no references.
 
     Where objects are told apart by a property, each must have it: without it a text could fit several.
@@ -131,7 +131,8 @@ class _Unions:
         self._apart: set[int] = set()  # the identities of such unions
         self._required: dict[int, set[str]] = {}  # what their cases must have, by the cases' identities
         for part in parts_of(root):
-            meant = [resolved(root, case) for case in part.get("oneOf", ())]
+            cases = part.get("oneOf", ())
+            meant = [resolved(root, case) for case in cases] if isinstance(cases, list | tuple) else []
             if not meant or "anyOf" in part or not all(isinstance(case, Mapping) for case in meant):
                 continue
             tag = _tag_name(root, meant) if all(case.get("type") == "object" for case in meant) else None
@@ -142,9 +143,13 @@ class _Unions:
             if tag is not None or _are_apart(values) or _are_apart(kinds):
                 self._apart.add(id(part))
 
+    def are_apart(self, schema: Mapping[str, Any]) -> bool:
+        """Whether a text fits one case of this schema's `oneOf` at most."""
+        return id(schema) in self._apart
+
     def read(self, schema: Mapping[str, Any], readable: dict[str, Any]) -> None:
         """Put it so in a schema."""
-        if id(schema) in self._apart:
+        if self.are_apart(schema):
             readable["anyOf"] = readable.pop("oneOf")
         required = given if isinstance(given := readable.get("required"), list) else []
         if more := sorted(self._required.get(id(schema), set()).difference(required)):

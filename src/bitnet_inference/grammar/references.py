@@ -28,6 +28,11 @@ def local(ref: str) -> str:
     return f"#{ref}" if ref.startswith(("/$defs/", "/definitions/")) else ref
 
 
+def is_pointer(ref: str) -> bool:
+    """Whether it names a place in the schema it stands in."""
+    return ref == "#" or ref.startswith("#/")
+
+
 def spelt(ref: str) -> str:
     """A reference as URIs are spelt, which says the same: to name #/$defs/Größe or #/$defs/Box[int] is usual."""
     return quote(ref, safe=_OF_URIS)

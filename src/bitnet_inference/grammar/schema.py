@@ -127,7 +127,7 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
             _refuse(place, f"{keyword} is {value!r:.40}", "give true or false")
         if is_impossible(root, schema, keyword):
             _refuse(place, f"{keyword} cannot be kept", "leave it out")
-        if keyword not in _KNOWN and not str(keyword).startswith("x-"):
+        if not is_known(keyword):
             nearest = difflib.get_close_matches(str(keyword), _ALLOWED, n=1)
             cure = f"did you mean {nearest[0]}?" if nearest else "leave it out"
             _refuse(place, f"{keyword!r:.60} is no keyword that is known here", cure)
@@ -139,6 +139,11 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
     for regex in [pattern, *_names(schema.get("patternProperties"))]:
         if isinstance(regex, str):
             check_regex(f"json_schema: at {place or '/'}", regex)
+
+
+def is_known(keyword: object) -> bool:
+    """Whether it is a keyword of JSON Schema, or a note."""
+    return keyword in _KNOWN or str(keyword).startswith("x-")
 
 
 def is_impossible(root: Mapping[str, Any], schema: Mapping[str, Any], keyword: str) -> bool:
