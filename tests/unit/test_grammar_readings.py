@@ -196,6 +196,7 @@ CASES = {
     "b": {"type": "object", "properties": {"t": {"enum": ["b", "c"]}, "kids": {"items": {"$ref": "#/$defs/any"}}}},
     "any": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b", "title": "B"}]},
     "names": {"enum": ["r", "g"]},
+    "short": {"type": "string", "maxLength": 2},
 }
 
 
@@ -208,6 +209,13 @@ CASES = {
         ({"items": [{"type": "boolean"}, {"const": 3}], "additionalItems": False, "minItems": 1}, "[true, 3]", "[3]"),
         ({"items": [{"type": "boolean"}], "additionalItems": {"type": "null"}}, "[true, null]", "[true, 3]"),
         ({"propertyNames": {"$ref": "#/$defs/names"}, "additionalProperties": {"const": 1}}, '{"g": 1}', '{"z": 1}'),
+        ({"propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": {"const": 1}}, '{"a": 1}', '{"d": 1}'),
+        ({"propertyNames": {"pattern": "^[a-c]$"}, "additionalProperties": {"const": 1}}, "{}", '{"a": 2}'),
+        ({"type": "object", "propertyNames": {"minLength": 1, "maxLength": 2}}, '{"é\\n": 1}', '{"": 1}'),
+        ({"type": "object", "propertyNames": {"$ref": "#/$defs/short", "title": "n"}}, '{"ab": 1}', '{"abc": 1}'),
+        ({"type": "object", "propertyNames": {"format": "date"}}, '{"2024-12-31": 1}', '{"2024-02-30": 1}'),
+        ({"type": "object", "propertyNames": {"format": "uuid"}, "minProperties": 1},
+         '{"4c5bd4f3-9d76-4f9c-8b63-2f7a3e6d1c00": 1}', "{}"),
         ({"$ref": "/$defs/names"}, '"r"', '"z"'),
         ({"type": "object", "properties": {"a": {"not": {}}, "b": {"const": 1}}}, '{"b": 1}', '{"a": 1, "b": 1}'),
         ({"anyOf": [{"not": True}, {"const": 1}]}, "1", "2"),

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.readable import Unions
 from bitnet_inference.grammar.references import is_pointer, local
-from bitnet_inference.grammar.regex import check_regex, plain_decimals
-from bitnet_inference.grammar.schema import changed_schema, has_known_format, is_impossible, is_known, is_number
+from bitnet_inference.grammar.schema import (
+    can_be_kept,
+    changed_schema,
+    has_known_format,
+    is_impossible,
+    is_known,
+    is_number,
+)
 
 
 def loosened(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -33,7 +38,7 @@ def _loosened(root: Mapping[str, Any], unions: Unions, part: Mapping[str, Any]) 
         cases = kept.pop("oneOf")
         kept.setdefault("anyOf", cases)
     _loosen_names(kept)
-    if isinstance(pattern := kept.get("pattern"), str) and not _can_be_kept(pattern):
+    if isinstance(pattern := kept.get("pattern"), str) and not can_be_kept(pattern):
         del kept["pattern"]
     if not has_known_format(kept):
         del kept["format"]
@@ -43,8 +48,8 @@ def _loosened(root: Mapping[str, Any], unions: Unions, part: Mapping[str, Any]) 
 def _loosen_names(kept: dict[str, Any]) -> None:
     """Leave out what is asked of names and their number, where that cannot be kept."""
     named, listed, required = (kept.get(name) for name in ("patternProperties", "properties", "required"))
-    if isinstance(named, Mapping) and not all(map(_can_be_kept, named)):
-        kept["patternProperties"] = {name: inner for name, inner in named.items() if _can_be_kept(name)}
+    if isinstance(named, Mapping) and not all(map(can_be_kept, named)):
+        kept["patternProperties"] = {name: inner for name, inner in named.items() if can_be_kept(name)}
         kept.pop("additionalProperties", None)  # it does not tell of the names that the others allow
     needed = required if isinstance(required, list) else []
     if isinstance(listed, Mapping) and not all(name in needed for name in listed):
@@ -52,11 +57,3 @@ def _loosen_names(kept: dict[str, Any]) -> None:
         kept.pop("maxProperties", None)
     if is_number(least := kept.get("minProperties")) and least > len(needed) + 1:
         del kept["minProperties"]
-
-
-def _can_be_kept(pattern: str) -> bool:
-    try:
-        check_regex("", plain_decimals(pattern))
-    except InvalidParams:
-        return False
-    return True

@@ -21,6 +21,7 @@ from bitnet_inference.grammar.schema import (
     is_number,
     listed_names,
     listed_values,
+    names_pattern,
     parts_of,
 )
 
@@ -114,7 +115,10 @@ def _read_tuple(readable: dict[str, Any]) -> None:
 
 
 def _read_names(root: Mapping[str, Any], schema: Mapping[str, Any], readable: dict[str, Any]) -> None:
-    """The names that `propertyNames` lists are those of properties, and there are no others."""
+    """The names that `propertyNames` lists, or has a pattern for, are those of properties, and there are no others."""
+    if (pattern := names_pattern(root, schema)) is not None:
+        readable["patternProperties"] = {plain_classes(pattern): readable.get("additionalProperties", True)}
+        readable["additionalProperties"] = False
     if (names := listed_names(root, schema)) is not None:
         named, other = readable.get("properties", {}), readable.get("additionalProperties", True)
         readable["properties"] = {name: named.get(name, other) for name in names}

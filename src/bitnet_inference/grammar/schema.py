@@ -43,6 +43,12 @@ UUID_OF_VERSION = re.compile("uuid([1-8])")  # of pydantic
 _FORMATS = (
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
 )  # fmt: skip
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+# Of days of the year, those that each year has: in a name one expression has to say it.
+_FORMS_OF_NAMES = {
+    "date": f"^{_YEAR}-((0[13578]|1[02])-31|(0[13-9]|1[0-2])-(29|30)|(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8]))$",
+    "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+}
 # Not $schema: the library would read tuples, and `const`, as that draft has them, and not as they are put here.
 READ = frozenset(("$id", *_ONE, *_LISTS, *_NAMED, *_VALUES))
 _ALLOWED = READ | _NOTES | {"nullable"}
@@ -151,7 +157,7 @@ def is_impossible(root: Mapping[str, Any], schema: Mapping[str, Any], keyword: s
     value = schema[keyword]
     if keyword == "propertyNames":  # of names in JSON all are strings
         asks_nothing = value in ({}, {"type": "string"}) or value is True
-        return not asks_nothing and listed_names(root, schema) is None
+        return not asks_nothing and listed_names(root, schema) is None and names_pattern(root, schema) is None
     if keyword == "not":
         return schema is root or not is_never(schema)
     return keyword in _IMPOSSIBLE and not (keyword == "uniqueItems" and value is False)
@@ -182,6 +188,31 @@ def listed_names(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str
     names = listed_values(rule)
     is_plain = rule.keys() <= {"const", "enum", "type"} | _NOTES and rule.get("type", "string") == "string"
     return names if is_plain and names is not None and all(isinstance(name, str) for name in names) else None
+
+
+def names_pattern(root: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+    """What `propertyNames` asks of names, where one regular expression says it, and nothing else names properties."""
+    rule = resolved(root, schema.get("propertyNames"))
+    if not isinstance(rule, Mapping) or schema.keys() & {"patternProperties", "properties"}:
+        return None
+    asked = rule.keys() - {"type"} - _NOTES
+    if rule.get("type", "string") != "string" or not asked:
+        return None
+    pattern = None
+    if asked <= {"maxLength", "minLength"}:
+        pattern = rf"^[\s\S]{{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
+    elif len(asked) == 1:
+        pattern = rule["pattern"] if "pattern" in asked else _FORMS_OF_NAMES.get(str(rule.get("format")))
+    return pattern if isinstance(pattern, str) and can_be_kept(pattern) else None
+
+
+def can_be_kept(pattern: str) -> bool:
+    """Whether a pattern asks for nothing that is refused."""
+    try:
+        check_regex("", plain_decimals(pattern))
+    except InvalidParams:
+        return False
+    return True
 
 
 def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
