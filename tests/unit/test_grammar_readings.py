@@ -191,6 +191,7 @@ def test_a_schema_in_a_grammar_is_read_as_elsewhere(llm):
 
 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # of pydantic
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"  # of zod
 CASES = {
     "a": {"type": "object", "properties": {"t": {"const": "a"}, "x": {"type": "integer"}}, "required": ["t"]},
     "b": {"type": "object", "properties": {"t": {"enum": ["b", "c"]}, "kids": {"items": {"$ref": "#/$defs/any"}}}},
@@ -229,6 +230,9 @@ CASES = {
          '"4c5bd4f3-9d76-4f9c-7b63-2f7a3e6d1c00"'),
         ({"type": "string", "pattern": DECIMAL + r"\d*\.?\d*$"}, '"-1.50"', '"-."'),
         ({"type": "string", "pattern": DECIMAL + r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)"}, '"12.3"', '"12.34"'),
+        ({"type": "string", "format": "email", "pattern": EMAIL}, '"a.b-c+d@e-f.g.org"', '"a..b@c.org"'),
+        ({"type": "string", "pattern": EMAIL}, '"o\'b@c.org"', '".a@c.org"'),
+        ({"type": "string", "pattern": EMAIL}, '"b@c.org"', '"b.@c.org"'),
         ({"type": "string", "format": "date-time"}, '"2024-01-31T10:00:00Z"', '"2024-01-31t10:00:00Z"'),
         ({"type": "string", "format": "time"}, '"10:00:00Z"', '"10:00:00z"'),
         ({"type": "string", "format": "date-time"}, '"2024-01-31T10:00:00.123456Z"', '"2024-01-31T10:00:00.1234567Z"'),

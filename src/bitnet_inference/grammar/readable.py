@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from bitnet_inference.grammar.references import local, resolved, spelt
-from bitnet_inference.grammar.regex import plain_classes, plain_decimals
+from bitnet_inference.grammar.regex import plain_classes, without_look_around
 from bitnet_inference.grammar.schema import (
     HIGHEST,
     LOOSE_FORMATS,
@@ -58,9 +58,9 @@ def _readable(root: Mapping[str, Any], unions: Unions, schema: Mapping[str, Any]
         if isinstance(count := readable.get(keyword), float) and count.is_integer():
             readable[keyword] = int(count)
     if isinstance(pattern := readable.get("pattern"), str):
-        decimals = plain_decimals(pattern)
-        readable["pattern"] = plain_classes(decimals)
-        _add_patterns(readable, () if decimals == pattern else ("[0-9]",))
+        first, *more = without_look_around(pattern)
+        readable["pattern"] = plain_classes(first)
+        _add_patterns(readable, more)
     if isinstance(named := readable.get("patternProperties"), Mapping):
         readable["patternProperties"] = {plain_classes(name): inner for name, inner in named.items()}
     _read_tuple(readable)

@@ -18,6 +18,11 @@ _DECIMAL = "^(?!^[-+.]*$)"
 _MOST_DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,(\d+)\}0\*\$\)")
 _WHOLE = re.compile(r"(\(\?:\\d\{0,\d+\})\|")
 _WITHIN_DIGITS = re.compile(_MOST_DIGITS.pattern + r"\\d\*\\\.\\d\*0\*\$")
+# No point in front, and no two in a row: of a name, which is classes and points, and hosts, where none can be.
+_EMAIL = re.compile(
+    r"\^\(\?!\\\.\)\(\?!\.\*\\\.\\\.\)\(\[([^].]+)\\\.\]\*\)"
+    r"(\[[^].]+\]@\(\[[^].]+\]\[[^].]+\]\*\\\.\)\+\[[^].]+\]\{2,\}\$)"
+)
 # Escaped characters, classes, groups' borders and counts; a class may begin with its own end, as in []a].
 _SIGN = re.compile(rf"\\.|\[\^?\]?{_INSIDE}{_END}|[()]|{_COUNT.pattern}", re.DOTALL)
 _CLASS = re.compile(rf"\\.|\[(\^?\]?)({_INSIDE})({_END})", re.DOTALL)
@@ -40,13 +45,21 @@ def plain_classes(regex: str) -> str:
     return _CLASS.sub(plain, regex)
 
 
-def plain_decimals(regex: str) -> str:
-    """Pydantic's patterns of a Decimal, without look-ahead; that there is a digit is left to be asked for.
+def without_look_around(regex: str) -> tuple[str, ...]:
+    """The patterns that together say what one of pydantic for a Decimal, or of zod for an address, says by look-around.
+
+    Any other one stays as it is, and alone.
+    """
+    if regex.startswith(_DECIMAL):
+        return _plain_decimals(regex), "[0-9]"
+    return (_EMAIL.sub(r"^(?:[\1]+\.)*[\1]*\2", regex),)
+
+
+def _plain_decimals(regex: str) -> str:
+    """That there is a digit is left to be asked for.
 
     Where the places behind the point have a limit of their own, the one of all digits adds nothing.
     """
-    if not regex.startswith(_DECIMAL):
-        return regex
     regex = _WHOLE.sub(r"\1$|", "^" + regex[len(_DECIMAL) :])  # pydantic forgets that nothing may follow
     regex = _WITHIN_DIGITS.sub(_of_digits, regex)
     return _MOST_DIGITS.sub("", regex)

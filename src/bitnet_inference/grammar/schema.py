@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.references import resolved
-from bitnet_inference.grammar.regex import check_regex, plain_decimals
+from bitnet_inference.grammar.regex import check_regex, without_look_around
 from bitnet_inference.grammar.together import most_patterns
 
 MAX_DEPTH = 64
@@ -141,7 +141,7 @@ def _check_keywords(root: Mapping[str, Any], place: str, schema: Mapping[str, An
         cure = f"give a pattern for it, or one of {', '.join(_FORMATS)}"
         _refuse(place, f"the format {schema['format']!r:.60} is not known here", cure)
     pattern = schema.get("pattern")
-    pattern = plain_decimals(pattern) if isinstance(pattern, str) else pattern
+    pattern = without_look_around(pattern)[0] if isinstance(pattern, str) else pattern
     for regex in [pattern, *_names(schema.get("patternProperties"))]:
         if isinstance(regex, str):
             check_regex(f"json_schema: at {place or '/'}", regex)
@@ -209,7 +209,7 @@ def names_pattern(root: Mapping[str, Any], schema: Mapping[str, Any]) -> str | N
 def can_be_kept(pattern: str) -> bool:
     """Whether a pattern asks for nothing that is refused."""
     try:
-        check_regex("", plain_decimals(pattern))
+        check_regex("", without_look_around(pattern)[0])
     except InvalidParams:
         return False
     return True
