@@ -115,6 +115,8 @@ class Tools:
         return (rest, calls) if calls else ("" if self.forced else text, [])
 
     def _call(self, value: Any) -> ToolCall:
+        if isinstance(value, dict) and "name" not in value:  # in OpenAI's shape, as templates may show earlier calls
+            value = value.get("function")
         name = value.get("name") if isinstance(value, dict) else None
         arguments = value.get("parameters", value.get("arguments")) if isinstance(value, dict) else None
         if not isinstance(name, str) or name not in self.functions or not isinstance(arguments, dict):
@@ -287,7 +289,8 @@ def _hermes_calls(text: str) -> tuple[str, list[Any]]:
         if start >= place:  # else it is a tag within a call
             kept.append(text[place:start])
             inner = text[start + len(_HERMES_OPEN) : end - len(_HERMES_CLOSE)]
-            values.append(_strict_json().decode(inner))
+            value = _strict_json().decode(inner)
+            values += value if isinstance(value, list) else [value]  # Falcon3's template asks for a list
             place = end
     return "".join([*kept, text[place:]]).strip(), values
 

@@ -62,6 +62,16 @@ def test_hermes_writes_tags_with_text_around():
     assert calls_in(text, "hermes") == ('"', [("weather", tagged)])
 
 
+def test_falcon_writes_a_list_between_its_tags():
+    calls = [{"name": "weather", "arguments": BERLIN}, {"name": "clock", "arguments": {}}]
+    for listed in (calls, [{"type": "function", "function": call} for call in calls]):
+        text = f"Let me see.\n<tool_call>\n{json.dumps(listed, indent=2)}\n</tool_call>"
+        assert calls_in(text, "hermes") == ("Let me see.", [("weather", BERLIN), ("clock", {})])
+    for listed in ([], [*calls, {"name": "stranger", "arguments": {}}], [calls]):
+        text = f"<tool_call>{json.dumps(listed)}</tool_call>"
+        assert calls_in(text, "hermes") == (text, [])
+
+
 @pytest.mark.parametrize("part", ["<tool_call>", '<tool_call>"', '<tool_call>"</tool_call>"'])
 def test_a_text_of_many_tags_takes_no_time(part):
     """From each of them the whole rest was looked through, with the interpreter's lock."""
