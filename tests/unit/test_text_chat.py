@@ -268,6 +268,18 @@ def test_calls_and_their_results_reach_the_template(tmp_path):
     assert 2 not in chat.encode(talk)[:-1]
 
 
+def test_ids_of_calls_are_short_where_the_template_demands_it(tmp_path):
+    """As Mistral's do: they refused ours in the next turn, and those of OpenAI."""
+    demand = "{% if m.tool_call_id|length != 9 %}{{ raise_exception('9!') }}{% endif %}{{ m.tool_call_id }} "
+    template = (
+        f"{{{{ messages[1].tool_calls|map(attribute='id')|join }}}}:{{% for m in messages[2:] %}}{demand}{{% endfor %}}"
+    )
+    chat, ids = chat_of(tmp_path, chat_template=template), ["call_0123456789abcdef", "abc", "AbCdEfGh9"]
+    talk = [*HI, {"role": "assistant", "tool_calls": [{**CALL, "id": each} for each in ids]}]
+    talk += [{"role": "tool", "tool_call_id": each, "content": "sunny"} for each in ids]
+    assert chat.render(talk) == "789abcdef000000abcAbCdEfGh9:789abcdef 000000abc AbCdEfGh9 "
+
+
 def test_no_template(tmp_path):
     with pytest.raises(Unsupported, match=r"no chat template.*--raw"):
         chat_of(tmp_path, chat_template=None).render(HI)

@@ -35,6 +35,7 @@ from bitnet_inference.text.messages import (
     check_plain,
     strings_of,
     unread_arguments,
+    with_short_ids,
 )
 from bitnet_inference.text.tokenizer import Tokenizer
 
@@ -97,6 +98,7 @@ class Chat:
         variables, messages = inputs.pop("variables"), inputs.pop("messages")
         if not template.knows_developer:  # OpenAI's newer name of the same role
             messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
+        messages = with_short_ids(messages) if template.wants_short_ids else messages
         inputs |= {"messages": messages, "add_generation_prompt": add_generation_prompt, **variables}
         try:
             return template.render({**self._tokenizer.named, **inputs})
@@ -167,6 +169,7 @@ class Template:
     def __init__(self, source: str, name: str, max_seconds: float = MAX_SECONDS) -> None:
         self._name = name
         self.knows_developer = "developer" in source
+        self.wants_short_ids = "length != 9" in source  # of calls, as Mistral's
         self._max_seconds = max_seconds
         self._lock = threading.Lock()  # the environment holds one budget, so one rendering at a time
         self._environment = _Environment()

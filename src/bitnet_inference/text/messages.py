@@ -17,6 +17,7 @@ _ANSWER_KEYS = ("annotations", "parsed", "provider_specific_fields", "reasoning"
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": ...}}'
 MAX_DEPTH = 200  # of objects and lists in each other: what prints them, or looks through them, calls itself
+_NO_ID = re.compile("[^A-Za-z0-9]")
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd]" r"|\\U000f[0-9a-f]{4}|\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
@@ -90,6 +91,20 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     checked |= {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     plain: dict[str, Any] = check_plain(place, checked)
     return plain
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Checked messages whose calls have ids of nine letters and digits, as Mistral's templates demand."""
+
+    def short(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+        is_long = isinstance(given.get(name), str)
+        return {**given, name: _NO_ID.sub("", given[name])[-9:].rjust(9, "0")} if is_long else dict(given)
+
+    changed = [short(message, "tool_call_id") for message in messages]
+    for message in changed:
+        if "tool_calls" in message:
+            message["tool_calls"] = [short(call, "id") for call in message["tool_calls"]]
+    return changed
 
 
 def unread_arguments(messages: Sequence[Message]) -> str | None:
