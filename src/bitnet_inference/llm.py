@@ -342,9 +342,12 @@ class LLM(PromptNumbers, RankedTexts, Holder):
     def _search(self, prompt: Sequence[int], params: BeamParams, terms: Terms, opening: bool) -> Search:
         if not isinstance(params, BeamParams):
             raise InvalidParams("params must be BeamParams, as in BeamParams(num_beams=4)")
-        detokenizers = [Detokenizer(self.tokenizer, opening=opening) for _ in range(params.num_choices)]
+        reading, *detokenizers = (
+            Detokenizer(self.tokenizer, params.stop, opening=opening) for _ in range(1 + params.num_choices)
+        )
         boxes = [self._mailbox(each) for each in detokenizers]
-        beams = Beams(prompt, params, boxes, eos_ids=self.eos_ids, terms=terms)
+        looking = reading if params.stop else None
+        beams = Beams(prompt, params, boxes, eos_ids=self.eos_ids, terms=terms, reading=looking)
         streams = [Stream(box, beams.head, self._cancel, False, self._filters.start()) for box in boxes]
         self._submit(beams.head)
         return Search(beams, streams)

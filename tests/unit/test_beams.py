@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
@@ -21,8 +21,25 @@ PROMPT = [number % 23 for number in range(1, 11)]
 Text = tuple[list[int], float, int | None]  # tokens, score, end token
 
 
-def truth(model: ScriptedModel, prompt: list[int], params: BeamParams, ends: Sequence[int] = ()) -> list[Text]:
-    """A beam search in the plainest words, over all tokens of all beams."""
+class Sum:
+    """Finds a stop string in every text whose tokens make up a multiple of `divisor`."""
+
+    def __init__(self, divisor: int, total: int = 0) -> None:
+        self.divisor, self.total = divisor, total
+        self.stopped = None if total % divisor or not total else "found"
+
+    def after(self, token_id: int) -> Sum:
+        return Sum(self.divisor, self.total + token_id)
+
+
+def truth(
+    model: ScriptedModel,
+    prompt: list[int],
+    params: BeamParams,
+    ends: Sequence[int] = (),
+    stops: Callable[[list[int]], bool] = lambda text: False,
+) -> list[Text]:
+    """A beam search in the plainest words, over all tokens of all beams. Stopped texts have an end token of -1."""
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
     room = model.config.max_positions - len(prompt)
     max_length = min(room, params.max_tokens or room)
@@ -41,10 +58,15 @@ def truth(model: ScriptedModel, prompt: list[int], params: BeamParams, ends: Seq
             score = total / length**params.length_penalty
             if text[-1] in ends:
                 done.append((text[:-1], score, text[-1]))
+            elif stops(text):
+                done.append((text, score, -1))
             elif length == max_length:
                 done.append((text, score, None))
         done = sorted(done, key=lambda item: -item[1])[: params.num_beams]
-        live = [(total, text) for total, text in every if text[-1] not in ends][: params.num_beams]
+        live = [(total, text) for total, text in every if text[-1] not in ends and not stops(text)]
+        live = live[: params.num_beams]
+        if not live:
+            break
         if len(done) == params.num_beams:
             far = params.early_stopping == "never" and params.length_penalty > 0
             hope = live[0][0] / (max_length if far else length) ** params.length_penalty
@@ -70,7 +92,8 @@ def check(beams: Beams, expected: list[Text]) -> None:
     assert len(beams._owners) == len(expected)
     for owner, found, (tokens, score, end_id) in zip(beams._owners, beams.best, expected, strict=True):
         assert owner.token_ids == tokens == found.token_ids
-        assert owner.reason == ("length" if end_id is None else "stop") and owner.finishes[0].token_id == end_id
+        told_id = None if end_id == -1 else end_id
+        assert owner.reason == ("length" if end_id is None else "stop") and owner.finishes[0].token_id == told_id
         assert found.score == pytest.approx(score, rel=1e-6)
         assert owner.usage.num_output_tokens == len(tokens)
         assert owner.usage.num_context_tokens == owner.usage.num_prompt_tokens + len(tokens)
@@ -112,6 +135,21 @@ def test_bans_and_penalties(options):
     check(beams, truth(model, PROMPT, params, (10, 5)))
     plain = BeamParams(num_beams=4, num_choices=3, max_tokens=9)
     assert texts(beams) != [text for text, *_ in truth(model, PROMPT, plain, (10, 5))], "the options matter here"
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 5])
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+def test_stop_strings_end_texts_as_end_tokens_do(divisor, early_stopping):
+    model, ends = ScriptedModel(max_positions=20), (3,)
+    params = BeamParams(num_beams=4, num_choices=3, stop=["any"], early_stopping=early_stopping, max_tokens=8)
+    engine = Engine(model)
+    beams = search(engine, params, eos_ids=ends, reading=Sum(divisor))
+    run(engine)
+    stopped = truth(model, PROMPT, params, ends, lambda text: sum(text) > 0 and sum(text) % divisor == 0)
+    check(beams, stopped)
+    assert any(end_id == -1 for *_, end_id in stopped), "some are stopped"
+    assert beams.head.finish.reason == ("length" if stopped[0][2] is None else "stop")
+    assert engine.num_free_blocks == engine._scheduler.pool.num_blocks
 
 
 @pytest.mark.parametrize("max_sequences", [1, 2, 3, 8])

@@ -73,6 +73,8 @@ def test_run_searches():
     summed = bitnet("run", STORY, "--beams", "3", "-n", "8", "--ignore-eos", "--json", "--length-penalty", "0").stdout
     assert json.loads(summed)["score"] == pytest.approx(8 * found["score"])
     assert "answer: 8 tokens" in result.stderr
+    stopped = json.loads(bitnet("run", STORY, "--beams", "3", "-n", "30", "--stop", ".", "--json").stdout)
+    assert "." not in stopped["text"] and (stopped["finish_reason"], stopped["stopped_by"]) == ("stop", ".")
 
 
 def test_run_as_json():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,21 @@ def test_answers_are_ranked_too(llm):
     searched, same = llm.chat_beam_search([TALK, TALK], BeamParams(num_beams=2, max_tokens=5))
     assert searched[0].text == same[0].text == llm.chat_beam_search(TALK, BeamParams(num_beams=2, max_tokens=5))[0].text
     assert not searched[0].text.startswith(" ") and searched[0].score < 0
+
+
+def test_beams_end_before_their_stop_strings(llm):
+    plain = BeamParams(num_beams=4, num_choices=4, max_tokens=16)
+    unstopped = [(text.text, text.score) for text in llm.beam_search(PROMPT, plain)]
+    found = llm.beam_search(PROMPT, replace(plain, stop="no such text"))
+    assert [(text.text, text.score) for text in found] == unstopped
+    for stop in ([". He", "lived"], [".", " a"]):
+        found = llm.beam_search(PROMPT, replace(plain, stop=stop))
+        stopped = [text for text in found if text.finish_reason == "stop"]
+        assert stopped and {text.stopped_by for text in stopped} <= set(stop)
+        assert not any(each in text.text for text in found for each in stop)
+        for text in stopped:  # the tokens of the stop string are its own, as in generate
+            assert llm.tokenizer.decode(text.token_ids).startswith(f"{text.text}{text.stopped_by}")
+            assert text.usage.num_output_tokens == len(text.token_ids)
 
 
 @pytest.mark.parametrize("best_of", [None, 4])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitnet_inference.cli.form import FORM
-from bitnet_inference.cli.options import DRAFTS, SAMPLING
+from bitnet_inference.cli.options import DRAFTS, SAMPLING, argument
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BEAMS: Mapping[str, Any] = {
         ),
     ],
 }
-_SHARED = ("repetition_penalty", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos")
+_SHARED = ("repetition_penalty", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos")
 _STOPPING: Mapping[str, Any] = {"true": True, "false": False, "never": "never"}
 
 
@@ -51,6 +51,8 @@ def beam_params(ctx: typer.Context) -> BeamParams | None:
     if stopping not in _STOPPING:
         raise InvalidParams(f'--early-stopping is {stopping!r}: give "true", "false" or "never"')
     options = {name: given[name] for name in (*_SHARED, "length_penalty") if name in given}
+    if "stop" in options:
+        options["stop"] = [argument("--stop", text) for text in options["stop"]]
     return BeamParams(num_beams=given["beams"], early_stopping=_STOPPING[stopping], **options)
 
 

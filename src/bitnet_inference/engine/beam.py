@@ -8,7 +8,7 @@ from decimal import Decimal, localcontext
 from functools import cached_property
 from heapq import nsmallest
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
@@ -26,7 +26,7 @@ class BeamParams:
     number to this power: above 0 favours long texts, below 0 short ones; -10 to 10.
     `early_stopping`: True ends the search when `num_beams` texts are complete; False when the best beginning, scored at
     its present length, is no better than the worst of them; "never" when it could not become so at any length.
-    `max_tokens`, `min_tokens`, `stop_token_ids`, `ignore_eos`: see SamplingParams.
+    `max_tokens`, `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`: see SamplingParams.
     `repetition_penalty`: the log-probabilities of tokens in prompt or output are multiplied by it (in a search, unlike
     in sampling, Transformers applies it to them, not to logits); 1 is off.
     """
@@ -37,6 +37,7 @@ class BeamParams:
     early_stopping: bool | Literal["never"] = False
     max_tokens: int | None = 256
     min_tokens: int = 0
+    stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     repetition_penalty: float = 1.0
@@ -50,6 +51,7 @@ class BeamParams:
         object.__setattr__(self, "length_penalty", float(penalty))
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidParams(f'early_stopping is {self.early_stopping!r}: give False, True or "never"')
+        object.__setattr__(self, "stop", self.sampling.stop)
         if self.sampling.max_tokens == 0:
             raise InvalidParams("max_tokens is 0: a search needs 1 at least")
 
@@ -60,10 +62,24 @@ class BeamParams:
             temperature=0.0,
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
+            stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             repetition_penalty=self.repetition_penalty,
         )
+
+
+class Reading(Protocol):
+    """Looks for stop strings in what a beginning says."""
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that is complete; None while none is."""
+        ...
+
+    def after(self, token_id: int) -> Reading:
+        """That of the beginning with one more token; this one stays what it is."""
+        ...
 
 
 class Branch(NamedTuple):
@@ -75,11 +91,15 @@ class Branch(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A complete text: its tokens without the end token, its score, and the end token, None where room ended it."""
+    """A complete text: its tokens without the end token, its score, and the end token, if one ended it.
+
+    `has_ended` is False where room ended it, and no end token or stop string.
+    """
 
     token_ids: list[int]
     score: float
     end_id: int | None
+    has_ended: bool
 
 
 class BeamSearch:
@@ -90,12 +110,17 @@ class BeamSearch:
     complete are kept. The best that do not end go on. Equal ones: the better beginning first, then the lowest id.
     """
 
-    def __init__(self, params: BeamParams, end_ids: frozenset[int], max_length: int) -> None:
-        """Texts have at most `max_length` tokens."""
+    def __init__(
+        self, params: BeamParams, end_ids: frozenset[int], max_length: int, reading: Reading | None = None
+    ) -> None:
+        """Texts have at most `max_length` tokens. `reading` is that of no token yet; None where nothing is looked for.
+
+        A token that completes a stop string ends a text like an end token, and is part of it.
+        """
         self.num_candidates = max(2, 1 + len(end_ids)) * params.num_beams
         self.complete: list[Hypothesis] = []  # the best first
         self._params, self._end_ids, self._max_length = params, end_ids, max_length
-        self._totals = [0.0]
+        self._totals, self._readings = [0.0], [reading]
         self._length = 0
 
     def advance(
@@ -114,18 +139,27 @@ class BeamSearch:
         )
         best = nsmallest(self.num_candidates, every, key=lambda branch: (-branch.total, branch.parent, branch.token_id))
         num_beams, is_last = self._params.num_beams, self._length >= self._max_length
-        for branch in best[:num_beams]:
-            if is_last or branch.token_id in self._end_ids:
-                self._keep(branch, text_of(branch.parent))
-        going_on = [branch for branch in best if branch.token_id not in self._end_ids][:num_beams]
-        self._totals = [branch.total for branch in going_on]
-        return [] if is_last or not going_on or self._is_decided() else going_on
+        readings = [self._reading_of(branch) for branch in best]
+        ending = [
+            branch.token_id in self._end_ids or (reading is not None and reading.stopped is not None)
+            for branch, reading in zip(best, readings, strict=True)
+        ]
+        for branch, has_ended in zip(best[:num_beams], ending, strict=False):
+            if is_last or has_ended:
+                self._keep(branch, text_of(branch.parent), has_ended)
+        going_on = [at for at, has_ended in enumerate(ending) if not has_ended][:num_beams]
+        self._totals, self._readings = [best[at].total for at in going_on], [readings[at] for at in going_on]
+        return [] if is_last or not going_on or self._is_decided() else [best[at] for at in going_on]
 
-    def _keep(self, branch: Branch, text: list[int]) -> None:
+    def _reading_of(self, branch: Branch) -> Reading | None:
+        reading = self._readings[branch.parent]
+        return None if reading is None or branch.token_id in self._end_ids else reading.after(branch.token_id)
+
+    def _keep(self, branch: Branch, text: list[int], has_ended: bool) -> None:
         is_end = branch.token_id in self._end_ids
         tokens = text if is_end else [*text, branch.token_id]
         score = branch.total / self._weight(self._length)
-        self.complete.append(Hypothesis(tokens, score, branch.token_id if is_end else None))
+        self.complete.append(Hypothesis(tokens, score, branch.token_id if is_end else None, has_ended))
         self.complete.sort(key=lambda hypothesis: -hypothesis.score)
         del self.complete[self._params.num_beams :]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.engine.beam import BeamParams, BeamSearch, Branch, Hypothesis
+from bitnet_inference.engine.beam import BeamParams, BeamSearch, Branch, Hypothesis, Reading
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Finish, Request, Sink, Usage
 from bitnet_inference.engine.sampler import broken_row
@@ -37,10 +37,14 @@ class Beams:
         *,
         eos_ids: Iterable[int] = (),
         terms: Terms | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        """`owners[i]` gets the tokens of the i-th best text and its Finish. Raises InvalidParams for a bad prompt."""
+        """`owners[i]` gets the tokens of the i-th best text and its Finish. Raises InvalidParams for a bad prompt.
+
+        `reading` looks for params.stop, in what is generated.
+        """
         assert len(owners) == params.num_choices, "a text an owner"
-        self._params, self._owners = params, owners
+        self._params, self._owners, self._reading = params, owners, reading
         self.head = Request(prompt, params.sampling, self, eos_ids=eos_ids, terms=terms)
         self.head.search, self.head.is_searching = self.head, True
         self.requests = [self.head]
@@ -53,7 +57,7 @@ class Beams:
         """Begin; texts end at `max_context`. Raises InvalidParams for more candidates than the vocabulary has."""
         room = max_context - self.head.num_prompt
         max_length = min(room, room if self._params.max_tokens is None else self._params.max_tokens)
-        self._search = BeamSearch(self._params, self.head.end_ids, max_length)
+        self._search = BeamSearch(self._params, self.head.end_ids, max_length, self._reading)
         if self._search.num_candidates > vocab_size:
             needed = f"{self._params.num_beams} beams need {self._search.num_candidates} candidates a step"
             raise InvalidParams(f"{needed}, the vocabulary has {vocab_size} tokens: lower num_beams")
@@ -153,7 +157,7 @@ def _candidates(request: Request, logits: NDArray[np.float32], rows: RowSampler,
 
 
 def _finish_of(text: Hypothesis) -> Finish:
-    return Finish("length") if text.end_id is None else Finish("stop", token_id=text.end_id)
+    return Finish("stop" if text.has_ended else "length", token_id=text.end_id)
 
 
 def _deliver(owner: Sink, text: Hypothesis, usage: Usage) -> None:

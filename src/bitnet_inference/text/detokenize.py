@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Protocol
 
 from bitnet_inference.errors import InvalidParams
@@ -44,6 +45,13 @@ class Detokenizer:
         other = Detokenizer(*self._arguments)
         for token_id in token_ids:
             other.push(token_id)
+        return other
+
+    def after(self, token_id: int) -> Detokenizer:
+        """One that has got this token too; this one has not. Their states hold nothing that changes in place."""
+        other = copy(self)
+        other._text, other._stops = copy(self._text), copy(self._stops)
+        other.push(token_id)
         return other
 
     @property
@@ -169,7 +177,7 @@ class _MarkedText:
         self._joins = not opening
         self._strip = decoding.strip
         self._num_strips = decoding.num_strips if opening else 0
-        self._run = bytearray()
+        self._run = b""
 
     @property
     def num_held(self) -> int:
@@ -187,7 +195,7 @@ class _MarkedText:
         return self._stripped(self._take_run())
 
     def _take_run(self) -> str:
-        run, self._run = self._run, bytearray()
+        run, self._run = self._run, b""
         try:
             return run.decode()
         except UnicodeDecodeError:
