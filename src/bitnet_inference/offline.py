@@ -14,11 +14,12 @@ from bitnet_inference.answer_file import AnswerFile
 from bitnet_inference.config import check_flag, check_progress
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams, Stopped, Unsupported
-from bitnet_inference.in_flight import Ended, InFlight
+from bitnet_inference.in_flight import Ended, InFlight, Running
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompt_file import PromptFile, PromptLine
 from bitnet_inference.prompts import BatchProgress, TermOptions, read_terms
-from bitnet_inference.stream import Generation, Stream
+from bitnet_inference.ranked import Choices, scored_params
+from bitnet_inference.stream import Generation
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ def generate_file(
     """Answer the prompts of a JSONL file into another, and go on where an earlier run was ended; docs/offline.md.
 
     A line of the input is {"prompt": text or token ids}, which is continued, or {"messages": [...]}, which are
-    answered; with "id" and "params" (sampling options of its own) if wanted. Every answer is one line of the output, in
-    the order in which they end, written when it is there; a prompt that fails is a line with "error". Prompts that have
-    an answer are left out, those with an error too unless `retry_errors`. With a seed, line n draws with seed + n - 1,
-    so that the texts are those of a run that was not interrupted. `progress` and `terms` are those of LLM.generate.
+    answered; with "id", "n" and "best_of" (see LLM.choices) and "params" (sampling options of its own) if wanted. Every
+    answer is one line of the output, in the order in which they end, written when it is there; a prompt that fails is a
+    line with "error". Prompts that have an answer are left out, those with an error too unless `retry_errors`. With a
+    seed, line n draws with seed + n - 1, so that the texts are those of a run that was not interrupted. `progress` and
+    `terms` are those of LLM.generate.
 
     Raises FormatError for a line that is wrong or an output that belongs to another input, model or params,
     InvalidParams for files that cannot be read or written, Unsupported, and Stopped.
@@ -102,7 +104,7 @@ class BatchRun:
         num_prompt_tokens = num_output_tokens = 0
         self._answers.begin(_settings(llm, shared))
         lines = self._prompts.lines(self._answers.lacks)
-        with InFlight(lines, partial(_start, llm, shared, terms)) as in_flight:
+        with InFlight(lines, partial(_start, llm, shared, terms), lambda line: line.num_texts) as in_flight:
             for ended in in_flight:
                 answer = _answer(ended)
                 self._answers.write(ended.item.number, answer)
@@ -151,23 +153,44 @@ def _name(given: str | Callable[..., Any]) -> str:
     return given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
 
 
-def _start(llm: LLM, shared: SamplingParams, terms: TermOptions, line: PromptLine) -> Stream:
+def _start(
+    llm: LLM, shared: SamplingParams, terms: TermOptions, line: PromptLine
+) -> Running[Generation | list[Generation]]:
     params = line.params(shared)
+    if line.num_choices is not None:
+        return _start_choices(llm, params, terms, line, line.num_choices)
     if line.messages is not None:
         return llm.stream_chat(line.messages, params, **terms)
     assert line.prompt is not None, "a line has a prompt or messages"
     return llm.stream(line.prompt, params, **terms)
 
 
-def _answer(ended: Ended[PromptLine]) -> dict[str, Any]:
+def _start_choices(llm: LLM, params: SamplingParams, terms: TermOptions, line: PromptLine, num_choices: int) -> Choices:
+    scored = params if line.best_of is None else scored_params(params)
+    if line.messages is not None:
+        streams = llm.stream_chat_choices(line.messages, line.num_texts, scored, **terms)
+    else:
+        assert line.prompt is not None, "a line has a prompt or messages"
+        streams = llm.stream_choices(line.prompt, line.num_texts, scored, **terms)
+    return Choices(streams, None if line.best_of is None else num_choices, params.logprobs is not None)
+
+
+def _answer(ended: Ended[PromptLine, Generation | list[Generation]]) -> dict[str, Any]:
     identity = {} if ended.item.id is None else {"id": ended.item.id}
     try:
-        output = ended.read()
+        found = ended.read()
     except (Stopped, Unsupported):  # this concerns all of them
         raise
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", **identity}
-    return {**identity, **_fields(output)}
+    if isinstance(found, Generation):
+        return {**identity, **_fields(found)}
+    assert isinstance(ended.outcome, Choices), "choices have several texts"
+    counts = {
+        "num_prompt_tokens": found[0].usage.num_prompt_tokens,
+        "num_output_tokens": ended.outcome.num_output_tokens,
+    }
+    return {**identity, "choices": [_fields(each) for each in found], **counts}
 
 
 def _fields(output: Generation) -> dict[str, Any]:

@@ -9,16 +9,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from bitnet_inference.config import check_unicode
+from bitnet_inference.config import check_unicode, checked_count
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.in_flight import MAX_IN_FLIGHT
 from bitnet_inference.prompts import is_one_prompt
 from bitnet_inference.text.messages import check_messages
 
 MAX_LINE_BYTES = 8 << 20
-KEYS = ("prompt", "messages", "id", "params")
+KEYS = ("prompt", "messages", "id", "n", "best_of", "params")
 _CURE = "correct the line"
 
 
@@ -26,7 +27,8 @@ _CURE = "correct the line"
 class PromptLine:
     """What stands in a line: a prompt to continue or messages to answer, an id that is passed on, and own options.
 
-    `number` counts the lines of the file from 1.
+    `number` counts the lines of the file from 1. `num_choices` are wanted, None for a single text, the best ones of
+    `best_of`, where that is given.
     """
 
     number: int
@@ -34,6 +36,13 @@ class PromptLine:
     messages: list[dict[str, str]] | None
     id: str | int | None
     options: Mapping[str, Any]
+    num_choices: int | None = None
+    best_of: int | None = None
+
+    @property
+    def num_texts(self) -> int:
+        """How many are generated."""
+        return self.best_of or self.num_choices or 1
 
     def params(self, shared: SamplingParams) -> SamplingParams:
         """The shared parameters, but for its own; line n draws with the shared seed + n - 1. Raises InvalidParams."""
@@ -89,9 +98,10 @@ class PromptFile:
         try:
             prompt, messages, options = _prompt(fields), fields.get("messages"), _options(fields.get("params"))
             talk = None if messages is None else check_messages(messages)
+            numbers = _num_choices(fields)
         except InvalidParams as error:
             raise FormatError(self.path, where, str(error)) from None
-        return PromptLine(number, prompt, talk, fields.get("id"), options)
+        return PromptLine(number, prompt, talk, fields.get("id"), options, *numbers)
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -125,12 +135,26 @@ def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:
     return prompt
 
 
+def _num_choices(fields: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """`n`, 1 where `best_of` stands alone, and that."""
+    given = {name: checked_count(name, fields[name]) for name in ("n", "best_of") if fields.get(name) is not None}
+    best_of = given.get("best_of")
+    number = given.get("n", None if best_of is None else 1)
+    if most := [name for name, count in given.items() if count > MAX_IN_FLIGHT]:
+        raise InvalidParams(f"{most[0]} is {given[most[0]]}: give at most {MAX_IN_FLIGHT}")
+    if best_of is not None and number is not None and best_of < number:
+        raise InvalidParams(f"best_of is {best_of}, n is {number}: give best_of at least n")
+    return number, best_of
+
+
 def _options(options: object) -> dict[str, Any]:
     """Sampling options in the types that SamplingParams wants: JSON has no whole numbers as keys, and no Grammar."""
     if options is None:
         return {}
     if not isinstance(options, dict):
         raise InvalidParams(f"params is {shown(options)}: give an object of sampling options")
+    if beside := [name for name in ("n", "best_of") if name in options]:
+        raise InvalidParams(f"{beside[0]} is no sampling option: write it beside params, not into them")
     read = dict(options)
     if isinstance(bias := read.get("logit_bias"), dict):
         read["logit_bias"] = {_token_id(key): value for key, value in bias.items()}

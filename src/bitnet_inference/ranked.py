@@ -73,6 +73,22 @@ class Choices:
         """Of which `num_texts` are returned, those that are the likeliest; None returns all in their order."""
         self._streams, self._num_texts, self._shows_logprobs = streams, num_texts, shows_logprobs
 
+    @property
+    def num_output_tokens(self) -> int:
+        """What all of them have cost, those that are not returned too, once they have been read."""
+        return sum(stream.usage.num_output_tokens for stream in self._streams if stream.usage)
+
+    def call_at_end(self, call: Callable[[], None]) -> None:
+        """See Stream; when all have ended."""
+        left = list(range(len(self._streams)))
+
+        def note_end() -> None:
+            if left.pop() == 0:  # one alone takes the last, in whatever thread
+                call()
+
+        for stream in self._streams:
+            stream.call_at_end(note_end)
+
     def cancel(self) -> None:
         """See Several."""
         for stream in self._streams:
@@ -217,7 +233,7 @@ class RankedTexts(ABC):
         def start(item: tuple[Any, SamplingParams]) -> Choices:
             prompt, chosen = item
             shows_logprobs = chosen.logprobs is not None
-            scored = chosen if best_of is None or shows_logprobs else replace(chosen, logprobs=0)
+            scored = chosen if best_of is None else scored_params(chosen)
             streams = self._choices(prompt, count, scored, terms, opening, max_unread=None)  # read one after the other
             return Choices(streams, None if best_of is None else num_choices, shows_logprobs)
 
@@ -264,6 +280,11 @@ def cancelling(each: Sequence[_Cancellable]) -> Iterator[None]:
         for one in each:
             one.cancel()
         raise
+
+
+def scored_params(params: SamplingParams) -> SamplingParams:
+    """The same, with the log-probabilities by which texts are ranked."""
+    return params if params.logprobs is not None else replace(params, logprobs=0)
 
 
 def best_texts(texts: Sequence[Generation], num_texts: int) -> list[Generation]:

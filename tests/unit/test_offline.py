@@ -101,6 +101,38 @@ class TestAnswers:
         assert result.num_output_tokens == sum(len(output.token_ids) for output in expected)
         assert result.num_prompt_tokens == sum(output.usage.num_prompt_tokens for output in expected)
 
+    def test_lines_with_several_choices_have_those_of_choices(self, llm, files):
+        prompts = [{"prompt": "The fox", "n": 3}, {"messages": HI, "n": 2, "best_of": 5}, {"prompt": [5], "best_of": 2}]
+        write(files[0], [*prompts, {"prompt": "x", "n": 1, "id": "one"}, {"prompt": [999], "n": 2, "id": "bad"}])
+        seen = []
+        result = generate_file(llm, *files, PARAMS, progress=lambda *state: seen.append(state))
+        answers, params = read(files[1]), [replace(PARAMS, seed=7 + line) for line in range(4)]
+        expected = [
+            llm.choices("The fox", 3, params[0]),
+            llm.chat_choices(HI, 2, params[1], best_of=5),
+            llm.choices([5], 1, params[2], best_of=2),
+            llm.choices("x", 1, params[3]),
+        ]
+        for line, texts in enumerate(expected, 1):
+            assert [choice["text"] for choice in answers[line]["choices"]] == [text.text for text in texts]
+            assert [choice["num_output_tokens"] for choice in answers[line]["choices"]] == [
+                len(text.token_ids) for text in texts
+            ]
+            assert answers[line]["num_prompt_tokens"] == texts[0].usage.num_prompt_tokens
+            assert not any("logprobs" in choice or "text" in answers[line] for choice in answers[line]["choices"])
+        every = llm.chat_choices(HI, 5, params[1])
+        assert answers[2]["num_output_tokens"] == sum(text.usage.num_output_tokens for text in every)
+        assert answers[4]["id"] == "one" and "error" in answers[5] and "choices" not in answers[5]
+        assert seen == [(done, 5) for done in range(1, 6)]
+        done = [answers[line] for line in range(1, 5)]
+        assert result.num_output_tokens == sum(answer["num_output_tokens"] for answer in done)
+
+    def test_many_choices_leave_others_room(self, llm, files):
+        write(files[0], [{"prompt": [number + 1], "n": 100, "params": {"max_tokens": 2}} for number in range(20)])
+        others = []
+        generate_file(llm, *files, PARAMS, progress=lambda done, total: others.append(llm.generate([5], PARAMS)))
+        assert [len(answer["choices"]) for answer in read(files[1]).values()] == [100] * 20 and len(others) == 20
+
     def test_without_params_the_models_own_are_used(self, llm, files):
         generate_file(llm, write(files[0], PROMPTS[:1]), files[1])
         assert read(files[1])[1]["text"] == llm.generate(PROMPTS[0]["prompt"]).text
@@ -207,7 +239,7 @@ class TestErrors:
 
 class TestGoingOn:
     def test_from_wherever_the_file_was_cut(self, llm, files):
-        write(files[0], PROMPTS)
+        write(files[0], [*PROMPTS[:30], *({**prompt, "n": 2, "best_of": 3} for prompt in PROMPTS[30:])])
         generate_file(llm, *files, PARAMS)
         whole = files[1].read_bytes()
         for num_bytes in {0, 1, 8, len(whole) - 1, len(whole), *range(2, len(whole), len(whole) // 40)}:
@@ -342,6 +374,11 @@ class TestFilesThatDoNotFit:
             ('{"messages": [{"role": "user"}]}', "has no 'content'"),
             ('{"prompt": "a", "id": [1]}', "id is"),
             ('{"prompt": "a", "id": true}', "id is"),
+            ('{"prompt": "a", "n": 0}', "n must be|n is 0"),
+            ('{"prompt": "a", "n": 513}', "n is 513: give at most 512"),
+            ('{"prompt": "a", "n": 2, "best_of": "3"}', "best_of"),
+            ('{"prompt": "a", "n": 3, "best_of": 2}', "best_of is 2, n is 3: give best_of at least n"),
+            ('{"prompt": "a", "params": {"n": 2}}', "n is no sampling option: write it beside params"),
             ('{"prompt": "a", "params": 3}', "params is 3"),
             ('{"prompt": "a", "params": {"temprature": 1}}', "did you mean temperature"),
             ('{"prompt": "a", "params": {"temperature": NaN}}', "temperature is nan"),

@@ -41,9 +41,9 @@ def batch(
     """Answer a file of prompts into another file.
 
     A line is {"prompt": "..."}, which is continued as it is, or {"messages": [{"role": "user", "content": "..."}]},
-    which are answered; "id" is passed on, and "params" are sampling options of this prompt alone, as in
-    {"max_tokens": 20}. Answers are written as they end, with the "line" that they answer. A prompt that fails is a
-    line with "error", and the exit code is then 1.
+    which are answered; "id" is passed on, "n" asks for several texts, and "params" are sampling options of this
+    prompt alone, as in {"max_tokens": 20}. Answers are written as they end, with the "line" that they answer. A
+    prompt that fails is a line with "error", and the exit code is then 1.
 
     After Ctrl-C, or when the process was killed, the same command goes on with what has no answer. With --seed, line n
     draws with that seed + n - 1, so the texts are those of a run that was not interrupted.
