@@ -77,6 +77,23 @@ def test_run_searches():
     assert "." not in stopped["text"] and (stopped["finish_reason"], stopped["stopped_by"]) == ("stop", ".")
 
 
+def test_run_writes_several_answers(tmp_path):
+    common = ["run", STORY, "--seed", "7", "-t", "1", "-n", "8"]
+    first = bitnet(*common).stdout
+    two = bitnet(*common, "--num-choices", "2")
+    assert two.exit_code == 0 and two.stdout.startswith(first) and len(two.stdout) > len(first), two.output
+    assert two.stderr.count("answer: 8 tokens") == 2
+    every = [json.loads(line) for line in bitnet(*common, "--num-choices", "4", "--json").stdout.splitlines()]
+    assert [answer["text"] + "\n" for answer in every[:2]] == two.stdout.splitlines(keepends=True)
+    ranked = bitnet(*common, "--num-choices", "2", "--best-of", "4", "--json").stdout.splitlines()
+    scored = bitnet(*common, "--num-choices", "4", "--json", "--logprobs", "0").stdout.splitlines()
+    scored = sorted(map(json.loads, scored), key=lambda one: -sum(each["logprob"] for each in one["logprobs"]))
+    assert [json.loads(line)["text"] for line in ranked] == [one["text"] for one in scored[:2]]
+    (tmp_path / "words").write_text("she\nhe\n")
+    told = bitnet("run", STORY, "-n", "30", "--beams", "2", "--filter", str(tmp_path / "words"))
+    assert "[ended by the filter 'words']" in told.stderr
+
+
 def test_run_as_json():
     result = bitnet("run", STORY, "-n", "5", "--json", "--logprobs", "2", "-t", "0")
     answer = json.loads(result.stdout)
@@ -350,6 +367,9 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--cache-dtype", "int3"], "cache_dtype is 'int3'"),
         (["run", "x", "--device", "cpu", "--gpus", "2"], 'gpus is 2, but device is "cpu"'),
         (["run", "x", "--beams", "1"], "num_beams is 1"),
+        (["run", "x", "--beams", "2", "--best-of", "3"], "--best-of has no meaning with --beams"),
+        (["run", "x", "--num-choices", "0"], "--num-choices is 0"),
+        (["run", "x", "--num-choices", "3", "--best-of", "2"], "--best-of is 2, --num-choices 3"),
         (["run", "x", "--beams", "2", "--top-k", "0"], "--top-k has no meaning with --beams"),
         (["run", "x", "--beams", "2", "--choice", "a"], "--choice has no meaning with --beams"),
         (["run", "x", "--beams", "2", "--drafts", "none"], "--drafts has no meaning with --beams"),

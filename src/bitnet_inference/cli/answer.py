@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitnet_inference.cli.beams import BEAMS, beam_params
+from bitnet_inference.cli.beams import BEAMS, CHOICES, beam_params, wanted_choices
 from bitnet_inference.cli.form import FORM, grammar_option
 from bitnet_inference.cli.hub import offer_to_pull
 from bitnet_inference.cli.options import (
@@ -38,13 +38,15 @@ if TYPE_CHECKING:
     from bitnet_inference.stream import Generation, Stream
 
 
-@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS)
+@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS, CHOICES)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result at its end, as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result at its end, as one JSON object; several on a line each.")
+    ] = False,
     logprobs: Annotated[int | None, typer.Option(metavar="N", help="With --json: the N likeliest tokens too.")] = None,
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Tell where the time went, and write a trace there.")
@@ -61,14 +63,19 @@ def run(
     if prompt is not None and ctx.params["model"] is None and _is_model(prompt):
         raise InvalidParams(f'{prompt} is a model, and no prompt: bitnet run --model {prompt} "your prompt"')
     text, grammar, search = _read_prompt(prompt), grammar_option(ctx), beam_params(ctx)
+    choices = wanted_choices(ctx)
     check_sampling(ctx, logprobs=logprobs)
     offer_to_pull(ctx.params["model"])
     with profiling(profile) as more, load_llm(ctx, **more) as llm:
         plain = raw or not llm.tokenizer.templates
         if search is not None:
-            _print_best(_search(llm, text, system, search, plain), as_json)
+            _print_whole(_search(llm, text, system, search, plain), as_json)
             return
         params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
+        if choices is not None:
+            for output in _choose(llm, text, system, params, plain, *choices):
+                _print_whole(output, as_json)
+            return
         stream = _open(llm, text, system, params, plain)
         if as_json:
             typer.echo(json_text(asdict(stream.read())))
@@ -112,6 +119,15 @@ def _search(llm: LLM, text: str, system: str | None, params: BeamParams, plain: 
     return (llm.beam_search(text, params) if plain else llm.chat_beam_search(_messages(text, system), params))[0]
 
 
+def _choose(
+    llm: LLM, text: str, system: str | None, params: SamplingParams, plain: bool, number: int, best_of: int | None
+) -> list[Generation]:
+    _check_system(system, plain)
+    if plain:
+        return llm.choices(text, number, params, best_of=best_of)
+    return llm.chat_choices(_messages(text, system), number, params, best_of=best_of)
+
+
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     return [*system_messages(system), {"role": "user", "content": text}]
 
@@ -121,12 +137,19 @@ def _check_system(system: str | None, plain: bool) -> None:
         raise InvalidParams("--system needs a chat template: leave --raw out, or write it into the prompt")
 
 
-def _print_best(output: Generation, as_json: bool) -> None:
+def _print_whole(output: Generation, as_json: bool) -> None:
     if as_json:
         typer.echo(json_text(asdict(output)))
     else:
-        typer.echo(output.text, nl=not output.text.endswith("\n"))
+        _print_rest(output, output.text)
         _print_speed(output)
+
+
+def _print_rest(output: Generation, rest: str) -> None:
+    """What has not been printed of a text yet, and what its filter says."""
+    typer.echo(rest, nl=not output.text.endswith("\n"))
+    if output.finish_reason == "filtered":
+        typer.echo(f"[ended by the filter {output.stopped_by!r}]", err=True)
 
 
 def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation:
@@ -140,10 +163,7 @@ def print_answer(stream: Stream, stops_on_interrupt: bool = False) -> Generation
         if not stops_on_interrupt:
             raise
     output = stream.read()  # what was on its way when the answer was stopped
-    rest = output.text[len(shown) :]
-    typer.echo(rest, nl=not output.text.endswith("\n"))
-    if output.finish_reason == "filtered":
-        typer.echo(f"[ended by the filter {output.stopped_by!r}]", err=True)
+    _print_rest(output, output.text[len(shown) :])
     return output
 
 

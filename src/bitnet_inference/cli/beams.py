@@ -1,4 +1,4 @@
-"""The options of `bitnet run` that make it search for the likeliest answer."""
+"""The options of `bitnet run` that make it write several answers, or search for the likeliest one."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ BEAMS: Mapping[str, Any] = {
         ),
     ],
 }
+CHOICES: Mapping[str, Any] = {
+    "num_choices": Annotated[
+        int | None, typer.Option(metavar="N", help="Write N answers, which differ where the temperature is not 0.")
+    ],
+    "best_of": Annotated[
+        int | None, typer.Option(metavar="M", help="Write M answers, and print the likeliest, or the N likeliest.")
+    ],
+}
 _SHARED = ("repetition_penalty", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos")
 _STOPPING: Mapping[str, Any] = {"true": True, "false": False, "never": "never"}
 
@@ -44,7 +52,7 @@ def beam_params(ctx: typer.Context) -> BeamParams | None:
             if name in given:
                 raise InvalidParams(f"{_option(name)} is for --beams only: add it")
         return None
-    for name in (*SAMPLING, *FORM, *DRAFTS, "logprobs"):
+    for name in (*CHOICES, *SAMPLING, *FORM, *DRAFTS, "logprobs"):
         if name in given and name not in _SHARED:
             raise InvalidParams(f"{_option(name)} has no meaning with --beams: leave it out")
     stopping = given.get("early_stopping", "false")
@@ -54,6 +62,26 @@ def beam_params(ctx: typer.Context) -> BeamParams | None:
     if "stop" in options:
         options["stop"] = [argument("--stop", text) for text in options["stop"]]
     return BeamParams(num_beams=given["beams"], early_stopping=_STOPPING[stopping], **options)
+
+
+def wanted_choices(ctx: typer.Context) -> tuple[int, int | None] | None:
+    """How many answers CHOICES ask for, and out of how many, None for all; None where one is to be streamed.
+
+    Raises InvalidParams.
+    """
+    from bitnet_inference.config import checked_count
+
+    given = {
+        name: checked_count("--" + name.replace("_", "-"), value)
+        for name in CHOICES
+        if (value := ctx.params[name]) is not None
+    }
+    if not given:
+        return None
+    number, best_of = given.get("num_choices", 1), given.get("best_of")
+    if best_of is not None and best_of < number:
+        raise InvalidParams(f"--best-of is {best_of}, --num-choices {number}: give --best-of at least as many")
+    return number, best_of
 
 
 def _option(name: str) -> str:
