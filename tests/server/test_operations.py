@@ -574,6 +574,21 @@ def test_pages_from_elsewhere_only_where_allowed(served: ServedModels) -> None:
         assert allowed == ["https://page.example", None]
 
 
+@pytest.mark.parametrize(("who", "status"), [("page", 200), ("other", 400)])
+def test_an_allowed_page_of_the_web_may_ask_ones_own_machine(served: ServedModels, who: str, status: int) -> None:
+    """As Chrome asks before it lets such a page speak to 127.0.0.1."""
+    asked = {
+        "Origin": f"https://{who}.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    with Running(served, ServerOptions(cors_origins=("https://page.example",))) as server:
+        answer = httpx.options(f"{server.url}/v1/chat/completions", headers=asked)
+    assert answer.status_code == status
+    assert status == 400 or answer.headers["access-control-allow-private-network"] == "true"
+
+
 def test_many_idle_connections_are_in_nobodys_way(running: Running) -> None:
     idle = [socket.create_connection(running.address[:2]) for _ in range(300)]
     try:

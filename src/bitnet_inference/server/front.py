@@ -55,5 +55,6 @@ def make_front(
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
+            allow_private_network=True,  # browsers ask for it where a page of the web speaks to one's own machine
         )
     return Front(Metered(Journaled(app, journal), traffic, api.routes), gate)
