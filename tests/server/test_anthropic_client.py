@@ -122,10 +122,14 @@ def test_runners_of_tools_learn_that_there_are_no_threads(claude: anthropic.Anth
     assert error["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def test_models_are_listed_in_anthropics_words(claude: anthropic.Anthropic) -> None:
+def test_models_are_listed_in_anthropics_words(claude: anthropic.Anthropic, running: Running) -> None:
     (found,) = claude.models.list().data
     assert (found.type, found.id, found.display_name) == ("model", "story", "story")
     assert claude.models.retrieve("story").created_at == found.created_at
+    required = {name for name, field in type(found).model_fields.items() if field.is_required()}
+    assert required <= found.model_fields_set
+    with running.served.models.use("default") as llm:
+        assert claude.models.retrieve("story").max_input_tokens == llm.max_context
 
 
 def test_a_form_is_that_of_a_response_format() -> None:

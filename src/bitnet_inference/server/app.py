@@ -109,9 +109,11 @@ def _on_the_cpu(served: ServedModels) -> list[str]:
 
 def _model(served: ServedModels, name: str, created: int) -> dict[str, Any]:
     state = served.state(name)
-    known = {} if state is None else {"max_model_len": state.max_context, "can_chat": state.can_chat}
+    longest = None if state is None else state.max_context
+    known = {} if state is None else {"max_model_len": longest, "can_chat": state.can_chat}
     ours = {"id": name, "object": "model", "created": created, "owned_by": "bitnet-inference", **known}
-    return ours | {"type": "model", "display_name": name, "created_at": _iso(created)}  # in Anthropic's words
+    theirs = {"type": "model", "display_name": name, "created_at": _iso(created), "lifecycle": "active"}  # Anthropic's
+    return ours | theirs | {"max_input_tokens": longest}
 
 
 def _iso(seconds: int) -> str:
