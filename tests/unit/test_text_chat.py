@@ -193,6 +193,7 @@ CALL = with_arguments('{"city": "Rome</s>"}')
         ([{"role": "user", "content": None}], "has no 'content'"),
         ([{"role": "user", "content": "x", "images": []}], "unknown key 'images'"),
         ([{"role": "user", "content": "x", "annotations": []}], "unknown key 'annotations'"),
+        ([{"role": "user", "content": "x", "type": "image"}], "unknown key 'type'"),
         ([{"role": "assistant", "content": "x", "refusal": "y"}], "unknown key 'refusal'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] must be"),
         ([{"role": "user", "content": [{"type": "image", "text": ""}]}], "only text"),
@@ -228,6 +229,13 @@ def test_keys_without_a_value_are_left_out(tmp_path):
         "role": "user",
         "content": "x",
     }
+
+
+@pytest.mark.parametrize("more", [{"type": "text"}, {"cache_control": {"type": "ephemeral"}}])
+def test_what_some_clients_say_beside_the_content_is_left_out(tmp_path, more):
+    """lm-evaluation-harness 0.4.9 to 0.4.11 (local-chat-completions), and LiteLLM's cache_control_injection_points."""
+    chat = chat_of(tmp_path, chat_template="{{ messages | tojson }}")
+    assert json.loads(chat.render([each | more for each in HI])) == HI
 
 
 ANSWER = {"role": "assistant", "content": "Hello."}

@@ -26,9 +26,9 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as templates get them, keys without a value left out. Raises InvalidParams.
 
     The content is a string, or a list of {"type": "text", "text": ...}, whose texts are put together as they are; a
-    "refusal" is such a text too, and "cache_control" says nothing here. Beside `tool_calls` it may be missing. Their
-    arguments are an object, or OpenAI's string of one; templates get the object. A string that is none, as a model may
-    have written it, is one to templates too.
+    "refusal" is such a text too; "cache_control" in it or beside it says nothing here. Beside `tool_calls` it may be
+    missing. Their arguments are an object, or OpenAI's string of one; templates get the object. A string that is none,
+    as a model may have written it, is one to templates too.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidParams('messages must be a list of {"role": ..., "content": ...}')
@@ -40,7 +40,9 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _check_message(place: str, message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidParams(f'{place} must be an object {{"role": ..., "content": ...}}')
-    given = {key: value for key, value in message.items() if value is not None}
+    given = {key: value for key, value in message.items() if value is not None and key != "cache_control"}
+    if given.get("type") == "text":  # as lm-evaluation-harness told of each message, up to 0.4.11
+        del given["type"]
     if given.get("role") == "assistant":
         given = _without_extras(given)
     if unknown := [key for key in given if key not in MESSAGE_KEYS]:
