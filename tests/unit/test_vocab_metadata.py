@@ -25,8 +25,9 @@ from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.gguf_file import read_gguf
 from bitnet_inference.formats.gguf_writer import record, write_gguf
 from bitnet_inference.model_folder import find_model
+from bitnet_inference.text.patterns import GPT2, LLAMA3_PATTERN, PATTERNS
 from bitnet_inference.text.tokenizer import Tokenizer
-from bitnet_inference.text.vocab import GPT2, LLAMA3_PATTERN, NFC, PATTERNS
+from bitnet_inference.text.vocab import NFC
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -93,11 +94,17 @@ def test_tokenizers_of_models(tmp_path, folder):
         ((split(PATTERNS["qwen2"][0]), byte_level()), False, "deepseek-r1-qwen"),
         ((byte_level(use_regex=True),), False, "gpt-2"),
         ((split(GPT2), byte_level()), False, "gpt-2"),
-        (FALCON, False, "falcon"),  # without merges, for those of the sample cross its digits
+        ((split(PATTERNS["tekken"][0]), byte_level()), True, "tekken"),
+        ((split(PATTERNS["gpt-4o"][0]), byte_level()), False, "gpt-4o"),
+        # Without merges, for those of the sample cross their digits.
+        (({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True)), False, "smollm"),
+        ((*map(split, PATTERNS["deepseek-llm"][:-1]), {"type": "Digits", "individual_digits": True}, byte_level()),
+         False, "deepseek-llm"),
+        (FALCON, False, "falcon"),
     ],
-)
+)  # fmt: skip
 def test_the_pre_tokenizer_is_known_by_its_patterns(tmp_path, steps, ignore_merges, name):
-    merges = {"merges": []} if name == "falcon" else {}
+    merges = {"merges": []} if name in ("falcon", "smollm", "deepseek-llm") else {}
     write_folder(tmp_path, cut(*steps, ignore_merges=ignore_merges, **merges), bos_token=BOS, eos_token=EOS)
     tokenizer = Tokenizer.from_folder(tmp_path)
     metadata = metadata_of(tokenizer, tokenizer.vocab_size)

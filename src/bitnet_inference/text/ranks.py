@@ -18,8 +18,9 @@ from typing import Any
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.own_files import has_pieces
 from bitnet_inference.text.folder import MAX_TOKENIZER_BYTES, TextFiles, read_bytes, read_json, read_text_files
+from bitnet_inference.text.patterns import LLAMA3_PATTERN
 from bitnet_inference.text.pieces import spelled
-from bitnet_inference.text.vocab import BITNET_TEMPLATE, LLAMA3_PATTERN, byte_level_bpe
+from bitnet_inference.text.vocab import BITNET_TEMPLATE, byte_level_bpe
 
 MAX_RANK_BYTES = 8 << 20  # Llama 3's file has 2.2 MB
 _MAX_TOKEN_BYTES = 256  # Llama 3's longest token has 128

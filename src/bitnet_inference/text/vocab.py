@@ -9,6 +9,7 @@ from typing import Any
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles, lack_of_words, without_words
+from bitnet_inference.text.patterns import ALIASES, BEGUN, COMPOSED, PATTERNS, WHOLE_WORDS
 
 PREFIX = "tokenizer.ggml."
 NO_WORDS = "none"  # the model of a file without a tokenizer
@@ -23,40 +24,7 @@ _MARKS = frozenset(END_OF_TURN) - {"</s>"}
 _NO_WORDS = (None, NO_WORDS, "no_vocab")  # both are llama.cpp's names
 _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
-_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d"
-GPT2 = rf"{_WORDS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
-LLAMA3_PATTERN = (
-    rf"(?i:{_WORDS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-_QWEN2 = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-# Mistral's: a word begins with capital letters and goes on with small ones, each digit is alone.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-THREE_DIGITS = "[0-9][0-9][0-9]"
 NFC = {"type": "NFC"}
-# What cuts a text into words, one pattern after the other, by the name of the pre-tokenizer.
-PATTERNS = {
-    "llama-bpe": (LLAMA3_PATTERN,),
-    "smaug-bpe": (LLAMA3_PATTERN,),  # the same without ignore_merges
-    "qwen2": (_QWEN2,),
-    "deepseek-r1-qwen": (_QWEN2,),  # the same for texts as they are; Qwen's own tokenizers compose accents first
-    "gpt-2": (GPT2,),
-    "smollm": (r"\p{N}", GPT2),
-    "tekken": (_TEKKEN,),
-    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, THREE_DIGITS),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", THREE_DIGITS),
-}
-_WHOLE_WORDS = ("llama-bpe", "tekken")  # of which a word that is a token is not merged, and a BOS stands in front
-_ALIASES = {
-    "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "falcon_e": "llama-bpe",
-    "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "lfm2": "llama-bpe", "dbrx": "smaug-bpe", "gpt2": "gpt-2",
-    "mpt": "gpt-2", "olmo": "gpt-2", "jais": "gpt-2", "megrez": "qwen2", "starcoder": "smollm", "refact": "smollm",
-    "command-r": "smollm", "exaone": "smollm", "codeshell": "smollm",
-}  # fmt: skip
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
 _TEMPLATE = "tokenizer.chat_template"
 _WRONG_TEMPLATE = "BITNETAssistant: "
@@ -77,7 +45,7 @@ def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
         path=path,
         tokenizer_json=json.dumps({"version": "1.0", "added_tokens": vocab.added(), **spelled}).encode(),
         named=named,
-        add_bos=vocab.flag("add_bos_token", vocab.model == "llama" or vocab.pre in _WHOLE_WORDS),
+        add_bos=vocab.flag("add_bos_token", vocab.model == "llama" or vocab.pre in BEGUN),
         add_eos=vocab.flag("add_eos_token", False),
         templates=_templates(path, metadata),
         generation={},
@@ -132,8 +100,8 @@ def corrections(metadata: Mapping[str, Any]) -> dict[str, str]:
     tokens, pre = metadata.get(PREFIX + "tokens"), metadata.get(PREFIX + "pre")
     if pre is None and str(metadata.get(PREFIX + "model")) == "gpt2" and isinstance(tokens, list):
         found[PREFIX + "pre"] = _default_pre(len(tokens))
-    elif isinstance(pre, str) and pre in _ALIASES:
-        found[PREFIX + "pre"] = _ALIASES[pre]
+    elif isinstance(pre, str) and pre in ALIASES:
+        found[PREFIX + "pre"] = ALIASES[pre]
     if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
         found[_TEMPLATE] = BITNET_TEMPLATE
     return found
@@ -174,7 +142,7 @@ class _Vocab:
             if self._types[token_id] != UNUSED or token != filler(token_id):
                 self.ids.setdefault(token, token_id)
         pre = self._text("pre", _default_pre(len(self.tokens)))
-        self.pre = _ALIASES.get(pre, pre)
+        self.pre = ALIASES.get(pre, pre)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._metadata.get(PREFIX + key, default)
@@ -225,8 +193,8 @@ class _Vocab:
         merges = [merge.split(" ", 1) for merge in self._strings("merges", at_least=0)]
         if any(len(merge) != 2 for merge in merges):
             raise self._wrong("merges", "has an entry that is no pair")
-        spec = byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre in _WHOLE_WORDS)
-        return spec | ({"normalizer": NFC} if self.pre == "qwen2" else {})
+        spec = byte_level_bpe(self._without_last_controls(), merges, PATTERNS[self.pre], self.pre in WHOLE_WORDS)
+        return spec | ({"normalizer": NFC} if self.pre in COMPOSED else {})
 
     def sentencepiece(self) -> dict[str, Any]:
         """SentencePiece's BPE: a merge for every way to cut a token into two, the best score first."""

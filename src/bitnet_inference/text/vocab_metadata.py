@@ -12,17 +12,15 @@ import numpy as np
 
 from bitnet_inference.errors import BitNetError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import TextFiles
+from bitnet_inference.text.patterns import COMPOSED, DIGIT, GPT2, PATTERNS, THREE_DIGITS, WHOLE_WORDS
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import (
     BYTE,
     CONTROL,
-    GPT2,
     NFC,
     NO_WORDS,
     NORMAL,
-    PATTERNS,
     PREFIX,
-    THREE_DIGITS,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -32,8 +30,9 @@ from bitnet_inference.text.vocab import (
 _LINES = 64  # of a probe
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _OWN = "it has no place in a GGUF file that would say what it does"
-_NAMES = {(patterns, name == "llama-bpe"): name for name, patterns in PATTERNS.items()} | {
-    (("Punctuation", GPT2, "Digits", THREE_DIGITS), False): "falcon"
+# By patterns, whether a word that is a token is merged, and whether accents are composed.
+_NAMES = {(patterns, name in WHOLE_WORDS, name in COMPOSED): name for name, patterns in PATTERNS.items()} | {
+    (("Punctuation", GPT2, "Digits", THREE_DIGITS), False, False): "falcon"
 }
 # Texts on which both tokenizers must agree: what patterns cut differently, scripts, digits, spaces, and odd bytes.
 _PROBES = (
@@ -113,11 +112,12 @@ def end_ids(eos_ids: Iterable[int], found: Tokenizer) -> tuple[dict[str, Any], l
 def _byte_level(tokenizer: Tokenizer, spec: dict[str, Any]) -> dict[str, Any]:
     cuts = tuple(_cuts(tokenizer, spec["pre_tokenizer"]))
     ignores_merges = bool(spec["model"]["ignore_merges"])
-    if (cuts, ignores_merges) not in _NAMES:
+    # What a normalizer of another kind does shows when the metadata are read back.
+    name = _NAMES.get((cuts, ignores_merges, spec["normalizer"] == NFC)) or _NAMES.get((cuts, ignores_merges, False))
+    if name is None:
         how = f"{', '.join(cuts)}{', ignore_merges' * ignores_merges}"
         raise _refusal(tokenizer, f"a pre-tokenizer other than {', '.join(PATTERNS)} ({how:.300})")
-    name = _NAMES[cuts, ignores_merges]
-    return {"model": "gpt2", "pre": "qwen2" if name == "deepseek-r1-qwen" and spec["normalizer"] == NFC else name}
+    return {"model": "gpt2", "pre": name}
 
 
 def _cuts(tokenizer: Tokenizer, step: dict[str, Any] | None) -> Iterator[str]:
@@ -130,6 +130,8 @@ def _cuts(tokenizer: Tokenizer, step: dict[str, Any] | None) -> Iterator[str]:
         yield str(step["pattern"].get("Regex", step["pattern"]))
     elif step and kind == "ByteLevel" and not step["add_prefix_space"]:
         yield from [GPT2] if step.get("use_regex", True) else []
+    elif step and kind == "Digits" and step["individual_digits"]:
+        yield DIGIT
     elif step and (kind, step.get("behavior"), step.get("individual_digits")) in (
         ("Punctuation", "Contiguous", None),
         ("Digits", None, False),
