@@ -18,9 +18,8 @@ def write_file(checkpoint: Checkpoint, path: Path) -> None:
 
     llama.cpp knows Microsoft's models only by the name "bitnet" (with SiLU, which takes it as long as relu2).
     """
-    values = {
-        key.replace("bitnet-b1.58.", "bitnet."): value for key, value in describe(path, checkpoint.config).items()
-    }
+    described = describe(path, checkpoint.config, path.stem)
+    values = {key.replace("bitnet-b1.58.", "bitnet."): value for key, value in described.items()}
     values |= {"general.architecture": "bitnet", "tokenizer.ggml.model": "no_vocab"}
     tensors, halves = (GgufTensors(checkpoint, kind, False, lambda done, total: None) for kind in ("tq2_0", "f16"))
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import gguf
@@ -23,6 +24,7 @@ from bitnet_inference.formats.checkpoint import Dense, LocalLayers, ModelConfig,
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe, rope_factors
 from bitnet_inference.formats.gguf_writer import record
+from bitnet_inference.formats.titles import source_of, title_of
 from bitnet_inference.model.rope import inverse_frequencies
 from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.text.vocab import BITNET_TEMPLATE, corrections
@@ -245,18 +247,33 @@ def config(**more) -> ModelConfig:
     return replace(open_checkpoint(GOLDEN / "llama-bitlinear").config, **more)
 
 
+def test_a_model_keeps_its_name_from_file_to_file(tmp_path):
+    """Whatever the files are called, and not that of a commit in the Hub's cache."""
+    folder = tmp_path / "models--owner--story-b1.58" / "snapshots" / ("0" * 40)
+    shutil.copytree(find_model("default"), folder)
+    steps = ("a.gguf", "b.safetensors", "c.gguf", "d.safetensors", "e.safetensors", "f.gguf")
+    for source, target in pairwise((folder, *(tmp_path / step for step in steps))):
+        convert(source, target)
+        checkpoint = open_checkpoint(target)
+        assert checkpoint.metadata.get("general.name", "story-b1.58") == title_of(checkpoint) == "story-b1.58"
+    convert(folder, tmp_path / "d.safetensors")
+    assert "source: 'story-b1.58'" in open_checkpoint(tmp_path / "d.safetensors").notes()
+    assert title_of(open_checkpoint(Path(__file__).with_name("packed_v1.safetensors"))) == "bitnet-packed"
+    assert source_of(Path("some/model-1.5.gguf")) == "model-1.5.gguf"
+
+
 def test_the_keys_of_a_model():
-    values = describe(Path("folder/name"), config(head_dim=24))
+    values = describe(Path("folder"), config(head_dim=24), "name")
     assert values["general.name"] == "name" and values["llama.attention.value_length"] == 24
     assert values["llama.rope.freq_base"] == 1000042.0 and values["llama.attention.head_count_kv"] == 2
-    linear = describe(Path("x"), config(rope_scaling=RopeScaling(kind="linear", factor=2.0)))
+    linear = describe(Path("x"), config(rope_scaling=RopeScaling(kind="linear", factor=2.0)), "x")
     assert (linear["llama.rope.scaling.type"], linear["llama.rope.scaling.factor"]) == ("linear", 2.0)
     llama3 = config(rope_scaling=RopeScaling(kind="llama3", factor=8.0), rope_theta=500000.0)
     plain = inverse_frequencies(replace(llama3, rope_scaling=None))
     assert np.allclose(plain / rope_factors(llama3), inverse_frequencies(llama3), rtol=1e-6)
     assert rope_factors(config()) is None
     with pytest.raises(Unsupported, match=r"rope.freq_base is 1e\+50, which does not fit float32"):
-        describe(Path("x"), config(rope_theta=1e50))
+        describe(Path("x"), config(rope_theta=1e50), "x")
     assert record("k", "a\udc80") == record("k", "a?")
 
 
@@ -289,8 +306,8 @@ def test_models_that_have_no_place_in_a_gguf_file(more, message):
 
 
 def test_how_to_pool_is_written():
-    assert describe(Path("x"), config(pooling="last"))["llama.pooling_type"] == 3
-    assert "llama.pooling_type" not in describe(Path("x"), config())
+    assert describe(Path("x"), config(pooling="last"), "x")["llama.pooling_type"] == 3
+    assert "llama.pooling_type" not in describe(Path("x"), config(), "x")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from bitnet_inference.formats.packed import is_packed
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE
 from bitnet_inference.formats.ternarized import findings_of, quantized
+from bitnet_inference.formats.titles import title_of
 from bitnet_inference.model.loader import Progress
 from bitnet_inference.model_folder import defaults_of, find_model, load_text_files, load_tokenizer
 from bitnet_inference.output_files import refuse_unwritable, whole_file
@@ -229,7 +230,7 @@ def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], li
         corrected = {key: record(key, value) for key, value in corrections(checkpoint.metadata).items()}
         return dict(checkpoint.records) | corrected, []
     config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)
-    values = describe(checkpoint.path, config)
+    values = describe(checkpoint.path, config, title_of(checkpoint))
     values |= metadata_of(tokenizer, config.vocab_size)
     if not tokenizer.has_words and config.bos_id is not None:
         values[f"{PREFIX}bos_token_id"] = config.bos_id

@@ -63,8 +63,8 @@ def _period(config: ModelConfig) -> int:
     return next((each for each in periods if local == tuple(at for at in every if (at + 1) % each)), 0)
 
 
-def describe(path: Path, config: ModelConfig) -> dict[str, Any]:
-    """The metadata but for the tokenizer's. Raises Unsupported as architecture_of does."""
+def describe(path: Path, config: ModelConfig, title: str) -> dict[str, Any]:
+    """The metadata but for the tokenizer's, of a model of that name. Raises Unsupported as architecture_of does."""
     name = architecture_of(path, config)
     sizes: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -90,7 +90,7 @@ def describe(path: Path, config: ModelConfig) -> dict[str, Any]:
     for key, value in sizes.items():
         if isinstance(value, float) and not 1e-37 < value < 1e38:
             raise Unsupported(f"{path}: {key} is {value:g}, which does not fit float32: it stays in its own format")
-    general = {"general.architecture": name, "general.type": "model", "general.name": path.resolve().name}
+    general = {"general.architecture": name, "general.type": "model", "general.name": title}
     return {**general, "general.quantization_version": 2, **{f"{name}.{key}": value for key, value in sizes.items()}}
 
 

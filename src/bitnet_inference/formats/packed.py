@@ -29,7 +29,7 @@ CONFIG_HASH = "config_sha256"  # which older files do not have
 FLOATS: dict[str, FloatName] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PACKED: tuple[Literal["u2", "t5"], ...] = ("u2", "t5")  # the layouts that a ternary matrix may have
 SCREEN = ("screen.high", "screen.low", "screen.numbers")
-PROVENANCE = ("source", "source_format", "command", "writer")
+PROVENANCE = ("source", "source_format", "name", "command", "writer")
 _Parts = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
 _AGAIN = "convert the model again"
 

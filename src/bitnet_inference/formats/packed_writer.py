@@ -32,6 +32,7 @@ from bitnet_inference.formats.packed import (
 )
 from bitnet_inference.formats.packed_config import write_config
 from bitnet_inference.formats.packed_versions import VERSION
+from bitnet_inference.formats.titles import source_of, title_of
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 
 _ENTRY_BYTES = 512  # more than a tensor, its padding and their hashes take in the header
@@ -179,9 +180,10 @@ def _screen(checkpoint: Checkpoint, min_screened: int) -> Iterator[tuple[str, st
 
 def _provenance(checkpoint: Checkpoint, compressed: bool) -> dict[str, str]:
     """Where the file comes from. Who writes a packed file anew keeps what it says of its source."""
-    found = {"source": checkpoint.path.absolute().name, "source_format": kind_of(checkpoint)}
+    found = {"source": source_of(checkpoint.path), "source_format": kind_of(checkpoint)}
     if isinstance(checkpoint, PackedCheckpoint):
         found = {key: value for key, value in checkpoint.said.items() if key in found}
+    found = {"name": title_of(checkpoint), **found}
     said = {key: value.encode("utf-8", "replace").decode() for key, value in found.items() if value}
     said["command"] = f"bitnet convert IN OUT.safetensors{' --compress' if compressed else ''}"
     return said | {"writer": f"bitnet-inference {installed_version()}"}
