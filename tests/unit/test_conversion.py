@@ -22,9 +22,11 @@ from bitnet_inference.errors import FormatError, InvalidParams, ModelError, Unsu
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, LocalLayers, ModelConfig, RopeScaling, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
+from bitnet_inference.formats.gguf_config import read_config
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe, rope_factors
 from bitnet_inference.formats.gguf_writer import record
 from bitnet_inference.formats.titles import source_of, title_of
+from bitnet_inference.formats.yarn import sharpened, yarn_attention, yarn_factors
 from bitnet_inference.model.rope import inverse_frequencies
 from bitnet_inference.model_folder import find_model, load_tokenizer
 from bitnet_inference.text.vocab import BITNET_TEMPLATE, corrections
@@ -275,6 +277,42 @@ def test_the_keys_of_a_model():
     with pytest.raises(Unsupported, match=r"rope.freq_base is 1e\+50, which does not fit float32"):
         describe(Path("x"), config(rope_theta=1e50), "x")
     assert record("k", "a\udc80") == record("k", "a?")
+
+
+def yarn(head_dim=32, **more) -> ModelConfig:
+    """As a folder says it, of a model that was trained for 4,096 positions at first."""
+    factors = yarn_factors(4.0, 4096, 1e4, head_dim, **more)
+    return config(
+        rope_scaling=RopeScaling(kind="factors", factor=4.0, factors=factors), rope_theta=1e4, head_dim=head_dim,
+        attention_scale=sharpened(yarn_attention(4.0), head_dim), norm_eps=0.5,
+    )  # fmt: skip
+
+
+def test_yarn_goes_with_the_file():
+    values = describe(Path("x"), yarn(), "x")
+    kept = {"type": "yarn", "factor": 4.0, "original_context_length": 4096}
+    assert {key: values[f"llama.rope.scaling.{key}"] for key in kept} == kept and rope_factors(yarn()) is None
+    found = read_config(Path("x"), values, yarn().vocab_size, yarn().tie_embeddings, ())
+    assert (found.rope_scaling, found.score_scale) == (yarn().rope_scaling, pytest.approx(yarn().score_scale))
+    blunt = replace(yarn(beta_fast=4.0), attention_scale=None)  # what the keys do not say a tensor does
+    assert np.allclose(rope_factors(blunt), blunt.rope_scaling.factors)
+    for other in (yarn(beta_fast=4.0), replace(yarn(), attention_scale=0.5)):
+        with pytest.raises(Unsupported, match=r'scaled by yarn, with other numbers than those that "llama"'):
+            describe(Path("x"), other, "x")
+
+
+def test_rotations_that_llama_cpp_scales_in_llamas_files_alone(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for name, count in (("qwen3-bitlinear", 1), ("llama-bitlinear", 0)):
+        shutil.copytree(GOLDEN / name, tmp_path / name)
+        said = json.loads((tmp_path / name / "config.json").read_text())
+        said["rope_scaling"] = {**scaling, "original_max_position_embeddings": 64}
+        (tmp_path / name / "config.json").write_text(json.dumps(said))
+        notes = convert(tmp_path / name, tmp_path / f"{name}.gguf").notes
+        assert (
+            sum(note.startswith("rope_freqs.weight scales rotations") and "llama.cpp" in note for note in notes)
+            == count
+        )
 
 
 GEMMA = {"activation": "gelu", "head_norms": True, "post_norms": True, "embed_scale": 8.0}

@@ -13,6 +13,7 @@ from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import ARCHITECTURES, GEMMA_PERIOD, gemma_scale, is_misnamed, llama3_factors
+from bitnet_inference.formats.yarn import usual_original, yarn_attention
 
 ROPE_FACTORS = "rope_freqs.weight"
 _STAYS = "it stays in its own format"
@@ -41,7 +42,9 @@ def _no_place(config: ModelConfig, name: str) -> str:
     if not config.tie_embeddings and not kind.own_head:
         return f'the architecture "{name}" takes the embeddings for its head, the model has another one'
     default = (1 / math.sqrt(config.head_dim)) if not kind.gemma else _gemma_scale(config)
-    if not math.isclose(config.score_scale, default, rel_tol=1e-9):
+    if not math.isclose(config.score_scale, default, rel_tol=1e-9) and not _original_of_yarn(config):
+        if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
+            return f'its rotations are scaled by yarn, with other numbers than those that "{name}" has a place for'
         return f'scores of attention are multiplied by {config.score_scale:g}, those of "{name}" by {default:g}'
     scales = {float(rounded(np.float32(math.sqrt(config.hidden_size)), dtype)) for dtype in _TABLES}
     if config.embed_scale not in (scales if kind.gemma else {1.0}):
@@ -49,6 +52,16 @@ def _no_place(config: ModelConfig, name: str) -> str:
     if config.local is not None and not (kind.gemma and _period(config)):
         return f'in "{name}" other layers see a window only than in the model'
     return ""
+
+
+def _original_of_yarn(config: ModelConfig) -> int | None:
+    """For how many positions a model with yarn was trained first, where keys say all of it; None for others."""
+    scaling, theta = config.rope_scaling, config.rope_theta
+    if scaling is None or scaling.kind != "factors" or config.local is not None or theta <= 1:
+        return None
+    if not math.isclose(config.score_scale, yarn_attention(scaling.factor) ** 2 / math.sqrt(config.head_dim)):
+        return None
+    return usual_original(scaling.factors, scaling.factor, theta, config.head_dim, config.max_positions)
 
 
 def _gemma_scale(config: ModelConfig) -> float:
@@ -85,8 +98,12 @@ def describe(path: Path, config: ModelConfig, title: str) -> dict[str, Any]:
         sizes["attention.sliding_window_pattern"] = _period(config)
     if config.pooling is not None:
         sizes["pooling_type"] = {"mean": 1, "last": 3}[config.pooling]
-    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
-        sizes |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope_scaling.factor)}
+    original = _original_of_yarn(config)
+    if config.rope_scaling is not None and (original or config.rope_scaling.kind == "linear"):
+        sizes["rope.scaling.type"] = "yarn" if original else "linear"
+        sizes["rope.scaling.factor"] = float(config.rope_scaling.factor)
+    if original:
+        sizes["rope.scaling.original_context_length"] = original
     for key, value in sizes.items():
         if isinstance(value, float) and not 1e-37 < value < 1e38:
             raise Unsupported(f"{path}: {key} is {value:g}, which does not fit float32: it stays in its own format")
@@ -95,9 +112,9 @@ def describe(path: Path, config: ModelConfig, title: str) -> dict[str, Any]:
 
 
 def rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
-    """What a tensor of its own divides rotary frequencies by; None where they are divided alike, or not at all."""
+    """What a tensor of its own divides rotary frequencies by; None where keys say how, or they stay as they are."""
     scaling = config.rope_scaling
-    if scaling is None or scaling.kind == "linear":
+    if scaling is None or scaling.kind == "linear" or _original_of_yarn(config):
         return None
     factors = scaling.factors or llama3_factors(scaling, config.rope_theta, config.head_dim)
     return np.array(factors, np.float32)

@@ -30,6 +30,16 @@ def yarn_factors(
     return tuple(1 / (part / factor + (1 - part)) for part in stretched)
 
 
+def usual_original(factors: tuple[float, ...], factor: float, theta: float, head_dim: int, longest: int) -> int | None:
+    """For how many positions a model was trained first whose frequencies are divided so by yarn with its usual numbers.
+
+    None where they are divided otherwise. Several numbers may divide alike; one that models have is as good as another.
+    """
+    usual = (longest, round(longest / factor), *(1 << power for power in range(4, 21)))
+    found = (each for each in usual if each and yarn_factors(factor, each, theta, head_dim) == factors)
+    return next(found, None)
+
+
 def yarn_attention(factor: float, mscale: float = 1.0, mscale_all: float = 0.0) -> float:
     """What cosine and sine are multiplied by: 0.1 ln(factor) + 1, or the ratio of two such."""
     return _sharpness(factor, mscale) / _sharpness(factor, mscale_all) if mscale_all else _sharpness(factor, 1.0)
