@@ -141,6 +141,21 @@ def test_no_space_is_put_behind_a_user_defined_piece(tmp_path):
         assert tokenizer.decode(found) == text.removeprefix("</s>")
 
 
+def test_user_defined_pieces_by_the_thousand(tmp_path):
+    """As a vocabulary has that keeps places for later."""
+    names = [f"<reserved_{number}>" for number in range(1000)]
+    pieces = b"".join(message([(1, message({1: name, 2: 0.0, 3: 4}))]) for name in names)
+    tokenizer = Tokenizer.from_folder(folder(tmp_path, model() + pieces))
+    for text, tokens in (
+        ("a<reserved_999>a", ["▁a", "<reserved_999>", "a"]),
+        ("<reserved_0>a", ["▁", "<reserved_0>", "a"]),
+        ("<reserved_500>", ["<reserved_500>"]),
+    ):
+        found = tokenizer.encode(text, add_special_tokens=False)
+        assert [tokenizer.id_to_token(token_id) for token_id in found] == tokens
+        assert tokenizer.decode(found) == text
+
+
 def test_a_broken_file_is_named(tmp_path):
     whole = model()
     scores = [float("nan")] * len(SAMPLES["prefix"]["tokens"])

@@ -21,11 +21,12 @@ import numpy as np
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import TextFiles, read_bytes, read_json, read_text_files
 from bitnet_inference.text.llama_class import with_space
+from bitnet_inference.text.untaken import MAX_PATTERN
 from bitnet_inference.text.vocab import USER_DEFINED, text_files
 
 _FILE = "tokenizer.model"
 _MAX_BYTES, _MAX_PIECES = 8 << 20, 1 << 19  # Gemma's, with 262,144 pieces, has 4.7 MB
-_MAX_OWN = 4096  # user-defined pieces that one pattern tells
+_MAX_OWN = 4096  # user-defined pieces that patterns tell
 _BPE = 2  # of trainer_spec.model_type
 _RANK = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")  # a line of tiktoken's file
 _AGAIN = "download the file again"
@@ -76,10 +77,22 @@ def _with_whole_texts(files: TextFiles) -> TextFiles:
         return files
     for each in own:
         each["normalized"] = True
-    pieces = "|".join(re.escape(each["content"]) for each in own)
-    space = {"type": "Replace", "pattern": {"Regex": rf"\A(?!(?:{pieces})\z)"}, "content": "▁"}
-    spec["normalizer"]["normalizers"][0] = space
+    normalizers = spec["normalizer"]["normalizers"]
+    normalizers[1:1] = [
+        {"type": "Replace", "pattern": {"Regex": rf"\A▁(?=(?:{pieces})\z)"}, "content": ""}
+        for pieces in _alternatives([re.escape(each["content"]) for each in own])
+    ]
     return replace(files, tokenizer_json=json.dumps(spec).encode())
+
+
+def _alternatives(patterns: list[str]) -> list[str]:
+    """All of them, in as few patterns as have no more characters than a tokenizer.json may have in one."""
+    found = [""]
+    for pattern in patterns:
+        if found[-1] and len(found[-1]) + len(pattern) > MAX_PATTERN - 32:
+            found.append("")
+        found[-1] += f"{'|' * bool(found[-1])}{pattern}"
+    return found
 
 
 def _metadata(file: Path, data: bytes) -> dict[str, Any]:
