@@ -20,6 +20,7 @@ from bitnet_inference.hub.names import is_name
 from bitnet_inference.text.embedded import from_embedded
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.folders import read_folder
+from bitnet_inference.text.recommended import samples
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import text_files
 
@@ -73,13 +74,11 @@ def default_params(generation: Mapping[str, Any]) -> SamplingParams:
 
     Raises InvalidParams for impossible values.
     """
-    samples = generation.get("do_sample")
-    if samples is None:
-        samples = generation.get("temperature") is not None
-    check_flag("do_sample", samples)
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if samples else ("repetition_penalty",)
+    draws = samples(generation)
+    check_flag("do_sample", draws)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty") if draws else ("repetition_penalty",)
     options = {name: generation[name] for name in names if generation.get(name) is not None}
-    if not samples:
+    if not draws:
         options["temperature"] = 0.0
     if generation.get("max_new_tokens") is not None:
         options["max_tokens"] = generation["max_new_tokens"]
@@ -91,4 +90,5 @@ def defaults_of(tokenizer: Tokenizer) -> SamplingParams:
     try:
         return default_params(tokenizer.generation)
     except InvalidParams as error:
-        raise FormatError(tokenizer.path / "generation_config.json", "", str(error)) from None
+        file = tokenizer.path / "generation_config.json" if tokenizer.path.is_dir() else tokenizer.path
+        raise FormatError(file, "", str(error)) from None

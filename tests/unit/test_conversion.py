@@ -28,7 +28,8 @@ from bitnet_inference.formats.gguf_writer import record
 from bitnet_inference.formats.titles import source_of, title_of
 from bitnet_inference.formats.yarn import sharpened, yarn_attention, yarn_factors
 from bitnet_inference.model.rope import inverse_frequencies
-from bitnet_inference.model_folder import find_model, load_tokenizer
+from bitnet_inference.model_folder import default_params, defaults_of, find_model, load_tokenizer
+from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import BITNET_TEMPLATE, corrections
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -124,8 +125,8 @@ def test_i2_s_keeps_every_family_to_the_bit(tmp_path, name):
     found, source = open_checkpoint(result.path), open_checkpoint(GOLDEN / name)
     assert is_equal(found, source) and all(each.error == 0 for each in result.tensors)
     assert np.array_equal(logits(result.path), logits(GOLDEN / name))
-    assert any("temperature" in note for note in result.notes)
     ours, theirs = load_tokenizer(found), load_tokenizer(source)
+    assert defaults_of(ours) == defaults_of(theirs) != SamplingParams() and not result.notes
     assert set(theirs.eos_ids) <= {*ours.eos_ids, *found.config.eos_ids}
     assert (ours.bos_id, ours.templates, ours.affixes) == (theirs.bos_id, theirs.templates, theirs.affixes)
 
@@ -277,6 +278,45 @@ def test_the_keys_of_a_model():
     with pytest.raises(Unsupported, match=r"rope.freq_base is 1e\+50, which does not fit float32"):
         describe(Path("x"), config(rope_theta=1e50), "x")
     assert record("k", "a\udc80") == record("k", "a?")
+
+
+@pytest.mark.parametrize(
+    "said, kept, lost",
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05}, None, ()),
+        ({"do_sample": True, "top_k": 20, "transformers_version": "5.0"}, None, ()),
+        ({"temperature": 0.7}, None, ()),
+        ({"do_sample": True, "top_k": -1, "repetition_penalty": 1.1}, None, ()),
+        ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.3}, {"repetition_penalty": 1.3}, ()),
+        ({"temperature": 0.6, "typical_p": 0.9, "max_new_tokens": 8}, {"temperature": 0.6},
+         ("max_new_tokens, typical_p",)),
+        ({"do_sample": False}, {}, ()),
+    ],
+)  # fmt: skip
+def test_what_a_model_recommends_goes_with_the_file(tmp_path, said, kept, lost):
+    shutil.copytree(GOLDEN / "llama-bitlinear", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({**said, "eos_token_id": 377}))
+    result = convert(tmp_path / "model", tmp_path / "x.gguf")
+    assert [note.rpartition(": ")[2] for note in result.notes] == list(lost)
+    convert(tmp_path / "x.gguf", tmp_path / "x.safetensors")
+    for file in ("x.gguf", "x.safetensors"):
+        found = load_tokenizer(open_checkpoint(tmp_path / file)).generation
+        assert default_params(found) == default_params(said if kept is None else kept)
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("temp", "hot", r"x\.gguf: general\.sampling\.temp: is no number"),
+        ("top_k", True, r"x\.gguf: general\.sampling\.top_k: is no number"),
+        ("temp", -1.0, r"x\.gguf: temperature is -1"),
+        ("top_p", float("nan"), r"x\.gguf: top_p is nan"),
+    ],
+)
+def test_recommendations_of_a_gguf_file_that_are_none(written, key, value, message):
+    metadata = open_checkpoint(written["i2_s"].path).metadata | {f"general.sampling.{key}": value}
+    with pytest.raises(FormatError, match=message):
+        defaults_of(Tokenizer.from_metadata("x.gguf", metadata))
 
 
 def yarn(head_dim=32, **more) -> ModelConfig:

@@ -36,6 +36,7 @@ from bitnet_inference.model.loader import Progress
 from bitnet_inference.model_folder import defaults_of, find_model, load_text_files, load_tokenizer
 from bitnet_inference.output_files import refuse_unwritable, whole_file
 from bitnet_inference.text.embedded import to_embedded
+from bitnet_inference.text.recommended import recommended_keys, without_place
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import PREFIX, corrections
 from bitnet_inference.text.vocab_metadata import end_ids, metadata_of
@@ -230,13 +231,14 @@ def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], li
         corrected = {key: record(key, value) for key, value in corrections(checkpoint.metadata).items()}
         return dict(checkpoint.records) | corrected, []
     config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)
+    defaults_of(tokenizer)  # what cannot be read again is not written
     values = describe(checkpoint.path, config, title_of(checkpoint))
-    values |= metadata_of(tokenizer, config.vocab_size)
+    values |= recommended_keys(tokenizer.generation) | metadata_of(tokenizer, config.vocab_size)
     if not tokenizer.has_words and config.bos_id is not None:
         values[f"{PREFIX}bos_token_id"] = config.bos_id
     found = Tokenizer.from_metadata(checkpoint.path, values, config.vocab_size)
     more, left = end_ids((*config.eos_ids, *tokenizer.eos_ids), found)
     notes = [f"the end tokens {', '.join(map(str, left))} have no place in the file"] if left else []
-    advice = sorted(key for key in tokenizer.generation if not key.endswith("_token_id") and key[0] != "_")
+    advice = without_place(tokenizer.generation)
     notes += [f"generation_config.json has no place in the file: {', '.join(advice)}"] if advice else []
     return {key: record(key, value) for key, value in (values | more).items()}, notes

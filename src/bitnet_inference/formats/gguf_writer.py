@@ -14,7 +14,7 @@ from bitnet_inference.formats.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, 
 
 Put = Callable[[NDArray[np.uint8]], None]
 _VERSION = 3
-_U32, _F32, _BOOL = 4, 6, 7
+_U32, _I32, _F32, _BOOL = 4, 5, 6, 7
 _ARRAYS = {"<f4": 6, "<i4": 5}
 
 
@@ -50,7 +50,7 @@ def write_gguf(
 
 
 def record(key: str, value: object) -> bytes:
-    """A key and its value: text, a flag, a whole number below 2^32, a float (as float32), texts, or numbers in
+    """A key and its value: text, a flag, a whole number from -2^31 to 2^32, a float (as float32), texts, or numbers in
     float32 or int32."""
     return _text(key) + _value(value)
 
@@ -61,7 +61,7 @@ def _value(value: object) -> bytes:
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
-        return struct.pack("<II", _U32, value)
+        return struct.pack("<Ii", _I32, value) if value < 0 else struct.pack("<II", _U32, value)
     if isinstance(value, float):
         return struct.pack("<If", _F32, value)
     if isinstance(value, np.ndarray):

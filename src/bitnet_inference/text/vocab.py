@@ -10,6 +10,7 @@ from typing import Any
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.text.folder import MAX_TEMPLATE_BYTES, TextFiles, lack_of_words, without_words
 from bitnet_inference.text.patterns import ALIASES, BEGUN, COMPOSED, PATTERNS, WHOLE_WORDS
+from bitnet_inference.text.recommended import read_recommended
 
 PREFIX = "tokenizer.ggml."
 NO_WORDS = "none"  # the model of a file without a tokenizer
@@ -48,7 +49,7 @@ def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
         add_bos=vocab.flag("add_bos_token", vocab.model == "llama" or vocab.pre in BEGUN),
         add_eos=vocab.flag("add_eos_token", False),
         templates=_templates(path, metadata),
-        generation={},
+        generation=read_recommended(path, metadata),
     )
 
 
