@@ -29,7 +29,7 @@ from bitnet_inference.mailbox import MAX_UNREAD, Mailbox
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import defaults_of, find_model, load_tokenizer
 from bitnet_inference.named import Named
-from bitnet_inference.overflow import Talk, fit
+from bitnet_inference.overflow import Fitted, Talk, fit
 from bitnet_inference.prompt_numbers import PromptNumbers
 from bitnet_inference.prompts import (
     BatchOptions,
@@ -332,11 +332,12 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         num_choices, most = checked_count("num_choices", num_choices), self._engine.max_waiting
         if num_choices > most:
             raise InvalidParams(f"{num_choices} choices are more than may wait at a time: ask for {most} at most")
+        fitted = fit(prompt, params, self.max_context, self._bos_ids)  # a long conversation, once for all
         streams: list[Stream] = []
         with cancelling(streams):
             for choice in range(num_choices):
                 leader = streams[0].request if streams else None
-                streams.append(self._stream(prompt, params, terms, opening, max_unread, choice=choice, leader=leader))
+                streams.append(self._stream(fitted, params, terms, opening, max_unread, choice=choice, leader=leader))
         return streams
 
     def _search(self, prompt: Sequence[int], params: BeamParams, terms: Terms, opening: bool) -> Search:
@@ -360,7 +361,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     def _stream(
         self,
-        prompt: Sequence[int] | Talk,
+        prompt: Sequence[int] | Talk | Fitted,
         params: SamplingParams,
         terms: Terms | None = None,
         opening: bool = False,

@@ -35,13 +35,19 @@ class Fitted(NamedTuple):
 
 
 def fit(
-    prompt: Sequence[int] | Talk, params: SamplingParams, max_context: int, bos_ids: frozenset[int] = frozenset()
+    prompt: Sequence[int] | Talk | Fitted,
+    params: SamplingParams,
+    max_context: int,
+    bos_ids: frozenset[int] = frozenset(),
 ) -> Fitted:
     """The prompt as `params.overflow` says. What it leaves too long is for the engine to refuse.
 
+    One that is fitted already stays as it is.
     Raises InvalidParams for what is no list of token ids, and for "keep_system" where there are no messages,
     PromptTooLong where the messages that are kept are too long.
     """
+    if isinstance(prompt, Fitted):
+        return prompt
     given = checked_prompt(prompt.token_ids if isinstance(prompt, Talk) else prompt)
     if params.overflow != "keep_system":
         kept = fit_prompt(given, params, max_context, bos_ids)

@@ -5,6 +5,7 @@ import pytest
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams, OutOfMemory, PromptTooLong
 from bitnet_inference.llm import LLM
+from bitnet_inference.text.word_filter import WordFilter
 
 CONTEXT = 192
 SYSTEM = {"role": "system", "content": "You tell stories."}
@@ -54,6 +55,23 @@ def test_the_oldest_turns_are_left_out(llm, opening, max_tokens):
     assert [each.token_ids for each in llm.chat([talk, kept], wanted)] == [output.token_ids] * 2
     choices = llm.stream_chat_choices(talk, 2, wanted)
     assert choices[0].read().token_ids == output.token_ids and choices[1].read().usage.num_dropped_tokens
+
+
+def test_turns_are_left_out_once_for_all_choices():
+    class Counting(WordFilter):
+        num_texts = 0
+
+        def check_prompt(self, text):
+            self.num_texts += 1
+
+    counts = []
+    for num_choices in (1, 6):
+        looked = Counting(["no such word"])
+        with LLM.load("default", threads=1, max_cache_tokens=CONTEXT, filters=[looked]) as filtered:
+            texts = filtered.chat_choices([SYSTEM, *TURNS, LAST], num_choices, params())
+            assert all(text.usage.num_dropped_tokens for text in texts)
+        counts.append(looked.num_texts)
+    assert counts[0] == counts[1]
 
 
 def test_a_conversation_that_fits_is_whole(llm):
