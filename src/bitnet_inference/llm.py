@@ -108,7 +108,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         self.default_params = defaults_of(tokenizer)
         self._bos_ids = frozenset(each for each in (model.config.bos_id, tokenizer.bos_id) if each is not None)
         self.eos_ids = tuple(sorted({*model.config.eos_ids, *tokenizer.eos_ids}))
-        self._chat = Chat(tokenizer, self._filters)
+        self._chat, self._unfiltered = Chat(tokenizer, self._filters), Chat(tokenizer)
         self._named = Named()
         worker = self._worker = Worker(engine)
         self._mailbox = partial(Mailbox, on_room=worker.wake, later=engine.wakeups.add, check_wait=worker.check_wait)
@@ -301,7 +301,7 @@ class LLM(PromptNumbers, RankedTexts, Holder):
 
     def _talk(self, messages: Sequence[Message], options: dict[str, Any]) -> Talk:
         token_ids = self.encode_chat(messages, **options)
-        return Talk(messages, token_ids, lambda kept: self.encode_chat(kept, **options))
+        return Talk(messages, token_ids, lambda kept: self._unfiltered.encode(kept, **options))  # they have seen all
 
     def _params(self, params: Params, count: int) -> list[SamplingParams]:
         return [self.resolved(each) for each in params_of_each(params, count)]
