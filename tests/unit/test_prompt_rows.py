@@ -141,6 +141,37 @@ class TestPromptLogprobs:
             assert [i for i, _ in entry.top] == np.argsort(-row, kind="stable")[:2].tolist()
             assert [x for _, x in entry.top] == pytest.approx(np.sort(row)[::-1][:2], abs=1e-6)
 
+    @pytest.mark.parametrize("start", [0, 3, 17])
+    def test_choices_have_them_from_the_first(self, start):
+        model = ScriptedModel(max_tokens=5)
+        engine, requests = Engine(model), []
+        options = {"temperature": 0.0, "max_tokens": 3, "prompt_logprobs_from": start}
+        for choice, num_top in enumerate((2, 2, 2, 1)):  # the last wants others
+            leader = requests[0] if requests else None
+            params = SamplingParams(prompt_logprobs=num_top, **options)
+            requests.append(Request(PROMPT, params, Listener(), choice=choice, leader=leader))
+            engine.submit(requests[-1])
+        run(engine)
+        first, second, third, other = (request.prompt_logprobs for request in requests)
+        assert first == second == third and first is not second and len(other) == len(first) == len(PROMPT) - start
+        assert [request.usage().num_cached_tokens for request in requests] == [0, 17, 17, max(start - 1, 0)]
+        assert all(request.sink.token_ids == greedy_text(model, PROMPT, 3) for request in requests)
+
+    def test_choices_whose_first_has_gone_compute_their_own(self):
+        model = ScriptedModel(max_tokens=5)
+        engine, params = Engine(model), SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=0)
+        gone = Request(PROMPT, params, Listener())
+        left = Request(PROMPT, params, Listener(), choice=1, leader=gone)
+        engine.submit(gone)
+        engine.submit(left)
+        engine.step()
+        engine.cancel(gone)
+        run(engine)
+        assert len(gone.prompt_logprobs) < len(left.prompt_logprobs) == len(PROMPT)
+        assert [entry.logprob for entry in left.prompt_logprobs[1:]] == pytest.approx(
+            [row[token] for row, token in zip(self.exact(model, PROMPT), PROMPT[1:], strict=False)], abs=1e-6
+        )
+
     def test_the_last_row_is_not_needed(self):
         model = ScriptedModel()
         generate(model, PROMPT, SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=16))

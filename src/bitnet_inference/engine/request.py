@@ -259,6 +259,15 @@ class Request:
         self.unread = range(first + len(rows), self.unread.stop)
         self._reader.read(first, rows)
 
+    def share_scores(self) -> None:
+        """Take the scores of the prompt that its leader has, where these are all that are wanted."""
+        leader, wanted = self.leader, (self.params.prompt_logprobs, self.params.prompt_logprobs_from)
+        if not self.unread or leader is None or leader.prompt_logprobs is None:
+            return
+        is_same = wanted == (leader.params.prompt_logprobs, leader.params.prompt_logprobs_from)
+        if is_same and len(leader.prompt_logprobs) == len(self.prompt) - wanted[1]:
+            self.prompt_logprobs, self.unread = list(leader.prompt_logprobs), range(0)
+
     def follow(self, leader: Request, num_shared: int, token_id: int) -> None:
         """Go on as a beam with so many first tokens of another one, or of its own, and a new one."""
         self.is_parked = False

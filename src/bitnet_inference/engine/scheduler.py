@@ -271,6 +271,7 @@ class Scheduler:
 
     def _give_blocks(self, request: Request) -> bool:
         """Blocks for all known tokens, if there are enough; what the cache has already is shared or copied."""
+        request.share_scores()  # or all of its prompt would be computed for them
         beginning = self.prefixes.find(request)
         num_new = self.num_blocks_for(len(request.tokens)) - len(beginning.blocks)
         copied = [] if beginning.partial is None else [beginning.partial]
