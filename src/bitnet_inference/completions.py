@@ -103,7 +103,7 @@ def chat_completion(
     """
     style = call_style(llm.tokenizer.templates)
     grammar, callable_tools = read_form(style, response_format, tools, tool_choice)
-    if not _is_list(dialogs):
+    if not _is_list(dialogs) or not all(map(_is_list, dialogs)):
         raise InvalidParams("dialogs must be a list of dialogs, which are lists of messages")
     for index, dialog in enumerate(dialogs):
         _check_turns(index, dialog)

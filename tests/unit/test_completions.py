@@ -118,7 +118,7 @@ def test_mistakes(llm):
     for prompts in ("x", [1], [None], None, 5, iter(["x"])):
         with pytest.raises(InvalidParams, match="list of strings"):
             text_completion(llm, prompts)
-    for dialogs in (None, 5, "x", iter([HI])):
+    for dialogs in (None, 5, "x", iter([HI]), HI):
         with pytest.raises(InvalidParams, match="dialogs must be"):
             chat_completion(llm, dialogs)
     for seed in ("1", True, 1.5):
