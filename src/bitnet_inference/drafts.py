@@ -11,7 +11,7 @@ from bitnet_inference.config import EngineConfig
 from bitnet_inference.engine.draft_model import ModelDrafter
 from bitnet_inference.engine.lookup import LookupDrafter
 from bitnet_inference.engine.speculative import Drafter
-from bitnet_inference.errors import InvalidParams
+from bitnet_inference.errors import InvalidParams, NotFound
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.model.contract import Model
 from bitnet_inference.model_folder import find_model, load_tokenizer
@@ -19,6 +19,7 @@ from bitnet_inference.text.tokenizer import Tokenizer
 
 Drafts = Literal["auto", "lookup", "none"] | Model
 _WORDS = ("auto", "lookup", "none")
+_CURE = 'give "auto", "lookup", "none", or a smaller model'
 _NUM_CONTEXTS = 16  # of the draft model at most, so that most of the memory is left to the large one
 _SHARE = 16  # of the memory: the large model may count on nine tenths of it for its own cache
 
@@ -30,7 +31,13 @@ def load_drafts(drafts: str | Path, tokenizer: Tokenizer, config: EngineConfig) 
     """
     if drafts in _WORDS:
         return drafts  # type: ignore[return-value]  # one of the words
-    checkpoint = open_checkpoint(find_model(drafts))
+    if not isinstance(drafts, str | Path):
+        raise InvalidParams(f"drafts is {drafts!r:.60}: {_CURE}")
+    try:
+        path = find_model(drafts)
+    except NotFound as error:
+        raise NotFound(f"drafts: {error}; {_CURE}") from None
+    checkpoint = open_checkpoint(path)
     if load_tokenizer(checkpoint).vocabulary() != tokenizer.vocabulary():
         raise InvalidParams(f"{drafts} has other tokens than the model: choose a draft model of the same vocabulary")
     return load_model(checkpoint, replace(config, quantize="none", embedding="exact", gpu_layers=None, gpus=1))

@@ -795,6 +795,9 @@ class TestLife:
             LLM.load("default", drafts=other)
         with pytest.raises(NotFound, match="nobody"):
             LLM.load("default", drafts="nobody")
+        for drafts, kind in (("off", NotFound), (None, InvalidParams), (False, InvalidParams)):
+            with pytest.raises(kind, match=r"^drafts.*give \"auto\", \"lookup\", \"none\""):
+                LLM.load("default", drafts=drafts)
 
     def test_terms_reach_the_engine(self, llm):
         streams = [llm.stream("a", GREEDY, priority=2), llm.stream_chat(HI, GREEDY, priority=3, timeout_s=60)]
