@@ -106,7 +106,7 @@ class BatchRun:
         lines = self._prompts.lines(self._answers.lacks)
         with InFlight(lines, partial(_start, llm, shared, terms), lambda line: line.num_texts) as in_flight:
             for ended in in_flight:
-                answer = _answer(ended)
+                answer = _answer(llm, ended)
                 self._answers.write(ended.item.number, answer)
                 num_prompt_tokens += answer.get("num_prompt_tokens", 0)
                 num_output_tokens += answer.get("num_output_tokens", 0)
@@ -175,7 +175,7 @@ def _start_choices(llm: LLM, params: SamplingParams, terms: TermOptions, line: P
     return Choices(streams, None if line.best_of is None else num_choices, params.logprobs is not None)
 
 
-def _answer(ended: Ended[PromptLine, Generation | list[Generation]]) -> dict[str, Any]:
+def _answer(llm: LLM, ended: Ended[PromptLine, Generation | list[Generation]]) -> dict[str, Any]:
     identity = {} if ended.item.id is None else {"id": ended.item.id}
     try:
         found = ended.read()
@@ -183,17 +183,18 @@ def _answer(ended: Ended[PromptLine, Generation | list[Generation]]) -> dict[str
         raise
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", **identity}
+    has_words = llm.tokenizer.has_words
     if isinstance(found, Generation):
-        return {**identity, **_fields(found)}
+        return {**identity, **_fields(found, has_words)}
     assert isinstance(ended.outcome, Choices), "choices have several texts"
     counts = {
         "num_prompt_tokens": found[0].usage.num_prompt_tokens,
         "num_output_tokens": ended.outcome.num_output_tokens,
     }
-    return {**identity, "choices": [_fields(each) for each in found], **counts}
+    return {**identity, "choices": [_fields(each, has_words) for each in found], **counts}
 
 
-def _fields(output: Generation) -> dict[str, Any]:
+def _fields(output: Generation, has_words: bool) -> dict[str, Any]:
     """What does not depend on what else was under way: times do."""
     fields: dict[str, Any] = {
         "text": output.text,
@@ -204,8 +205,10 @@ def _fields(output: Generation) -> dict[str, Any]:
     }
     counts = {name: getattr(output.usage, name) for name in ("num_dropped_tokens", "num_slides")}
     fields |= {name: count for name, count in counts.items() if count}
+    if output.logprobs is not None or not has_words:
+        fields["token_ids"] = output.token_ids
     if output.logprobs is not None:
-        fields |= {"token_ids": output.token_ids, "logprobs": [asdict(entry) for entry in output.logprobs]}
+        fields["logprobs"] = [asdict(entry) for entry in output.logprobs]
     if output.prompt_logprobs is not None:
         fields["prompt_logprobs"] = [None if entry is None else asdict(entry) for entry in output.prompt_logprobs]
     return fields

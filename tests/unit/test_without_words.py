@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bitnet_inference import LLM, Grammar, SamplingParams, WordFilter, convert, perplexity, text_completion
+from bitnet_inference import (
+    LLM,
+    Grammar,
+    SamplingParams,
+    WordFilter,
+    convert,
+    generate_file,
+    perplexity,
+    text_completion,
+)
 from bitnet_inference.errors import Unsupported
+from bitnet_inference.server.token_texts import spelt
 from bitnet_inference.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bitnet-packed"
@@ -71,6 +82,17 @@ def test_what_needs_words_is_refused_in_a_line(kind, folder, tmp_path):
             assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(Unsupported, match=r": .*; without it, token ids alone are taken"):
         LLM.load(path, filters=[WordFilter(["x"], label="rude")])
+
+
+def test_answers_tell_the_ids_of_their_tokens(folder, tmp_path):
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text(json.dumps({"prompt": IDS}) + "\n")
+    with LLM.load(folder) as llm:
+        generate_file(llm, prompts, answers, SamplingParams(max_tokens=8, temperature=0))
+        ids = llm.generate(IDS, GREEDY).token_ids
+        answer = json.loads(answers.read_text())
+        assert (answer["text"], answer["token_ids"], "logprobs" in answer) == ("", ids, False)
+        assert [spelt(llm.tokenizer, each) for each in ids[:2]] == [f"token_id:{each}" for each in ids[:2]]
 
 
 def test_one_that_llama_cpp_calls_none():

@@ -28,7 +28,12 @@ def written(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 def spelt(tokenizer: Tokenizer, token_id: int) -> str:
-    """The text of a token; "bytes:\\xe2\\x82" for what is no UTF-8 alone, as in OpenAI's text completions."""
+    """The text of a token; "bytes:\\xe2\\x82" for what is no UTF-8 alone, as in OpenAI's text completions.
+
+    Of a model without a tokenizer the id, as in vLLM.
+    """
+    if not tokenizer.has_words:
+        return f"token_id:{token_id}"
     token = written(tokenizer, token_id)
     try:
         return token.decode()
