@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from bitnet_inference.answer_file import AnswerFile
 from bitnet_inference.config import check_flag, check_progress
 from bitnet_inference.engine.params import SamplingParams
-from bitnet_inference.errors import FormatError, InvalidParams, Stopped, Unsupported
+from bitnet_inference.errors import BackendError, FormatError, InvalidParams, Stopped, Unsupported
 from bitnet_inference.in_flight import Ended, InFlight, Running
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompt_file import PromptFile, PromptLine
@@ -182,6 +182,8 @@ def _answer(llm: LLM, ended: Ended[PromptLine, Generation | list[Generation]]) -
     except (Stopped, Unsupported):  # this concerns all of them
         raise
     except Exception as error:
+        if isinstance(error, BackendError) and not llm.is_open:  # so does a device that is lost
+            raise
         return {"error": f"{type(error).__name__}: {error}", **identity}
     has_words = llm.tokenizer.has_words
     if isinstance(found, Generation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scripted import Listener, ScriptedModel, check_events, generate, greedy_text, run
 
-from bitnet_inference import LLM, Counts, SamplingParams
+from bitnet_inference import LLM, Counts, SamplingParams, generate_file
 from bitnet_inference.backends import load_fallback, load_model
 from bitnet_inference.backends.cpu import CpuModel
 from bitnet_inference.config import EngineConfig
@@ -296,6 +297,16 @@ def test_an_llm_whose_device_is_lost_is_not_open_so_that_it_is_loaded_anew() -> 
         with pytest.raises(KernelError, match="the device is lost"):
             llm.generate("The fox", STORY)
         assert not llm.is_open
+
+
+def test_a_file_of_prompts_ends_where_the_device_is_lost(tmp_path: Path) -> None:
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": "The fox"}\n' * 3)
+    checkpoint = open_checkpoint(PATH)
+    model = Failing(load_model(checkpoint, EngineConfig(device="cpu", threads=1)), 1)
+    with LLM(cast(Model, model), load_tokenizer(checkpoint)) as llm, pytest.raises(BackendError, match="is lost"):
+        generate_file(llm, prompts, answers, STORY)
+    assert not answers.exists(), "no line has an error that is of all of them"
 
 
 def test_of_a_model_whose_cache_finds_no_room_it_is_not_said_that_it_goes_on() -> None:
