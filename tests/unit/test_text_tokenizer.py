@@ -303,7 +303,7 @@ def test_the_space_of_sentencepiece_is_added_once(tmp_path):
     assert whole == [1, 2, *tokenizer.encode("the fox met", add_special_tokens=False)]
 
 
-@pytest.mark.parametrize("ids", [[376], [-1], [1 << 70], ["1"], [None], [1.0]])
+@pytest.mark.parametrize("ids", [[376], [-1], [1 << 70], ["1"], [None], [1.0], 5, None, b"ab", "ab"])
 def test_ids_outside_the_vocabulary_are_refused(tokenizer, ids):
     with pytest.raises(InvalidParams, match="token id"):
         tokenizer.decode(ids)

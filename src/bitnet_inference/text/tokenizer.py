@@ -124,6 +124,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; what is no UTF-8 becomes U+FFFD. Raises InvalidParams for an id outside the vocabulary."""
+        if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+            raise InvalidParams(f"ids to decode are {ids!r:.60}: give a list of token ids, as in [1, 2]")
         checked = [self._checked(token_id) for token_id in ids]
         return self._at_the_door(lambda: self._rust.decode(checked, skip_special_tokens=skip_special_tokens))
 
