@@ -96,6 +96,24 @@ def test_http_1_0_has_no_chunks(running: Running) -> None:
     assert b" 200 " in head and not nothing
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("behind", [b"", LAST])
+def test_who_is_refused_before_it_has_sent_its_body_and_would_close_can_read_why(
+    running: Running, version: bytes, behind: bytes
+) -> None:
+    """As nginx asks by itself, and urllib: it told 502, or that the connection was reset."""
+    num_bytes = ServerOptions().max_body_bytes + 1
+    head = post(b"Connection: close\r\nContent-Length: %d\r\n" % num_bytes, version)
+    with socket.create_connection(running.address[:2], timeout=20) as connection:
+        connection.sendall(head)
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+        connection.sendall(bytes(num_bytes) + behind)
+        assert connection.recv(1) == b""
+    assert b" 413 " in answer and b"connection: close" in answer and answer.endswith(b"}}")
+
+
 @pytest.mark.parametrize("ahead", [LAST, post(PLAIN) + BODY, post(H2C + PLAIN) + BODY])
 def test_who_leaves_is_noticed_though_more_requests_wait(
     running: Running, ahead: bytes, caplog: pytest.LogCaptureFixture

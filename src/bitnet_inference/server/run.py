@@ -46,6 +46,8 @@ class PatientProtocol(HttpToolsProtocol):
     _reader_timer: asyncio.TimerHandle | None = None  # for it to read
     _end_timer: asyncio.TimerHandle | None = None  # for its goodbye
     _num_head_bytes = 0
+    _is_last = False  # the answer that is out is the last one, and the rest of its request is thrown away
+    _ends = False  # the server
     _running: RequestResponseCycle | None = None  # uvicorn keeps the last that has come, which may wait behind it
 
     def connection_made(self, transport: Any) -> None:
@@ -109,14 +111,16 @@ class PatientProtocol(HttpToolsProtocol):
         if self._is_to_stay():
             return
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":
-            self._answer_without_chunks(self.cycle)
+        if not self.cycle.keep_alive:
+            self._answer_and_close(self.cycle)
         if 0 < len(self.pipeline) <= MAX_AHEAD:
             self.flow.resume_reading()  # who is not read is not seen leaving
 
     def on_message_complete(self) -> None:
         """The request is there."""
-        if not self._is_to_stay():
+        if self._is_last:
+            self._hang_up()
+        elif not self._is_to_stay():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -126,9 +130,12 @@ class PatientProtocol(HttpToolsProtocol):
             self._hang_up()
         if self.cycle.response_complete and self.cycle.more_body:
             self._wait(LINGER_S)
+            if self._is_last and self.transport.can_write_eof():
+                self.transport.write_eof()
 
     def shutdown(self) -> None:
         """The server ends, and this connection at once if nothing is under way."""
+        self._ends = True
         super().shutdown()
         if self.transport.is_closing():
             self._hang_up()
@@ -165,13 +172,17 @@ class PatientProtocol(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
-    def _answer_without_chunks(self, cycle: RequestResponseCycle) -> None:
-        """As HTTP/1.0 wants it: where an answer has no length, it ends with its connection."""
-        given = cycle.send
+    def _answer_and_close(self, cycle: RequestResponseCycle) -> None:
+        """HTTP/1.0 has no chunks. And who still sends a body that is refused would get a reset, and no answer."""
+        given, is_old = cycle.send, self.scope["http_version"] == "1.0"
 
         async def send(message: Any) -> None:
-            cycle.chunked_encoding = False
-            cycle.expected_content_length = len(message.get("body", b""))  # what uvicorn checks, and else holds for 0
+            if is_old:
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = len(message.get("body", b""))  # which uvicorn checks, and takes for 0
+            is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_end and cycle.more_body and not self._ends:
+                self._is_last = cycle.keep_alive = True  # else uvicorn closes at once
             await given(message)
 
         cycle.send = send  # type: ignore[method-assign]
