@@ -285,7 +285,7 @@ def test_the_keys_of_a_model():
     [
         ({"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05}, None, ()),
         ({"do_sample": True, "top_k": 20, "transformers_version": "5.0"}, None, ()),
-        ({"temperature": 0.7}, None, ()),
+        ({"temperature": 0.7, "use_cache": True, "output_attentions": False}, None, ()),
         ({"do_sample": True, "top_k": -1, "repetition_penalty": 1.1}, None, ()),
         ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.3}, {"repetition_penalty": 1.3}, ()),
         ({"temperature": 0.6, "typical_p": 0.9, "max_new_tokens": 8}, {"temperature": 0.6},

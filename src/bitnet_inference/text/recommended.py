@@ -41,9 +41,9 @@ def recommended_keys(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_place(generation: Mapping[str, Any]) -> list[str]:
-    """What else it says, of which a GGUF file says nothing."""
-    placed = {"do_sample", "transformers_version", *_NAMES.values()}
-    left = (key for key, value in generation.items() if value is not None and key not in placed)
+    """What else it says, of which a GGUF file says nothing; not what Transformers itself is to do."""
+    known = {"do_sample", "transformers_version", "use_cache", *_NAMES.values()}
+    left = (key for key, value in generation.items() if value not in (None, False) and key not in known)
     return sorted(key for key in left if not key.endswith("_token_id") and key[0] != "_")
 
 
