@@ -565,6 +565,21 @@ def test_whoever_gets_may_ask_for_the_head_alone(running: Running, path: str) ->
         assert (answer.status, answer.read()) == (200, b"") and int(answer.headers["content-length"]) > 0
 
 
+def test_a_slash_behind_a_path_says_nothing(served: ServedModels) -> None:
+    """Nobody is sent to an address that a proxy may not have, and what is open to everybody stays so."""
+    with Running(served, ServerOptions(keys=read_keys(["sesame-open"]))) as server:
+        for path in ("/health", "/dashboard"):
+            assert httpx.get(f"{server.url}{path}/").text == httpx.get(f"{server.url}{path}").text
+        asked = {"model": "story", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        for path, headers in (("chat/completions", {}), ("messages", {"anthropic-version": "2023-06-01"})):
+            address = f"{server.url}/v1/{path}/"
+            assert httpx.post(address, json=asked, headers=headers).status_code == 401
+            answer = httpx.post(address, json=asked, headers={"x-api-key": "sesame-open"} | headers)
+            assert answer.json()["model"] == "story"
+        found = httpx.get(f"{server.url}/v1/models/", headers={"x-api-key": "sesame-open"}).json()
+    assert [each["id"] for each in found["data"]] == ["story"]
+
+
 def test_pages_from_elsewhere_only_where_allowed(served: ServedModels) -> None:
     with Running(served, ServerOptions(cors_origins=("https://page.example",))) as server:
         allowed = [

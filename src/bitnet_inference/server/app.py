@@ -75,8 +75,6 @@ def _add_models(app: FastAPI, served: ServedModels) -> None:
 
     @app.get("/v1/models/{name:path}", **describe(None, "A model that is served."))
     async def model(name: str) -> Response:
-        if not name:  # a slash behind the list
-            return await models()
         served.path(name)
         return json_response(await asyncio.to_thread(_model, served, name, started))
 

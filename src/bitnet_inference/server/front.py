@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bitnet_inference.server.app import make_app
 from bitnet_inference.server.gate import Gate
@@ -25,6 +25,22 @@ class Front(NamedTuple):
 
     app: ASGIApp
     gate: Gate
+
+
+class Slashless:
+    """An ASGI application around another one to which a slash behind a path says nothing.
+
+    By itself it sends clients elsewhere, to its own address, which those behind a proxy may not have.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http":
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
 
 
 def make_front(
@@ -57,4 +73,4 @@ def make_front(
             expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
             allow_private_network=True,  # browsers ask for it where a page of the web speaks to one's own machine
         )
-    return Front(Metered(Journaled(app, journal), traffic, api.routes), gate)
+    return Front(Slashless(Metered(Journaled(app, journal), traffic, api.routes)), gate)
