@@ -106,10 +106,16 @@ class AnyOrder(RuleBasedStateMachine):
         prompt = [*earlier.tokens.view.tolist(), *longer][: LONGEST - 8]
         self._submit(Request(prompt, params(seed, 6), Listener(), terms=earlier.terms))
 
-    @rule(prompt=prompts, count=st.integers(2, 4), length=st.sampled_from([0, 1, 9]), terms=terms)
-    def choose(self, prompt: list[int], count: int, length: int, terms: Terms) -> None:
-        """Several choices of one prompt."""
-        self._submit_choices(prompt, params(0, length), count, terms)
+    @rule(
+        prompt=prompts,
+        count=st.integers(2, 4),
+        length=st.sampled_from([0, 1, 9]),
+        terms=terms,
+        scored=st.sampled_from([None, None, 0]),
+    )
+    def choose(self, prompt: list[int], count: int, length: int, terms: Terms, scored: int | None) -> None:
+        """Several choices of one prompt, which is scored perhaps."""
+        self._submit_choices(prompt, params(0, length, prompt_logprobs=scored), count, terms)
 
     @rule(prompt=prompts, num_beams=st.integers(2, 3), length=st.sampled_from([1, 4, 9, None]), terms=terms)
     def look_for_the_best(self, prompt: list[int], num_beams: int, length: int | None, terms: Terms) -> None:
@@ -307,6 +313,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert window == (whole[:NUM_SINKS] + whole[NUM_SINKS - len(window) :] if request.past.num_slides else whole)
         if request.sink.reason in ("stop", "length"):
             assert (request.sink.token_ids, request.sink.reason) == (token_ids, reason)
+            assert request.prompt_logprobs == self._scores(request)
             return
         assert request.sink.token_ids == token_ids[: request.num_output]
         if request.sink.reason == "timeout":
@@ -335,6 +342,19 @@ class AnyOrder(RuleBasedStateMachine):
             run(engine)
             self.alone[key] = [(owner.token_ids, owner.reason) for owner in alone._owners]
         assert found == self.alone[key]
+
+    def _scores(self, request: Request) -> Any:
+        """The scores of its prompt, if it wants any."""
+        if request.params.prompt_logprobs is None:
+            return None
+        key = ("scores", tuple(request.prompt.tolist()))
+        if key not in self.alone:
+            alone, engine = Request(request.prompt, request.params, Listener()), Engine(ScriptedModel(**self.limits))
+            engine.submit(alone)
+            run(engine)
+            self.alone[key] = alone.prompt_logprobs
+        TALLY["scored prompts"] += 1
+        return self.alone[key]
 
     def _alone(self, request: Request) -> tuple[list[int], str]:
         params = request.params
