@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -122,11 +125,17 @@ class Models:
             LLM.load, max_cache_tokens=max_cache_tokens, drafts=drafts, filters=filters, progress=progress, **engine
         )
         self._listener = listener
+        self._is_open = True
+        self._begin()
+        if sys.platform != "win32":  # in a fork nothing of this runs, and another thread's locks are held for ever
+            begin = weakref.WeakMethod(self._begin)
+            os.register_at_fork(after_in_child=lambda: (again := begin()) and again())
+
+    def _begin(self) -> None:
         self._entries: dict[Path, _Entry] = {}  # the one that was used last is the last
         self._held = threading.RLock()  # for moments, and by itself: a signal in a Condition's `with` leaves it locked
         self._books = threading.Condition(self._held)
         self._loading = threading.Lock()  # one at a time makes room and takes it
-        self._is_open = True
         self._waiting: set[Path] = set()  # whose load waits for room
 
     def numbers(self, path: Path) -> str:

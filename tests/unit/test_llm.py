@@ -963,6 +963,28 @@ class TestLife:
                 assert in_fork(work) == llm.generate("x", GREEDY).text
                 assert llm.is_open
 
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_models_load_in_a_fork_what_another_thread_was_loading(self):
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def progress(done, total):
+            begun.set()
+            assert goes_on.wait(LONG)
+
+        def work():
+            goes_on.set()
+            with models.use("default") as own:
+                return own.generate("x", GREEDY).text
+
+        with Models(10**9, max_cache_tokens=64, threads=1, progress=progress) as models:
+            loader = threading.Thread(target=models.preload)
+            loader.start()
+            assert begun.wait(LONG)
+            with models._held:  # as by another thread
+                told = in_fork(work)
+            assert told == work()
+            loader.join()
+
     def test_a_stream_keeps_its_llm(self, folder):
         stream = scripted_llm(folder)[0].stream("The fox", GREEDY)
         gc.collect()
