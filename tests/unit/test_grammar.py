@@ -189,6 +189,7 @@ def test_sentencepiece_vocabularies_work_too(tmp_path):
         ({"gbnf": 'a ::= "b"'}, "No 'root' rule"),
         ({"gbnf": "root ::= " + "(" * 400 + '"a"' + ")" * 400}, "gbnf is not supported"),
         ({"json_schema": 3}, "json_schema is int"),
+        ({"json_schema": int}, r"json_schema is the class int: give its schema, as what model_json_schema\(\)"),
         ({"json_schema": "{"}, "json_schema is no JSON"),
         ({"json_schema": "[" * 20_000}, "too deeply nested"),
         ({"json_schema": {"const": object()}}, "json_schema is no JSON"),

@@ -114,6 +114,9 @@ def parsed_schema(schema: object) -> Mapping[str, Any]:
     """A JSON schema that is given as an object, or as its text. Raises InvalidParams."""
     if isinstance(schema, str):
         schema = _parsed("json_schema", _checked_text("json_schema", schema))
+    if isinstance(schema, type):
+        cure = "give its schema, as what model_json_schema() of Pydantic's classes returns"
+        raise InvalidParams(f"grammar: json_schema is the class {schema.__name__}: {cure}")
     if not isinstance(schema, Mapping):
         raise InvalidParams(f"grammar: json_schema is {type(schema).__name__}: give a JSON object, a dict or text")
     return schema
