@@ -262,7 +262,8 @@ def test_a_model_keeps_its_name_from_file_to_file(tmp_path):
     convert(folder, tmp_path / "d.safetensors")
     assert "source: 'story-b1.58'" in open_checkpoint(tmp_path / "d.safetensors").notes()
     assert title_of(open_checkpoint(Path(__file__).with_name("packed_v1.safetensors"))) == "bitnet-packed"
-    assert source_of(Path("some/model-1.5.gguf")) == "model-1.5.gguf"
+    (folder / "original").mkdir()  # where Meta's own files lie
+    assert source_of(folder / "original") == "story-b1.58" and source_of(folder / "a-1.5.gguf") == "a-1.5.gguf"
 
 
 def test_the_keys_of_a_model():

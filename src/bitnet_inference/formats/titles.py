@@ -22,8 +22,9 @@ def title_of(checkpoint: Checkpoint) -> str:
 
 
 def source_of(path: Path) -> str:
-    """The name of a file or folder, and of a folder in the Hub's cache, which is called by a commit, its repository."""
+    """The name of a file or folder; of a folder in the Hub's cache, which is called by a commit, its repository's."""
     path = Path(os.path.abspath(path))
-    repository = path.parent.parent.name
-    is_commit = path.parent.name == "snapshots" and repository.startswith("models--")
-    return repository.rpartition("--")[2] if is_commit else path.name
+    for folder in path.parents if path.is_dir() else ():
+        if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
+            return folder.parent.name.rpartition("--")[2]
+    return path.name
