@@ -44,6 +44,7 @@ class Beams:
         `reading` looks for params.stop, in what is generated.
         """
         assert len(owners) == params.num_choices, "a text an owner"
+        assert reading is not None or not params.stop, "stop strings that nobody looks for"
         self._params, self._owners, self._reading = params, owners, reading
         self.head = Request(prompt, params.sampling, self, eos_ids=eos_ids, terms=terms)
         self.head.search, self.head.is_searching = self.head, True
