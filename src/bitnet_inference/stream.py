@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
@@ -98,6 +99,7 @@ class Stream:
         self._taking = threading.Lock()  # the reader may have gone while a filter looks at a letter in a thread
         self._noted = [_NOTHING]
         self._num_opened, self._num_shown = 1, 0  # of what is noted, and tokens, that pieces have
+        self._made: deque[Piece] = deque()  # pieces that nobody has yet: a reader may have gone while one was made
         self._end: End | None = None
         self._error: Exception | None = None
         self.output: Generation | None = None
@@ -131,6 +133,7 @@ class Stream:
             while self._end is None:
                 self._mailbox.wait()
                 self._next()
+                self._made.clear()
             self._raise_error()
         finally:
             self._leave()
@@ -146,23 +149,25 @@ class Stream:
 
     def __iter__(self) -> Iterator[Piece]:
         try:
-            while self._end is None:
-                self._mailbox.wait()
-                piece = self._next()
-                if piece is not None:
-                    yield piece
+            while self._end is None or self._made:
+                if not self._made:
+                    self._mailbox.wait()
+                    self._next()
+                if self._made:
+                    yield self._made.popleft()
             self._raise_error()
         finally:
             self._leave()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
-            while self._end is None:
-                await self._mailbox.wait_async()
-                # A filter may take its time, which the event loop has not.
-                piece = await asyncio.to_thread(self._next) if self._screen else self._next()
-                if piece is not None:
-                    yield piece
+            while self._end is None or self._made:
+                if not self._made:
+                    await self._mailbox.wait_async()
+                    # A filter may take its time, which the event loop has not.
+                    await asyncio.to_thread(self._next) if self._screen else self._next()
+                if self._made:
+                    yield self._made.popleft()
             self._raise_error()
         finally:
             self._leave()
@@ -170,10 +175,12 @@ class Stream:
     async def in_bulk(self) -> AsyncIterator[Piece]:
         """The same as `async for`, but what has come since the last piece is one piece: less work for many readers."""
         try:
-            while self._end is None:
-                await self._mailbox.wait_async()
-                pieces = await asyncio.to_thread(self._all_next) if self._screen else self._all_next()
-                if pieces:
+            while self._end is None or self._made:
+                if not self._made:
+                    await self._mailbox.wait_async()
+                    await asyncio.to_thread(self._all_next) if self._screen else self._all_next()
+                if pieces := [*self._made]:
+                    self._made.clear()
                     yield pieces[0] if len(pieces) == 1 else _joined(pieces)
             self._raise_error()
         finally:
@@ -196,29 +203,27 @@ class Stream:
         if hasattr(self, "output"):  # not where an interrupt has kept it from being made
             self._give_up()
 
-    def _next(self) -> Piece | None:
-        """The piece that the next letter completes. Tokens whose text is held back wait for a later one.
+    def _next(self) -> None:
+        """Make the piece that the next letter completes. Tokens whose text is held back wait for a later one.
 
         A reader may be interrupted anywhere, and another one go on: what is noted is so at once.
         """
         with self._taking:
             letter = self._mailbox.first(self._ids_read) if self._end is None else None
             if letter is None:
-                return None
+                return
             if self._noted[-1].letter is not letter:
                 self._noted.append(self._note(letter))
             if isinstance(letter, Letter):
                 self._mailbox.drop()
             else:
                 self._conclude(letter)
-            return self._piece(isinstance(letter, End))
+            if (piece := self._piece(isinstance(letter, End))) is not None:
+                self._made.append(piece)
 
-    def _all_next(self) -> list[Piece]:
-        pieces = []
+    def _all_next(self) -> None:
         while self._end is None and self._mailbox.has_letters:
-            if (piece := self._next()) is not None:
-                pieces.append(piece)
-        return pieces
+            self._next()
 
     def _ids_read(self) -> list[int]:
         return [noted.letter.token_id for noted in self._noted if isinstance(noted.letter, Letter)]

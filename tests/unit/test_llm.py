@@ -592,6 +592,44 @@ class TestStream:
             left = asyncio.run(leave())
             assert left.token_ids == whole.token_ids[: left.usage.num_output_tokens] != []
 
+    @pytest.mark.parametrize("in_bulk", [False, True])
+    def test_a_piece_that_was_made_when_its_reader_left_is_that_of_the_next(self, folder, in_bulk):
+        holds, goes_on = threading.Event(), threading.Event()
+
+        class Held:
+            def check_prompt(self, text):
+                pass
+
+            def start(self):
+                self.num_chars = 0
+                return self
+
+            def push(self, text, is_last):
+                self.num_chars += len(text)
+                if self.num_chars > len(text) > 0:  # behind the first part
+                    holds.set()
+                    assert goes_on.wait(LONG)
+                return Verdict(self.num_chars)
+
+        async def read(stream, pieces):
+            async for piece in stream.in_bulk() if in_bulk else stream:
+                pieces.append(piece)
+
+        async def leave(stream, pieces):
+            task = asyncio.ensure_future(read(stream, pieces))
+            await asyncio.to_thread(holds.wait, LONG)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            goes_on.set()
+            await read(stream, pieces)
+
+        plain, model = scripted_llm(folder)
+        with plain, LLM(ScriptedModel(vocab_size=model.config.vocab_size), plain.tokenizer, filters=[Held()]) as llm:
+            stream, pieces = llm.stream("x", GREEDY), []
+            asyncio.run(leave(stream, pieces))
+            assert "".join(piece.text for piece in pieces) == stream.output.text != ""
+            assert [each for piece in pieces for each in piece.token_ids] == stream.output.token_ids
+
     def test_an_interrupt_at_any_place_loses_and_doubles_nothing(self, llm, monkeypatch):
         """Ctrl-C while a letter becomes text, is noted or dropped, and at the end: who reads on gets all of it."""
         whole = llm.generate("x", GREEDY)
