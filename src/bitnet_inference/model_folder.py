@@ -39,6 +39,8 @@ def find_model(model: str | Path) -> Path:
     if os.path.exists(model):  # Path.exists raises for names that are too long
         return Path(model)
     missing = f"{model}: there is no such file or folder"
+    if str(model).startswith("~/") and os.path.exists(whole := os.path.expanduser(model)):
+        raise NotFound(f"{missing}: the ~ is not expanded here: give {whole}")
     try:
         return locate(str(model))
     except NotFound as error:

@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1028,11 +1029,16 @@ class TestLife:
         gc.collect()
         assert stream.read().finish_reason in ("length", "stop")
 
-    def test_unknown_models(self, tmp_path):
+    def test_unknown_models(self, tmp_path, monkeypatch):
         with pytest.raises(NotFound, match="nobody/nothing has not been pulled: bitnet pull nobody/nothing"):
             LLM.load("nobody/nothing")
         with pytest.raises(NotFound, match="no such file"):
             LLM.load("a" * 5000)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "model").mkdir()
+        for path in ("~/model", Path("~/model")):
+            with pytest.raises(NotFound, match=f"the ~ is not expanded here: give {tmp_path}/model"):
+                LLM.load(path)
         with pytest.raises(InvalidParams, match="a model must be"):
             LLM.load(None)
         assert (find_model("default") / "tokenizer.json").exists()
