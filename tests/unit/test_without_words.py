@@ -20,7 +20,11 @@ from bitnet_inference import (
     text_completion,
 )
 from bitnet_inference.errors import Unsupported
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.packed_writer import write_packed
+from bitnet_inference.model_folder import load_text_files
 from bitnet_inference.server.token_texts import spelt
+from bitnet_inference.text.embedded import to_embedded
 from bitnet_inference.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "bitnet-packed"
@@ -56,6 +60,17 @@ def test_it_computes_what_the_model_with_a_tokenizer_computes(kind, folder, tmp_
         assert [piece.text for piece in llm.stream(IDS, GREEDY) if piece.text] == []
         if kind != ".onnx":
             assert np.array_equal(llm.embed(IDS), worded.embed(IDS))
+
+
+def test_a_packed_file_has_no_tokenizer_then(tmp_path):
+    checkpoint, path = open_checkpoint(GOLDEN), tmp_path / "model.safetensors"
+    files = to_embedded(load_text_files(checkpoint))
+    write_packed(checkpoint, {"text.json": files["text.json"]}, path)
+    with LLM.load(GOLDEN) as worded, LLM.load(path) as llm:
+        assert not llm.tokenizer.has_words and llm.score(IDS) == worded.score(IDS)
+        assert llm.default_params == worded.default_params
+    texts = load_text_files(open_checkpoint(path))
+    assert list(to_embedded(texts)) == ["text.json"]
 
 
 def test_the_folder_says_what_it_recommends(folder):

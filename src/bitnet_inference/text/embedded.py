@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.json_objects import parse_object
-from bitnet_inference.text.folder import MAX_CONFIG_BYTES, MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, TextFiles
+from bitnet_inference.text.folder import (
+    MAX_CONFIG_BYTES,
+    MAX_TEMPLATE_BYTES,
+    MAX_TOKENIZER_BYTES,
+    WORDLESS,
+    TextFiles,
+)
 
 _TOKENIZER, _REST = "tokenizer.json", "text.json"
 _AGAIN = "convert the model again"
@@ -17,7 +24,7 @@ _KINDS = {"named": dict, "templates": dict, "generation": dict, "add_bos": bool 
 
 
 def to_embedded(files: TextFiles) -> dict[str, bytes]:
-    """Two files by name: tokenizer.json byte for byte, and everything else as one JSON object.
+    """Two files by name: tokenizer.json byte for byte, where there is one, and everything else as one JSON object.
 
     Raises Unsupported for more than is read again.
     """
@@ -25,11 +32,13 @@ def to_embedded(files: TextFiles) -> dict[str, bytes]:
     rest = json.dumps(values, sort_keys=True).encode()
     if len(rest) > MAX_CONFIG_BYTES:
         raise Unsupported(f"{files.path}: chat templates and the like have {len(rest)} bytes: remove some")
-    return {_TOKENIZER: files.tokenizer_json, _REST: rest}
+    return ({_TOKENIZER: files.tokenizer_json} if files.has_words else {}) | {_REST: rest}
 
 
 def from_embedded(path: Path, read: Callable[[str, int], memoryview | None]) -> TextFiles:
-    """What stands in a file of weights at `path`. Raises FormatError for what is missing, too large or wrong.
+    """What stands in a file of weights at `path`; no words where there is no tokenizer.json.
+
+    Raises FormatError for what is missing beside that, too large or wrong.
 
     `read(name, max_bytes)` gives a file, or None where there is none or a larger one.
     """
@@ -40,7 +49,8 @@ def from_embedded(path: Path, read: Callable[[str, int], memoryview | None]) -> 
             raise FormatError(path, name, f"is missing, or larger than {max_bytes} bytes: {_AGAIN}")
         return bytes(content)
 
-    tokenizer_json = required(_TOKENIZER, MAX_TOKENIZER_BYTES)
+    has_words = read(_TOKENIZER, sys.maxsize) is not None
+    tokenizer_json = required(_TOKENIZER, MAX_TOKENIZER_BYTES) if has_words else WORDLESS
     rest = parse_object(required(_REST, MAX_CONFIG_BYTES), path, _REST, _AGAIN)
     if set(rest) != set(_KINDS) or not all(isinstance(rest[name], kind) for name, kind in _KINDS.items()):
         raise FormatError(path, _REST, f"has not exactly {', '.join(_KINDS)}, each of its kind: {_AGAIN}")
