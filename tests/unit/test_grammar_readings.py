@@ -304,6 +304,36 @@ def test_rules_are_read_as_llama_cpp_reads_them(gbnf, inside, outside):
     assert [text for text in inside + outside if accepts(grammar, text)] == inside
 
 
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+  # of llama.cpp
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+JSON = r"""
+root   ::= object
+value  ::= object | string | ("true" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+string ::= "\"" ([^"\\] | "\\" ["\\/bfnrt])* "\"" ws
+ws     ::= ([ \t\n] ws)?
+"""
+
+
+def test_a_run_of_spaces_leaves_what_comes_behind_it():
+    """`ws` took the end of the line, so that no text of llama.cpp's grammar of sums ended."""
+    grammar = Grammar(gbnf=ARITHMETIC)
+    for text in ("1=2\n", "x +1 = (y\n) \n", "(a+1)*2=\t3\n\n4=4\n"):
+        assert accepts(grammar, text) and not accepts(grammar, text + "=") and not accepts(grammar, text[:1])
+    inside = Grammar(gbnf='root ::= a+\na ::= "k" ws ":" | "(" a ")"\nws ::= [ ]*')
+    assert accepts(inside, "k  :(k:)k :") and not accepts(inside, "k")
+    whole = Grammar(gbnf=JSON)
+    assert accepts(whole, '{ "a": {"b" :"c\\\\n"},\n"e":null }\n') and not accepts(whole, '{"a"\n "b"}')
+    regular = Grammar(gbnf='root ::= "a" ws " b" ws\nws ::= ([ ] ws)?')
+    assert accepts(regular, "a  b ") and not accepts(regular, "ab")
+
+
 def test_half_a_character_is_refused():
     with pytest.raises(InvalidParams, match=r"ud800 is no character"):
         Grammar(gbnf=r'root ::= "\ud800"')

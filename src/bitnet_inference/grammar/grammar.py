@@ -16,6 +16,7 @@ from bitnet_inference.grammar.endless import is_endless
 from bitnet_inference.grammar.fault import fault_place
 from bitnet_inference.grammar.readable import readable_schema
 from bitnet_inference.grammar.regex import check_counts, check_regex, plain_classes
+from bitnet_inference.grammar.runs import with_runs
 from bitnet_inference.grammar.schema import check_multiples, check_schema, parts_of
 
 MAX_CHARS = 1 << 16
@@ -187,7 +188,7 @@ def _read_gbnf(gbnf: object) -> str:
 
     text = _checked_text("gbnf", gbnf)
     _check_rules("gbnf", text)
-    return gbnf_grammar(_readable_gbnf(text))
+    return gbnf_grammar(_readable_gbnf(with_runs(text)))
 
 
 def _readable_gbnf(text: str) -> str:
