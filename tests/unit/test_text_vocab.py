@@ -183,6 +183,12 @@ def test_a_vocabulary_of_llama_3_without_a_name_for_its_words():
     assert "llama-bpe is used" in notes(metadata)[0]
 
 
+@pytest.mark.parametrize("pre, written", [("falcon_e", "llama-bpe"), ("gpt2", "gpt-2"), ("trillion", None), (5, None)])
+def test_names_that_llama_cpp_does_not_know_are_put_right(pre, written):
+    """By some names of those that cut texts alike it takes spaces away in front of full stops, and not by others."""
+    assert corrections({"tokenizer.ggml.pre": pre}).get("tokenizer.ggml.pre") == written
+
+
 def test_a_template_that_is_known_to_be_wrong_is_replaced():
     wrong = "{{bos_token}}Human: {{ messages[0].content }}\n\nBITNETAssistant: "
     metadata = bpe_metadata(**{"tokenizer.chat_template": wrong})

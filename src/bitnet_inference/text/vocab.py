@@ -101,7 +101,7 @@ def corrections(metadata: Mapping[str, Any]) -> dict[str, str]:
     tokens, pre = metadata.get(PREFIX + "tokens"), metadata.get(PREFIX + "pre")
     if pre is None and str(metadata.get(PREFIX + "model")) == "gpt2" and isinstance(tokens, list):
         found[PREFIX + "pre"] = _default_pre(len(tokens))
-    elif isinstance(pre, str) and pre in ALIASES:
+    elif pre in ("falcon_e", "gpt2"):  # others are known, and mean more there than patterns
         found[PREFIX + "pre"] = ALIASES[pre]
     if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
         found[_TEMPLATE] = BITNET_TEMPLATE
