@@ -7,7 +7,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import llguidance
 import numpy as np
@@ -71,6 +71,16 @@ def refusal(source: str) -> str:
     return _line(messages[0]) if refused else ""
 
 
+class Openings(NamedTuple):
+    """The tokens that an answer may begin with, where a decoder drops a space in front: those with it, and without.
+
+    No other space is in them: Metaspace drops all marks of the first token.
+    """
+
+    spaced: NDArray[np.uint32]
+    plain: NDArray[np.uint32]
+
+
 class Matchers:
     """Makes matchers for one vocabulary. May be shared by threads."""
 
@@ -92,7 +102,8 @@ class Matchers:
         self._tokens: llguidance.LLTokenizer | None = None
         self._words: Collection[str] = ()
         self._named: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, bool], llguidance.LLMatcher] = OrderedDict()
+        self._first: Openings | None = None
+        self._compiled: OrderedDict[tuple[str, bool], list[llguidance.LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, kind: str, source: str, end_ids: Iterable[int], drops_space: bool = False) -> Matcher:
@@ -107,13 +118,14 @@ class Matchers:
                 self._compiled.popitem(last=False)
             return self._start(compiled, end_ids)
 
-    def _compile(self, kind: str, source: str, drops_space: bool) -> llguidance.LLMatcher:
+    def _compile(self, kind: str, source: str, drops_space: bool) -> list[llguidance.LLMatcher]:
+        """The grammar, and behind a space."""
         tokens, words = self._vocabulary(source)
         end = "" if _is_forced(source) and not _spells_token(source, tokens, words) else _ONE_STEP_AT_A_TIME
-        space = _space_before(source, tokens) if drops_space else ""
-        if space or (end and _is_forced(source)):
-            source = _within(f"start: {space}@whole{end}", source)
-        compiled = llguidance.LLMatcher(tokens, source, log_level=0, limits=_limits())
+        if end and _is_forced(source):
+            source = _within(f"start: @whole{end}", "whole", source)
+        sources = [source, *([_within(f'start: " " @text{end}', "text", source)] if drops_space else ())]
+        compiled = [llguidance.LLMatcher(tokens, each, log_level=0, limits=_limits()) for each in sources]
         trial = self._start(compiled, ())
         try:
             for _ in range(2):  # what is too much for the library shows here, and not in the engine's thread
@@ -132,9 +144,22 @@ class Matchers:
         self._named = self._named or self._read_tokens(self._read())
         return self._named, ()
 
-    def _start(self, compiled: llguidance.LLMatcher, end_ids: Iterable[int]) -> Matcher:
+    def _start(self, compiled: list[llguidance.LLMatcher], end_ids: Iterable[int]) -> Matcher:
         assert self._tokens is not None, "there is a grammar, so there are tokens"
-        return Matcher(compiled.deep_copy(), self._num_tokens, end_ids, self._tokens.eos_tokens)
+        plain, *spaced = (each.deep_copy() for each in compiled)
+        started = Matcher(plain, self._num_tokens, end_ids, self._tokens.eos_tokens)
+        if spaced:
+            self._first = self._first or self._openings(self._tokens)
+            started.behind_space(spaced[0], self._first)
+        return started
+
+    def _openings(self, tokens: llguidance.LLTokenizer) -> Openings:
+        def such_as(regex: str) -> NDArray[np.uint32]:
+            matcher = llguidance.LLMatcher(tokens, regex_grammar(regex), log_level=0)
+            return Matcher(matcher, self._num_tokens, (), tokens.eos_tokens).mask()
+
+        special = ~such_as("(?s).*")
+        return Openings(such_as(" [^ ]*|"), such_as("[^ ]*") | special)
 
     def _read_tokens(self, tokenizer_json: str) -> llguidance.LLTokenizer:
         def read() -> llguidance.LLTokenizer:
@@ -159,12 +184,20 @@ class Matcher:
         self._address = self._bits.ctypes.data
         self._ends = _with_bits(len(self._bits), end_ids)
         self._others = ~(self._ends | _with_bits(len(self._bits), library_ends))
+        self._spaced: llguidance.LLMatcher | None = None
         self.is_done = False
+
+    def behind_space(self, spaced: llguidance.LLMatcher, first: Openings) -> None:
+        """Let the text have a space in front that is dropped: then `spaced` follows it."""
+        self._spaced, self._first = spaced, first
 
     def mask(self) -> NDArray[np.uint32]:
         """See Constraint. Raises EngineError when the library gives up, InvalidParams where no token fits."""
-        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
-        self._raise_error()
+        self._compute(self._matcher)
+        if self._spaced is not None:  # or the form of a text could begin with the space that is dropped
+            plain = self._bits & self._first.plain
+            self._compute(self._spaced)
+            self._bits[:] = plain | (self._bits & self._first.spaced)
         self._bits &= self._others
         can_end, can_go_on = self._matcher.is_accepting(), self._bits.any()
         if not can_end and not can_go_on:
@@ -177,8 +210,11 @@ class Matcher:
 
     def accept(self, token_id: int) -> None:
         """See Constraint. Raises EngineError when the library gives up."""
+        if self._spaced is not None:
+            is_spaced = self._first.spaced[token_id // 32] >> np.uint32(token_id % 32) & 1
+            self._matcher, self._spaced = (self._spaced if is_spaced else self._matcher), None
         self._matcher.consume_token(token_id)
-        self._raise_error()
+        self._raise_error(self._matcher)
         self.is_done = self._matcher.is_stopped()
 
     def accept_any(self) -> None:
@@ -187,9 +223,13 @@ class Matcher:
         for word in np.flatnonzero(bits)[:1].tolist():
             self.accept(32 * word + int(bits[word]).bit_length() - 1)
 
-    def _raise_error(self) -> None:
-        if self._matcher.is_error():
-            raise EngineError(f"{_line(self._matcher.get_error())}: make the grammar simpler")
+    def _compute(self, matcher: llguidance.LLMatcher) -> None:
+        matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
+        self._raise_error(matcher)
+
+    def _raise_error(self, matcher: llguidance.LLMatcher) -> None:
+        if matcher.is_error():
+            raise EngineError(f"{_line(matcher.get_error())}: make the grammar simpler")
 
 
 def _lark(source: str) -> str:
@@ -214,17 +254,11 @@ def _is_forced(source: str) -> bool:
     return source.startswith('{"grammars"')
 
 
-def _within(lark: str, source: str) -> str:
-    """A Lark grammar in which @whole stands for this one."""
+def _within(lark: str, name: str, source: str) -> str:
+    """A Lark grammar in which @`name` stands for this one."""
     first, *others = json.loads(source)["grammars"] if _is_forced(source) else [{"lark_grammar": source}]
     start = {"name": "start", "lark_grammar": lark}
-    return json.dumps({"grammars": [start, {**first, "name": "whole"}, *others]})
-
-
-def _space_before(source: str, tokens: llguidance.LLTokenizer) -> str:
-    """In Lark, the space that a text may have in front of it; one that could be its own must have another."""
-    matcher, space = llguidance.LLMatcher(tokens, source, log_level=0, limits=_limits()), tokens.tokenize_str(" ")
-    return '" " ' if space and matcher.try_consume_tokens(space) == len(space) else '" "? '
+    return json.dumps({"grammars": [start, {**first, "name": name}, *others]})
 
 
 def _with_bits(num_words: int, token_ids: Iterable[int]) -> NDArray[np.uint32]:
