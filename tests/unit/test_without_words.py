@@ -73,8 +73,9 @@ def test_a_packed_file_has_no_tokenizer_then(tmp_path):
     assert list(to_embedded(texts)) == ["text.json"]
 
 
-def test_the_folder_says_what_it_recommends(folder):
-    with LLM.load(GOLDEN) as worded, LLM.load(folder) as llm:
+@pytest.mark.parametrize("kind", ["", ".gguf", ".safetensors"])
+def test_the_folder_says_what_it_recommends(kind, folder, tmp_path):
+    with LLM.load(GOLDEN) as worded, LLM.load(written(kind, folder, tmp_path)) as llm:
         assert llm.default_params == worded.default_params
 
 

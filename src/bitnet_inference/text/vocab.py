@@ -38,7 +38,7 @@ BITNET_TEMPLATE = (
 def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
     """What the text files of a folder would say. Raises FormatError where it breaks, Unsupported for other kinds."""
     if metadata.get(f"{PREFIX}model") in _NO_WORDS and f"{PREFIX}tokens" not in metadata:
-        return without_words(path, {})
+        return without_words(path, read_recommended(path, metadata))
     vocab = _Vocab(path, metadata)
     spelled = vocab.bpe() if vocab.model == "gpt2" else vocab.sentencepiece()
     named = {f"{name}_token": vocab.tokens[token_id] for name, token_id in vocab.named_ids()}
