@@ -62,7 +62,7 @@ class EventResponse(Response):
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events, self._held, self._failed = events, held, failed
-        self._num_sent = 0
+        self._num_sent, self._turn = 0, asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's."""
@@ -78,17 +78,21 @@ class EventResponse(Response):
         try:
             async for each in self._guarded():
                 self._num_sent += 1
-                await send({"type": "http.response.body", "body": each, "more_body": True})
+                await self._write(send, each)
         finally:
             comments.cancel()
             await asyncio.gather(comments, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _write(self, send: Callable[[Any], Awaitable[None]], part: bytes) -> None:
+        async with self._turn:  # both may wait for a reader, and what is sent to HTTP/1.0 must be one at a time
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
     async def _comment(self, send: Callable[[Any], Awaitable[None]]) -> None:
         num_sent = -1
         while True:
             if num_sent == self._num_sent:
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await self._write(send, COMMENT)
             num_sent = self._num_sent
             await asyncio.sleep(QUIET_S)
 
