@@ -68,9 +68,11 @@ class PackedCheckpoint:
         return {key: self._said[key] for key in PROVENANCE if isinstance(self._said.get(key), str)}
 
     def file(self, name: str, max_bytes: int) -> memoryview | None:
-        """The text file of this name that stands in the file; None where there is none, or a larger one."""
+        """The text file of this name that stands in the file; None where there is none. Raises FormatError if larger."""
         tensor = self._tensors.get(FILE + name)
-        return None if tensor is None or tensor.num_bytes > max_bytes else _bytes(tensor)
+        if tensor is not None and tensor.num_bytes > max_bytes:
+            raise FormatError(self.path, name, f"is larger than {max_bytes} bytes: {_AGAIN}")
+        return None if tensor is None else _bytes(tensor)
 
     def check(self) -> list[str]:
         """Everything wrong with names, shapes, dtypes, places, scales and norms, a line each; no matrix is read."""

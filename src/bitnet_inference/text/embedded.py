@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -40,21 +39,15 @@ def from_embedded(path: Path, read: Callable[[str, int], memoryview | None]) -> 
 
     Raises FormatError for what is missing beside that, too large or wrong.
 
-    `read(name, max_bytes)` gives a file, or None where there is none or a larger one.
+    `read(name, max_bytes)` gives a file, None where there is none, and raises FormatError for a larger one.
     """
-
-    def required(name: str, max_bytes: int) -> bytes:
-        content = read(name, max_bytes)
-        if content is None:
-            raise FormatError(path, name, f"is missing, or larger than {max_bytes} bytes: {_AGAIN}")
-        return bytes(content)
-
-    has_words = read(_TOKENIZER, sys.maxsize) is not None
-    tokenizer_json = required(_TOKENIZER, MAX_TOKENIZER_BYTES) if has_words else WORDLESS
-    rest = parse_object(required(_REST, MAX_CONFIG_BYTES), path, _REST, _AGAIN)
+    words, others = read(_TOKENIZER, MAX_TOKENIZER_BYTES), read(_REST, MAX_CONFIG_BYTES)
+    if others is None:
+        raise FormatError(path, _REST, f"is missing: {_AGAIN}")
+    rest = parse_object(bytes(others), path, _REST, _AGAIN)
     if set(rest) != set(_KINDS) or not all(isinstance(rest[name], kind) for name, kind in _KINDS.items()):
         raise FormatError(path, _REST, f"has not exactly {', '.join(_KINDS)}, each of its kind: {_AGAIN}")
     texts = (*rest["named"].values(), *rest["templates"].values())
     if not all(isinstance(text, str) and len(text) <= MAX_TEMPLATE_BYTES for text in texts):
         raise FormatError(path, _REST, f"a token or a template is no string of at most 1 MiB: {_AGAIN}")
-    return TextFiles(path=path, tokenizer_json=tokenizer_json, **rest)
+    return TextFiles(path=path, tokenizer_json=WORDLESS if words is None else bytes(words), **rest)
