@@ -68,7 +68,7 @@ class PackedCheckpoint:
         return {key: self._said[key] for key in PROVENANCE if isinstance(self._said.get(key), str)}
 
     def file(self, name: str, max_bytes: int) -> memoryview | None:
-        """The text file of this name that stands in the file; None where there is none. Raises FormatError if larger."""
+        """The text file of this name in the file; None where there is none. Raises FormatError for a larger one."""
         tensor = self._tensors.get(FILE + name)
         if tensor is not None and tensor.num_bytes > max_bytes:
             raise FormatError(self.path, name, f"is larger than {max_bytes} bytes: {_AGAIN}")
