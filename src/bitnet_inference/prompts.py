@@ -156,11 +156,8 @@ def is_one_prompt(prompts: Any) -> bool:
     if _is_array(type(prompts)) and prompts.ndim:
         if not len(prompts):
             _refuse_prompts("there is no prompt: the array is empty")
-        if getattr(getattr(prompts, "dtype", None), "kind", None) in (
-            "O",
-            "T",
-            "U",
-        ):  # of objects, which may be texts, or of texts
+        kind = getattr(getattr(prompts, "dtype", None), "kind", None)
+        if kind in ("O", "T", "U"):  # of objects, which may be texts, or of texts
             return is_one_prompt(prompts.tolist())
         return bool(prompts.ndim == 1)
     if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence):

@@ -74,11 +74,8 @@ def _without_cycles(uses: Mapping[str, set[str]]) -> set[str]:
     for name, used in uses.items():
         for each in used:
             users[each].append(name)
-    plain, waiting, num_left = (
-        set[str](),
-        [name for name in uses if not uses[name]],
-        {n: len(u) for n, u in uses.items()},
-    )
+    plain, num_left = set[str](), {name: len(used) for name, used in uses.items()}
+    waiting = [name for name, used in uses.items() if not used]
     while waiting:
         plain.add(name := waiting.pop())
         for user in users[name]:

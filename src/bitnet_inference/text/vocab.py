@@ -22,7 +22,7 @@ END_OF_TURN = (
 )  # fmt: skip
 # Those that nobody writes otherwise: converters forget to mark them, and llama.cpp takes them for control tokens too.
 _MARKS = frozenset(END_OF_TURN) - {"</s>"}
-_NO_WORDS = (None, NO_WORDS, "no_vocab")  # both are llama.cpp's names
+_NO_WORDS = (NO_WORDS, "no_vocab")  # both are llama.cpp's names
 _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
 NFC = {"type": "NFC"}
@@ -37,7 +37,8 @@ BITNET_TEMPLATE = (
 
 def text_files(path: Path, metadata: Mapping[str, Any]) -> TextFiles:
     """What the text files of a folder would say. Raises FormatError where it breaks, Unsupported for other kinds."""
-    if metadata.get(f"{PREFIX}model") in _NO_WORDS and f"{PREFIX}tokens" not in metadata:
+    model = metadata.get(f"{PREFIX}model", NO_WORDS)
+    if isinstance(model, str) and model in _NO_WORDS and f"{PREFIX}tokens" not in metadata:
         return without_words(path, read_recommended(path, metadata))
     vocab = _Vocab(path, metadata)
     spelled = vocab.bpe() if vocab.model == "gpt2" else vocab.sentencepiece()
