@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -18,8 +18,8 @@ from bitnet_inference.in_flight import Ended, InFlight, Running
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompt_file import PromptFile, PromptLine
 from bitnet_inference.prompts import BatchProgress, TermOptions, read_terms
-from bitnet_inference.ranked import Choices, scored_params
-from bitnet_inference.stream import Generation
+from bitnet_inference.ranked import Choices
+from bitnet_inference.stream import Generation, Stream
 
 
 @dataclass(frozen=True)
@@ -158,21 +158,20 @@ def _start(
 ) -> Running[Generation | list[Generation]]:
     params = line.params(shared)
     if line.num_choices is not None:
-        return _start_choices(llm, params, terms, line, line.num_choices)
+        return Choices.begin(partial(_start_choices, llm, terms, line), line.num_choices, line.best_of, params)
     if line.messages is not None:
         return llm.stream_chat(line.messages, params, **terms)
     assert line.prompt is not None, "a line has a prompt or messages"
     return llm.stream(line.prompt, params, **terms)
 
 
-def _start_choices(llm: LLM, params: SamplingParams, terms: TermOptions, line: PromptLine, num_choices: int) -> Choices:
-    scored = params if line.best_of is None else scored_params(params)
+def _start_choices(
+    llm: LLM, terms: TermOptions, line: PromptLine, number: int, params: SamplingParams
+) -> Sequence[Stream]:
     if line.messages is not None:
-        streams = llm.stream_chat_choices(line.messages, line.num_texts, scored, **terms)
-    else:
-        assert line.prompt is not None, "a line has a prompt or messages"
-        streams = llm.stream_choices(line.prompt, line.num_texts, scored, **terms)
-    return Choices(streams, None if line.best_of is None else num_choices, params.logprobs is not None)
+        return llm.stream_chat_choices(line.messages, number, params, **terms)
+    assert line.prompt is not None, "a line has a prompt or messages"
+    return llm.stream_choices(line.prompt, number, params, **terms)
 
 
 def _answer(llm: LLM, ended: Ended[PromptLine, Generation | list[Generation]]) -> dict[str, Any]:

@@ -73,6 +73,21 @@ class Choices:
         """Of which `num_texts` are returned, those that are the likeliest; None returns all in their order."""
         self._streams, self._num_texts, self._shows_logprobs = streams, num_texts, shows_logprobs
 
+    @classmethod
+    def begin(
+        cls,
+        start: Callable[[int, SamplingParams], Sequence[Stream]],
+        num_choices: int,
+        best_of: int | None,
+        params: SamplingParams,
+    ) -> Choices:
+        """Start so many; or `best_of`, with the log-probabilities by which they are ranked."""
+        shows_logprobs = params.logprobs is not None
+        if best_of is None:
+            return cls(start(num_choices, params), None, shows_logprobs)
+        scored = params if shows_logprobs else replace(params, logprobs=0)
+        return cls(start(best_of, scored), num_choices, shows_logprobs)
+
     @property
     def num_output_tokens(self) -> int:
         """What all of them have cost, those that are not returned too, once they have been read."""
@@ -232,10 +247,12 @@ class RankedTexts(ABC):
 
         def start(item: tuple[Any, SamplingParams]) -> Choices:
             prompt, chosen = item
-            shows_logprobs = chosen.logprobs is not None
-            scored = chosen if best_of is None else scored_params(chosen)
-            streams = self._choices(prompt, count, scored, terms, opening, max_unread=None)  # read one after the other
-            return Choices(streams, None if best_of is None else num_choices, shows_logprobs)
+
+            def streams(number: int, params: SamplingParams) -> list[Stream]:
+                # They are read one after the other.
+                return self._choices(prompt, number, params, terms, opening, max_unread=None)
+
+            return Choices.begin(streams, num_choices, best_of, chosen)
 
         return _read_each(list(zip(prompts, self._params(params, len(prompts)), strict=True)), start, count)
 
@@ -280,11 +297,6 @@ def cancelling(each: Sequence[_Cancellable]) -> Iterator[None]:
         for one in each:
             one.cancel()
         raise
-
-
-def scored_params(params: SamplingParams) -> SamplingParams:
-    """The same, with the log-probabilities by which texts are ranked."""
-    return params if params.logprobs is not None else replace(params, logprobs=0)
 
 
 def best_texts(texts: Sequence[Generation], num_texts: int) -> list[Generation]:
