@@ -61,15 +61,16 @@ BITNET_INLINE void each_group(int queries, F f) {
 }
 
 // The keys or the values that are read next, whose places the processor cannot guess, are fetched while others are
-// read, from four pages in turn: a tile for every tile.
+// read: a tile for every tile, from four pages in turn; or in order, evenly in both chains of the sums, into the
+// nearest cache.
 struct Next {
     const uint8_t* places[4];  // null where other queries have fetched them
     template <Dtype D, int G>
-    BITNET_INLINE void fetch_tile(uint32_t tile) const {
-        if (G > 4 && !places[0]) return;
-        const uint8_t* p = places[tile % 4] + tile / 4 * Tile<D>::bytes;
-        fetch(p);
-        if (Tile<D>::bytes > 64) fetch(p + 64);
+    BITNET_INLINE void fetch_tile(uint32_t tile, int chain) const {
+        const bool in_order = fetches_in_order;
+        if ((G > 4 && !places[0]) || chain != (in_order ? int(tile % 2) : 0)) return;
+        const uint8_t* p = in_order ? places[0] + tile * Tile<D>::bytes : places[tile % 4] + tile / 4 * Tile<D>::bytes;
+        for (int line = 0; line < Tile<D>::bytes; line += 64) in_order ? fetch_near(p + line) : fetch(p + line);
     }
 };
 
@@ -114,7 +115,7 @@ BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Ne
                     for (int i = 0; i < halves; i++) {
                         key[i] =
                             Tile<D>::template get<which.size>(keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes);
-                        if (which.size == 0) next.fetch_tile<D, G>(uint32_t(half * pairs + p * halves + i));
+                        next.fetch_tile<D, G>(uint32_t(half * pairs + p * halves + i), which.size);
                     }
 #pragma GCC unroll 8
                     for (int g = 0; g < G; g++)
@@ -189,7 +190,7 @@ BITNET_INLINE void add_tiles(const uint8_t* values, const Next& next, uint32_t f
 #pragma GCC unroll 4
             for (int d = 0; d < N; d++) {
                 value[d] = Tile<D>::template get<which.size>(row + d * Tile<D>::bytes);
-                if (which.size == 0) next.fetch_tile<D, G>(fetched++);
+                next.fetch_tile<D, G>(fetched + uint32_t(j / 2 * N + d), which.size);
             }
 #pragma GCC unroll 8
             for (int g = 0; g < G; g++)
@@ -245,6 +246,7 @@ struct Segment {
         return t.next + i % 2 * t.layout.key_bytes;
     }
     Next after(int i) const {
+        if (fetches_in_order) return {{read(i + 2)}};
         const int64_t half = t.layout.key_bytes / 2, at = i % 2 * half / 2;
         const uint8_t *first = read(i / 2 * 2 + 2) + at, *second = read(i / 2 * 2 + 3) + at;
         return {{first, first + half, second, second + half}};
@@ -299,12 +301,12 @@ struct InVectors {
         const int head_dim = t.layout.head_dim;
         each_group(count, [&](int i, auto group) {
             for (int g = 0; g < group.size; g++) {
-                const float* from = queries[i + g].q;
                 float* to = q + i * head_dim + 2 * g;
-                for (int d = 0; d < head_dim; d++)
-                    to[d / 2 * 2 * group.size + d % 2] = D == Dtype::f32 ? from[d] : from_bf16(to_bf16(from[d]));
+                for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * group.size, queries[i + g].q + d, 8);
             }
         });
+        if constexpr (D != Dtype::f32)
+            for (int d = 0; d < count * head_dim; d++) q[d] = from_bf16(to_bf16(q[d]));
     }
     template <Dtype D>
     static void attend(const Segment& segment, const Query* queries, int count, const float* q, const Attended& to) {

@@ -14,7 +14,8 @@ BITNET_INLINE uint16_t to_bf16(float f) {
     uint32_t bits;
     std::memcpy(&bits, &f, 4);
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return uint16_t(f == f ? rounded : bits >> 16 | 0x40);
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;  // f != f would keep loops from becoming vectors
+    return uint16_t(is_nan ? bits >> 16 | 0x40 : rounded);
 }
 
 BITNET_INLINE float from_bf16(uint16_t x) {

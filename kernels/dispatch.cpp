@@ -78,11 +78,18 @@ bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
 #endif
 #endif
 
+}  // namespace
+
+bool fetches_in_order = false;
+
+namespace {
+
 struct Available {
     Kernels avx512, avx512amx;
     const Kernels* list[6];
     int count = 0;
     Available() {
+        fetches_in_order = has_pairs();
         if (has_avx512() && avx512_kernels()) offer_avx512();
         if (has_avxvnni()) offer(avxvnni_kernels());
         if (has_avx2()) offer(avx2_kernels());
