@@ -27,10 +27,13 @@ void tile(const uint8_t* w, const int8_t* a, int steps, int32_t* acc) {
                 for (int t = 0; t < T; t++) sums[f][0][t] = sums[f][1][t] = _mm512_setzero_si512();
             const uint8_t* ws = w + begin * kStepBytes;
             const int8_t* as = a + (begin * 16 + 4 * first) * T;
+            const uint8_t* next = ws + (F < 4 ? kChunk + kChunk / 4 * first : 0) * kStepBytes;
             for (int s = begin; s < end; s++, ws += kStepBytes, as += 16 * T) {
                 if (F == 4 || F * s % 4 == first) {
-                    fetch_ahead(ws);
-                    fetch_ahead(ws + 64);
+                    const bool in_order = F < 4 && fetches_in_order;
+                    in_order ? fetch(next) : fetch_ahead(ws);
+                    in_order ? fetch(next + 64) : fetch_ahead(ws + 64);
+                    next += kStepBytes;
                 }
 #pragma GCC unroll 4
                 for (int f = 0; f < F; f++) {

@@ -95,7 +95,7 @@ void tile(const uint8_t* w, const int8_t* a, int num_blocks, int32_t* acc) {
 void block_tile(const uint8_t* w, const int8_t* a, int num_blocks, int tokens, int32_t* acc) {
     with_count<kMaxTileTokens>(tokens, [&](auto t) {
         if constexpr (t.value <= 6)
-            tile_in_place<t.value, t.value <= 3 ? 2 : 1>(w, a, num_blocks, acc);
+            tile_in_place<t.value, t.value <= 2 ? 2 : 1>(w, a, num_blocks, acc);
         else
             tile<t.value>(w, a, num_blocks, acc);
     });

@@ -91,8 +91,9 @@ struct RowStep final : Step {
     // Of N tokens four codes each side by side, as products of a tile of `tokens` read them.
     template <int N>
     void interleave(const int8_t* rows, int8_t* to, int64_t tokens) const {
-        for (int64_t k = 0; k < codes.padded; k += 4, to += 4 * tokens)
-            for (int i = 0; i < N; i++) std::memcpy(to + 4 * i, rows + i * codes.padded + k, 4);
+        const int64_t padded = codes.padded;  // bytes that are written might be its own
+        for (int64_t k = 0; k < padded; k += 4, to += 4 * tokens)
+            for (int i = 0; i < N; i++) std::memcpy(to + 4 * i, rows + i * padded + k, 4);
     }
     void compute(const Context& c, int64_t token, int thread, int8_t* row) const {
         RowTask task{};
