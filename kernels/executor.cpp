@@ -229,6 +229,10 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
             if (seconds) lap(i);
             int64_t first, last;
             while (phases_.take(thread, step.chunk(on), &first, &last)) step.work(on, first, last, thread);
+            if (const int64_t behind = step.units_behind(on)) {
+                phases_.begin(thread, behind);
+                while (phases_.take(thread, 1, &first, &last)) step.work_behind(on, first);
+            }
         }
         if (!seconds) return;
         phases_.begin(thread, 0);

@@ -126,6 +126,9 @@ class Step {
         return 0;
     }
     virtual void work(const Context& context, int64_t first, int64_t last, int thread) const = 0;
+    // What is left to do, a unit at a time, once all threads have done the work.
+    virtual int64_t units_behind(const Context&) const { return 0; }
+    virtual void work_behind(const Context&, int64_t) const {}
 };
 
 // The tokens of a step are cut into tiles of at most `tile_tokens`, as evenly as possible.

@@ -67,11 +67,23 @@ struct RowStep final : Step {
     }
     static constexpr int64_t kTokensAtOnce = 4;  // whose codes are written side by side
     int64_t row_floats() const { return (what.x.width + 15) / 16 * 16; }
-    int64_t chunk(const Context&) const override { return to_codes ? kTokensAtOnce : 1; }
+    // Where several threads wrote one tile, every line of it would go back and forth between their caches: the codes of
+    // a token stand in a row first, and then each thread moves some columns of all to where products read them.
+    bool is_staged(const Context& c) const {
+        return to_codes && c.scratch.size() > 1 && c.num_tokens > 1 && Tiles(c).count == 1;
+    }
+    int8_t* staged(const Context& c, int64_t token) const {
+        return reinterpret_cast<int8_t*>(c.scratch_of(0) + row_floats()) + token * codes.padded;
+    }
+    int64_t chunk(const Context& c) const override { return to_codes && !is_staged(c) ? kTokensAtOnce : 1; }
     int64_t scratch_floats(int64_t) const override {
-        return row_floats() + (to_codes ? kTokensAtOnce * codes.padded / 4 : 0);
+        return row_floats() + (to_codes ? kMaxTileTokens * codes.padded / 4 : 0);
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
+        if (is_staged(c)) {
+            for (int64_t t = first; t < last; t++) compute(c, t, thread, staged(c, t));
+            return;
+        }
         const Tiles tiles(c);
         for (int64_t t = first, count = 1; t < last; t += count) {
             if (!to_codes) {
@@ -87,6 +99,17 @@ struct RowStep final : Step {
             if (!alone)
                 with_count<kTokensAtOnce>(int(count), [&](auto n) { interleave<n.value>(rows, to, end - begin); });
         }
+    }
+    static constexpr int64_t kColumns = 640;  // a unit of those that are moved
+    int64_t units_behind(const Context& c) const override {
+        return is_staged(c) ? (codes.padded + kColumns - 1) / kColumns : 0;
+    }
+    void work_behind(const Context& c, int64_t unit) const override {
+        const int64_t padded = codes.padded, tokens = c.num_tokens, first = unit * kColumns;
+        const int8_t* from = staged(c, 0);
+        int8_t* to = c.codes(codes) + first * tokens;
+        for (int64_t k = first; k < std::min(first + kColumns, padded); k += 4)
+            for (int64_t t = 0; t < tokens; t++, to += 4) std::memcpy(to, from + t * padded + k, 4);
     }
     // Of N tokens four codes each side by side, as products of a tile of `tokens` read them.
     template <int N>
