@@ -39,6 +39,7 @@ from bitnet_inference.server.stored import MAX_RESPONSES, MAX_RUNNING, StoredRes
 
 HERE = Path(__file__).parent
 LONG = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+LONGER = LONG | {"n": 16, "overflow": "sliding"}  # than the server's loop takes to hear of a signal
 
 
 async def empty(scope: Any, receive: Any, send: Any) -> None:
@@ -347,7 +348,7 @@ def health(server: Running) -> dict[str, object]:
 
 
 def test_what_does_not_end_in_time_is_told_so() -> None:
-    with own(drain_timeout_s=0.0) as server, post(f"{server.url}/v1/completions", LONG) as stream:
+    with own(drain_timeout_s=0.0) as server, post(f"{server.url}/v1/completions", LONGER) as stream:
         stream.readline()
         server.server.handle_exit(15, None)
         last = stream.read().strip().splitlines()[-1]
@@ -356,7 +357,7 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
 
 def test_a_second_signal_ends_all_at_once_without_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("uvicorn.error")
-    with own() as server, post(f"{server.url}/v1/completions", LONG) as stream:
+    with own() as server, post(f"{server.url}/v1/completions", LONGER) as stream:
         log.addHandler(caplog.handler)
         level = log.level
         try:
