@@ -267,3 +267,20 @@ def test_times_between_those_that_were_measured():
         pace.note(count, 0, seconds)
     assert [pace.step_s(count) for count in (1, 2, 4, 6)] == [0.5, 1.0, 2.0, 3.0]
     assert pace.step_s(12) == 6.0 and pace.step_s(100) == float("inf")
+
+
+def test_a_step_that_was_held_up_once_is_tried_again():
+    pace = Pace(16)
+    for count, seconds in ((1, 1.0), (2, 1.2), (3, 9.0)):
+        pace.note(count, 0, seconds)
+    assert pace.step_s(3) == 9.0
+    for _ in range(17):
+        pace.note(1, 0, 1.0)
+    assert pace.step_s(3) == pytest.approx(1.4)
+    for _ in range(2):
+        pace.note(3, 0, 9.0)
+    for _ in range(256):
+        pace.note(1, 0, 1.0)
+    assert pace.step_s(3) == 9.0
+    pace.note(1, 0, 1.0)
+    assert pace.step_s(3) == pytest.approx(1.4)

@@ -13,6 +13,7 @@ MAX_SLOWER = 3.5
 _SHARE_OF_NEWEST = 0.25
 _MAX_JUMP = 2.0
 _FAR = 1.5  # times what was expected: more than one step differs from the next
+_TRUE_FOR, _TRUE_ONCE_FOR = 256, 16  # steps without prompts: so long is known what was measured more than once, or once
 _MEASURE_AFTER, _DOUBT_AFTER = 64, 4  # steps with prompts: one without them, and sooner if the last was unexpected
 _LIKELY_SLOPE = 0.1  # a step with twice the tokens takes a tenth longer, where weights are what is waited for
 _LIKELY_EQUAL = 3000  # positions that a token attends to in the time of its matrix products
@@ -32,6 +33,8 @@ class Pace:
         self._tile = tile
         self._decode_s: dict[int, float] = {}  # by the number of tokens, of requests that decode and their drafts
         self._last_s: dict[int, float] = {}  # the newest of each
+        self._true_until: dict[int, int] = {}  # a number of steps without prompts
+        self._num_steps = 0  # without prompts
         self._is_doubtful = False
         self._num_with_prompts = 0  # steps, since the last one without
         self._costs: Costs | None = None
@@ -48,13 +51,14 @@ class Pace:
         return TimedRoom(num_tokens, num_decoding, self._tile, self._costs, alone_s, MAX_SLOWER * alone_s)
 
     def step_s(self, num_tokens: int) -> float:
-        """What a step with so many tokens takes, none of a prompt; kindly estimated where it was never measured.
+        """What a step with so many tokens takes, none of a prompt; kindly estimated where that is not known.
 
-        0.0 while nothing is known, infinity far beyond what is: who wants to know goes there in steps.
+        0.0 while nothing is known, infinity far beyond what is: who wants to know goes there in steps. One step that
+        was held up, or was measured while others ran, may not keep anybody from trying again.
         """
-        if num_tokens in self._decode_s:
+        if self._true_until.get(num_tokens, -1) >= self._num_steps:
             return self._decode_s[num_tokens]
-        known = sorted(self._decode_s)
+        known = sorted(self._decode_s.keys() - {num_tokens})
         if not known or num_tokens < known[0]:
             return self._alone_s(num_tokens)
         at = bisect(known, num_tokens)
@@ -63,7 +67,8 @@ class Pace:
         if at == len(known):
             low, slope = high, max(slope, _LIKELY_SLOPE * self._decode_s[high] / high)
         is_far = num_tokens > (1 + _MAX_JUMP) * known[-1]
-        return math.inf if is_far else self._decode_s[low] + slope * (num_tokens - low)
+        likely_s = math.inf if is_far else self._decode_s[low] + slope * (num_tokens - low)
+        return min(likely_s, self._decode_s.get(num_tokens, math.inf))
 
     def note(self, num_decoding: int, prompts: Sequence[Chunk], seconds: float) -> None:
         """Learn from a step."""
@@ -87,6 +92,8 @@ class Pace:
     def _note_decoding(self, count: int, seconds: float) -> None:
         """The quicker of two steps counts, as any may be held up; where both are far from what is known, at once."""
         likely_s, known_s = min(seconds, self._last_s.get(count, seconds)), self._decode_s.get(count, 0.0)
+        self._num_steps += 1
+        self._true_until[count] = self._num_steps + (_TRUE_FOR if count in self._last_s else _TRUE_ONCE_FOR)
         is_new = _is_far(likely_s, known_s)
         self._decode_s[count] = likely_s if is_new else known_s + _SHARE_OF_NEWEST * (likely_s - known_s)
         self._last_s[count] = seconds
