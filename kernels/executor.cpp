@@ -23,8 +23,6 @@ void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
 }
 
-// Multiply-adds below which other threads cost more than they bring: about 0.2 ms of one core.
-constexpr int64_t kCostOfHelp = 20'000'000;
 // What keeps every product of sizes inside int64, and units inside the 32 bits that Phases has for them.
 constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
 constexpr int32_t kMaxPosition = 1 << 30;
@@ -294,7 +292,7 @@ Batch Executor::choose(const Batch& batch) {
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
     const double start = now_s();
-    const int team = cost < kCostOfHelp ? 1 : team_.size(start);
+    const int team = cost < kernels_->cost_of_help ? 1 : team_.size(start);
     std::atomic<int64_t> switches{0};
     phases_.set_team(team);
     pool_.run(team, [&](int thread) {

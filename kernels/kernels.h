@@ -250,6 +250,7 @@ struct Kernels {
     void (*head_matrix)(const HeadTask& task);  // 6 or 8 bits, of a matrix; null where there is no matrix_product
     // Multiply-adds of int8 as fast as this path can, from registers; returns how many were done.
     int64_t (*int8_peak)(int64_t iterations);
+    int64_t cost_of_help;  // multiply-adds below which other threads cost more than they bring: some 0.1 ms of one core
     // Reads whole kibibytes as fast as this path can, and returns something that depends on all of them.
     uint64_t (*read_memory)(const uint8_t* data, int64_t bytes);
 };

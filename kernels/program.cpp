@@ -23,6 +23,8 @@ void require(bool ok, const char* why) {
 constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 // Where matrix products begin to be faster: with scales every 64 and 128 columns, from 32 and 16 tokens on.
 constexpr int64_t kMatrixTokenColumns = 2048, kInt8MatrixTokens = 10;
+// A multiply-add of floats takes as long as this many of ternary products, and on some processors twice that.
+constexpr int64_t kCostOfFloat = 4;
 
 struct EmbedStep final : Step {
     const DenseWeight* table;
@@ -316,7 +318,7 @@ void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* res
     check(x, weight->columns);
     check_written(out, weight->rows);
     if (residual) check(*residual, weight->rows);
-    cost_ += weight->rows * weight->columns;
+    cost_ += kCostOfFloat * weight->rows * weight->columns;
     push(std::make_unique<DenseStep>(weight, x, out, residual));
 }
 

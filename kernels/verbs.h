@@ -43,6 +43,7 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.head_refine = head_refine;
     kernels.int8_peak = peak;
     kernels.read_memory = read_memory;
+    kernels.cost_of_help = 20'000'000;
     return kernels;
 }
 
