@@ -18,8 +18,10 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="me
 
 
 def _dawdle(root: Path) -> None:
+    from judge import MAX_SECONDS
+
     start = time.process_time()
-    while time.process_time() < start + 1.01:
+    while time.process_time() < start + MAX_SECONDS + 0.01:
         pass
 
 

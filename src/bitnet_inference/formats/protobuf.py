@@ -137,6 +137,8 @@ def _fields(budget: Budget, data: memoryview, where: str) -> Iterator[tuple[int,
 
 def _varint(budget: Budget, data: memoryview, at: int, where: str) -> tuple[int, int]:
     """The number there, and where the next thing begins."""
+    if at < len(data) and (byte := data[at]) < 128:  # most are that small
+        return byte, at + 1
     value = 0
     for shift in range(0, 70, 7):
         if at == len(data):
