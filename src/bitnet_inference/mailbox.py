@@ -114,11 +114,6 @@ class Mailbox:
                 self._max_unread = None  # who waits for the end does not read before it
         (call if has_ended else self._on_room)()
 
-    @property
-    def has_letters(self) -> bool:
-        """Whether `first` has one."""
-        return bool(self._letters)
-
     def wait(self) -> None:
         """Wait until there is a letter."""
         while not self._letters:
@@ -148,7 +143,7 @@ class Mailbox:
         `before` gives the tokens of all letters before it: they become text once more where Ctrl-C interrupted that.
         """
         content = self._letters[0] if self._letters else None
-        if not isinstance(content, _Token | _Last):
+        if not isinstance(content, (_Token, _Last)):
             return content
         if self._is_torn:
             self._detokenizer = self._detokenizer.anew(before())

@@ -70,12 +70,6 @@ class _Noted(NamedTuple):
 _NOTHING = _Noted(None, "", 0, 0, 0)
 
 
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
-    logprobs = [entry for piece in pieces for entry in piece.logprobs or ()]
-    return Piece("".join(piece.text for piece in pieces), token_ids, None if pieces[0].logprobs is None else logprobs)
-
-
 class Stream:
     """The pieces of one generation, as they come: iterate with `for` or with `async for`, once.
 
@@ -132,8 +126,9 @@ class Stream:
         try:
             while self._end is None:
                 self._mailbox.wait()
-                self._next()
-                self._made.clear()
+                with self._taking:
+                    self._take_all()
+            self._made.clear()
             self._raise_error()
         finally:
             self._leave()
@@ -159,29 +154,22 @@ class Stream:
         finally:
             self._leave()
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._pieces(self._next)
+
+    def in_bulk(self) -> AsyncIterator[Piece]:
+        """The same as `async for`, but what has come since the last piece is one piece: less work for many readers."""
+        return self._pieces(self._all_next)
+
+    async def _pieces(self, make: Callable[[], None]) -> AsyncIterator[Piece]:
         try:
             while self._end is None or self._made:
                 if not self._made:
                     await self._mailbox.wait_async()
                     # A filter may take its time, which the event loop has not.
-                    await asyncio.to_thread(self._next) if self._screen else self._next()
+                    await asyncio.to_thread(make) if self._screen else make()
                 if self._made:
                     yield self._made.popleft()
-            self._raise_error()
-        finally:
-            self._leave()
-
-    async def in_bulk(self) -> AsyncIterator[Piece]:
-        """The same as `async for`, but what has come since the last piece is one piece: less work for many readers."""
-        try:
-            while self._end is None or self._made:
-                if not self._made:
-                    await self._mailbox.wait_async()
-                    await asyncio.to_thread(self._all_next) if self._screen else self._all_next()
-                if pieces := [*self._made]:
-                    self._made.clear()
-                    yield pieces[0] if len(pieces) == 1 else _joined(pieces)
             self._raise_error()
         finally:
             self._leave()
@@ -204,26 +192,40 @@ class Stream:
             self._give_up()
 
     def _next(self) -> None:
-        """Make the piece that the next letter completes. Tokens whose text is held back wait for a later one.
+        """Make the piece that the next letter completes. Tokens whose text is held back wait for a later one."""
+        with self._taking:
+            if self._take():
+                self._make()
+
+    def _all_next(self) -> None:
+        """Make one piece of all letters that are there."""
+        with self._taking:
+            self._take_all()
+            self._make()
+
+    def _take_all(self) -> None:
+        while self._take():
+            pass
+
+    def _take(self) -> bool:
+        """Note the next letter; whether there was one.
 
         A reader may be interrupted anywhere, and another one go on: what is noted is so at once.
         """
-        with self._taking:
-            letter = self._mailbox.first(self._ids_read) if self._end is None else None
-            if letter is None:
-                return
-            if self._noted[-1].letter is not letter:
-                self._noted.append(self._note(letter))
-            if isinstance(letter, Letter):
-                self._mailbox.drop()
-            else:
-                self._conclude(letter)
-            if (piece := self._piece(isinstance(letter, End))) is not None:
-                self._made.append(piece)
+        letter = self._mailbox.first(self._ids_read) if self._end is None else None
+        if letter is None:
+            return False
+        if self._noted[-1].letter is not letter:
+            self._noted.append(self._note(letter))
+        if isinstance(letter, Letter):
+            self._mailbox.drop()
+        else:
+            self._conclude(letter)
+        return True
 
-    def _all_next(self) -> None:
-        while self._end is None and self._mailbox.has_letters:
-            self._next()
+    def _make(self) -> None:
+        if (piece := self._piece(self._end is not None)) is not None:
+            self._made.append(piece)
 
     def _ids_read(self) -> list[int]:
         return [noted.letter.token_id for noted in self._noted if isinstance(noted.letter, Letter)]

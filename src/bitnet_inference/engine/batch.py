@@ -49,10 +49,9 @@ def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
 
 def _wanted(start: int, request: Request, num_tokens: int, draft: Sequence[int]) -> list[int]:
     """The rows that its reader gets, of a prompt, and those that tell next tokens once all known ones are computed."""
-    end, first = start + num_tokens, start - request.num_computed  # the row of its first token
-    read = range(first + request.unread.start, min(end, first + request.unread.stop))
-    told = range(end - 1, end + len(draft)) if num_tokens == request.num_pending else range(0)
-    return sorted({*read, *told})
+    end, first, unread = start + num_tokens, start - request.num_computed, request.unread  # `first`: row of position 0
+    told = range(end - 1, end + len(draft)) if num_tokens == request.num_pending else range(end, end)
+    return [*range(first + unread.start, min(told.start, first + unread.stop)), *told]
 
 
 class _SingleTokens:

@@ -163,7 +163,11 @@ class Sampler:
         drawn = self._sample_together(wanted, rows, logits)
         scores = []
         for (request, _, draft), row in zip(wanted, rows, strict=False):
-            pick = None if request.search is not None else self._pick_and_score(request, logits[row], drawn.get(row))
+            pick = None
+            if row in drawn and request.params.logprobs is None:
+                pick = _picked(request, drawn[row])
+            elif request.search is None:
+                pick = self._pick_and_score(request, logits[row], drawn.get(row))
             scores.append(Scores(request, draft, pick, row, logits))
         return scores
 
@@ -232,17 +236,15 @@ def _is_quick(request: Request, _: int, draft: Sequence[int]) -> bool:
 
 def _given(request: Request) -> tuple[NDArray[np.int32], int, bool, int, int, int]:
     """What a choice depends on beside the logits, the rule and the mask, as `RowSampler.sample` takes it."""
-    key = (request.seed, request.choice, request.position)
-    return request.tokens.view, request.num_prompt, request.bans_ends, *key
+    tokens = request.tokens.view
+    return tokens, request.num_prompt, request.bans_ends, request.seed, request.choice, request.position
 
 
 def _picked(request: Request, token_id: int) -> Pick:
     """What the native sampler says."""
-    if token_id == -1:
-        return _broken(request)
-    if token_id == -2:
-        return Pick(request, -1, error=no_token_left(request))
-    return Pick(request, token_id)
+    if token_id >= 0:
+        return Pick(request, token_id)
+    return _broken(request) if token_id == -1 else Pick(request, -1, error=no_token_left(request))
 
 
 def _all_rows(wanted: Sequence[Rows]) -> list[int]:
