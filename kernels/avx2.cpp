@@ -205,6 +205,7 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
         own.many_product = unpacked_product<UnpackedTile>;
         own.many_tokens = 18;
         own.many_tile = kMaxTileTokens;
+        own.rough_inputs = 1;
         own.cost_of_help = 8'000'000;
         own.head_sums2 = head_sums2_in_int16;
         own.head_sums6 = head_sums6_in_pairs;

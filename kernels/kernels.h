@@ -229,6 +229,7 @@ struct Kernels {
     void (*head_sums8)(const HeadTask& task);
     bool whole_bytes;  // whether all 8 bits take one product, not two
     int head_vectors;  // that these take at most, whose sums fit into registers
+    int rough_inputs;  // of a screen: from so many on these take longer than the rows that half of their codes leave
     void (*head_scores)(const HeadScores& task, float* scores);  // [inputs][16]
     // Both ends of the interval that holds each exact logit. Returns for which inputs a lower end is above `least`, as
     // bits.

@@ -13,7 +13,6 @@ namespace bitnet {
 
 namespace {
 
-constexpr int kRoughInputs = 4;  // from so many on products take longer than fetching the rows
 // With more rows an input left behind 6 bits, or behind 8, logits are so flat that 8 bits are read sooner than rows.
 constexpr size_t kFewOf6 = 200, kFewOf8 = 3;
 constexpr size_t kFewBest = 8;       // for so many of an input 6 bits do, where 8 take two products
@@ -24,7 +23,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
     const InputForm form = head.form(kernels, count);
     const bool is_fast = kernels.head_matrix && k == 1;  // with AMX, VNNI too is as fast as the memory
-    return form == InputForm::whole && count >= kRoughInputs && !is_fast ? InputForm::rough : form;
+    return form == InputForm::whole && count >= kernels.rough_inputs && !is_fast ? InputForm::rough : form;
 }
 
 HeadErrors errors_of(const QuantisedHead::Errors& errors, int64_t row) {

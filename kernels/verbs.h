@@ -38,6 +38,7 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.head_sums8 = kWholeBytes ? head_sums<8> : head_sums8_in_parts<head_sums<6>, head_sums<2>>;
     kernels.whole_bytes = kWholeBytes;
     kernels.head_vectors = kHeadVectors;
+    kernels.rough_inputs = 4;
     kernels.head_scores = head_scores;
     kernels.head_bounds = head_bounds;
     kernels.head_refine = head_refine;
