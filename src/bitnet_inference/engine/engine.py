@@ -221,13 +221,13 @@ class Engine:
         return self._speculation.add(shares)
 
     def _compute(self, shares: Sequence[Share]) -> None:
-        num_decoding = sum([1 + len(share.draft) for share in shares if share.request.num_pending == 1])
         prompts = [share.chunk for share in shares if share.request.num_pending > 1]
         start = self._clock()
         self._masks.start(shares)
         if copies := self._scheduler.take_copies():
             self._model.copy_blocks(copies)
         batch = self._batches.build(shares)
+        num_decoding = len(batch.token_ids) - sum(chunk.num_tokens for chunk in prompts)  # drafts are theirs
         step_s = 0.0 if prompts else self._scheduler.pace.step_s(num_decoding)
         self.wakeups.make(step_s or math.inf)
         output = self._model.forward(batch)
