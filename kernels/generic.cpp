@@ -28,6 +28,10 @@ int64_t int8_peak(int64_t iterations) {
 }  // namespace
 
 const bitnet::Kernels* bitnet::generic_kernels() {
-    static constexpr Kernels kernels = make_kernels("generic", ternary_tile, int8_peak);
+    static constexpr Kernels kernels = [] {
+        Kernels own = make_kernels("generic", ternary_tile, int8_peak);
+        own.cost_of_help = 1'000'000;
+        return own;
+    }();
     return &kernels;
 }
