@@ -40,9 +40,6 @@ def build_batch(shares: Sequence[Share], block_size: int) -> Batch:
     for start, (request, num_tokens, draft) in zip(starts, shares, strict=False):
         if num_tokens == 1 and not draft:
             rows.set(start, request, block_size)
-            if request.num_pending == 1 and not request.unread:
-                wanted.append(start)
-                continue
         else:
             rows.set_many(start, request, num_tokens, draft, block_size)
         wanted += _wanted(start, request, num_tokens, draft)

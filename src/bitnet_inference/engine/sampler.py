@@ -119,7 +119,7 @@ class Sampler:
         if scores.tokens:
             return _picked(scores.request, scores.tokens[row])
         if scores.ids is None:
-            return self._pick_and_score(scores.request, scores.logits[row])
+            return self._pick_and_score(scores.request, scores.logits, row)
         return self._pick_of_few(scores.request, scores.ids[row], scores.logits[row])
 
     def _few_scores(self, output: Output, wanted: Sequence[Rows]) -> list[Scores]:
@@ -163,11 +163,7 @@ class Sampler:
         drawn = self._sample_together(wanted, rows, logits)
         scores = []
         for (request, _, draft), row in zip(wanted, rows, strict=False):
-            pick = None
-            if row in drawn and request.params.logprobs is None:
-                pick = _picked(request, drawn[row])
-            elif request.search is None:
-                pick = self._pick_and_score(request, logits[row], drawn.get(row))
+            pick = None if request.search is not None else self._pick_and_score(request, logits, row, drawn.get(row))
             scores.append(Scores(request, draft, pick, row, logits))
         return scores
 
@@ -185,16 +181,18 @@ class Sampler:
             return {}
         return dict(zip([row for row, *_ in draws], self.rows.sample_rows(executor, logits, draws), strict=True))
 
-    def _pick_and_score(self, request: Request, logits: NDArray[np.float32], drawn: int | None = None) -> Pick:
+    def _pick_and_score(
+        self, request: Request, logits: NDArray[np.float32], row: int, drawn: int | None = None
+    ) -> Pick:
         """`drawn`: the token, where it is chosen already."""
         if drawn is not None:
             pick = _picked(request, drawn)
         else:
-            pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits)
+            pick = (self._pick_steered if request.params.is_steered else self._pick_sampled)(request, logits[row])
         num_shown = request.params.logprobs
         if pick.error is not None or num_shown is None:
             return pick
-        logprob, best = self.rows.score(logits, pick.token_id, num_shown)
+        logprob, best = self.rows.score(logits[row], pick.token_id, num_shown)
         return pick._replace(logprobs=TokenLogprobs(logprob, tuple(best)))
 
     def _pick_steered(self, request: Request, logits: NDArray[np.float32]) -> Pick:
