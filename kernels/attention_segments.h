@@ -61,8 +61,8 @@ BITNET_INLINE void each_group(int queries, F f) {
 }
 
 // The keys or the values that are read next, whose places the processor cannot guess, are fetched while others are
-// read: a tile for every tile, from four pages in turn; or in order, evenly in both chains of the sums, into the
-// nearest cache.
+// read: a tile for every tile, from four pages in turn; or in order, evenly in both chains of the sums, if it is
+// large enough into the nearest cache.
 struct Next {
     const uint8_t* places[4];  // null where other queries have fetched them
     template <Dtype D, int G>
@@ -70,7 +70,7 @@ struct Next {
         const bool in_order = fetches_in_order;
         if ((G > 4 && !places[0]) || chain != (in_order ? int(tile % 2) : 0)) return;
         const uint8_t* p = in_order ? places[0] + tile * Tile<D>::bytes : places[tile % 4] + tile / 4 * Tile<D>::bytes;
-        for (int line = 0; line < Tile<D>::bytes; line += 64) in_order ? fetch_near(p + line) : fetch(p + line);
+        for (int line = 0; line < Tile<D>::bytes; line += 64) fetches_near ? fetch_near(p + line) : fetch(p + line);
     }
 };
 

@@ -63,13 +63,16 @@ bool has_amx() {
 #endif
 }
 #endif
-bool is_read_in_order() {  // AMD's since Zen 5; on Zen 4 nothing that fetches ahead made a difference
+// Of AMD's generations that read ahead best in order: 4 and 5 for Zen 4 and later ones, else 0.
+int zen() {
     unsigned a, b, c, d;
-    return __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x1a;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    const unsigned family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
+    return family >= 0x1a ? 5 : family == 0x19 && has_avx512() ? 4 : 0;
 }
 bool has_neon() { return false; }
 #else
-bool is_read_in_order() { return false; }
+int zen() { return 0; }
 bool has_avx2() { return false; }
 bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
@@ -85,7 +88,7 @@ bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
 
 }  // namespace
 
-bool fetches_in_order = false;
+bool fetches_in_order = false, fetches_near = false;
 
 namespace {
 
@@ -94,7 +97,8 @@ struct Available {
     const Kernels* list[6];
     int count = 0;
     Available() {
-        fetches_in_order = is_read_in_order();
+        fetches_in_order = zen() >= 4;
+        fetches_near = zen() >= 5;
         if (has_avx512() && avx512_kernels()) offer_avx512();
         if (has_avxvnni()) offer(avxvnni_kernels());
         if (has_avx2()) offer(avx2_kernels());

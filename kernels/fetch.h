@@ -1,5 +1,5 @@
 // Fetching bytes from memory ahead of their reader. Some processors run ahead by themselves, but on every page anew,
-// and never far: they get most from several pages side by side. AMD's since Zen 5 get most from one after the other.
+// and never far: they get most from several pages side by side. AMD's since Zen 4 get most from one after the other.
 #pragma once
 #include "kernels.h"
 

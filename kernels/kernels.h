@@ -269,6 +269,7 @@ const Kernels* neon_kernels();
 // The names of the paths that this machine can run, best first. `find` returns null for any other.
 const Kernels* const* available_kernels(int* count);
 const Kernels* find_kernels(const char* name);
-extern bool fetches_in_order;  // what this processor is best read ahead in, known with its kernels: see fetch.h
+// How this processor is best read ahead, known with its kernels: see fetch.h.
+extern bool fetches_in_order, fetches_near;
 
 }  // namespace bitnet
