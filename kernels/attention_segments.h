@@ -93,10 +93,41 @@ BITNET_INLINE void add_both(Lanes (&sums)[A][B], F f) {
         for (int b = 0; b < B; b++) sums[a][b] = add(sums[a][b], odd[a][b]);
 }
 
-// The products of 32 positions with G queries, which stand as [pair of features][G][2], without the scale.
-template <Dtype D, int G>
-BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Next& next, const float* q,
-                              float* scores) {
+// How an instruction set multiplies numbers of the cache with those of queries, and with weights: one by one.
+template <Dtype D>
+struct OneByOne {
+    static constexpr int tiles = 1;  // of which the even numbers, or the odd ones, are factors of one product
+    using Number = float;            // the other factor
+    using Factor = Lanes;
+    template <int Which>
+    BITNET_INLINE static Factor get(const uint8_t* tile, int64_t) {
+        return Tile<D>::template get<Which>(tile);
+    }
+    BITNET_INLINE static void add(Lanes& sum, const Factor& factor, const Number& number) {
+        sum = fma(set1(number), factor, sum);
+    }
+    // Queries of a group side by side, so that one pointer walks along them all.
+    static void take(int head_dim, const Query* queries, int count, Number* q) {
+        each_group(count, [&](int i, auto group) {
+            for (int g = 0; g < group.size; g++) {
+                float* to = q + i * head_dim + 2 * g;
+                for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * group.size, queries[i + g].q + d, 8);
+            }
+        });
+        if constexpr (D != Dtype::f32)
+            for (int d = 0; d < count * head_dim; d++) q[d] = from_bf16(to_bf16(q[d]));
+    }
+    // Weights stand where scores did.
+    static Number* weights(float* scores) { return scores; }
+    BITNET_INLINE static void pack(Number*, const Lanes&) {}
+};
+
+// The products of 32 positions with G queries, which stand as [pairs of features of as many tiles][G][2], without the
+// scale.
+template <class Products, Dtype D, int G>
+BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Next& next,
+                              const typename Products::Number* q, float* scores) {
+    constexpr int tiles = Products::tiles;
     constexpr int halves = 2 * G <= kLaneSums ? 2 : 1;  // at once
     const int pairs = t.layout.head_dim / 2;
     for (int half = 0; half < 2; half += halves) {
@@ -109,19 +140,21 @@ BITNET_APART void score_block(const AttendTask& t, const uint8_t* keys, const Ne
             const int end = pairs - begin < kSumPairs ? pairs : begin + kSumPairs;
             Lanes sums[G][halves];
             add_both(sums, [&](auto which, Lanes(&x)[G][halves]) __attribute__((always_inline)) {
-                for (int p = begin; p < end; p++) {
-                    Lanes key[halves];
+                for (int p = begin; p < end; p += tiles) {
+                    typename Products::Factor key[halves];
 #pragma GCC unroll 2
                     for (int i = 0; i < halves; i++) {
-                        key[i] =
-                            Tile<D>::template get<which.size>(keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes);
-                        next.fetch_tile<D, G>(uint32_t(half * pairs + p * halves + i), which.size);
+                        const uint8_t* tile = keys + (int64_t(half + i) * pairs + p) * Tile<D>::bytes;
+                        key[i] = Products::template get<which.size>(tile, Tile<D>::bytes);
+#pragma GCC unroll 2
+                        for (int k = 0; k < tiles; k++)
+                            next.fetch_tile<D, G>(uint32_t(half * pairs + (p + k) * halves + i), which.size);
                     }
 #pragma GCC unroll 8
                     for (int g = 0; g < G; g++)
 #pragma GCC unroll 2
                         for (int i = 0; i < halves; i++)
-                            x[g][i] = fma(set1(q[(p * G + g) * 2 + which.size]), key[i], x[g][i]);
+                            Products::add(x[g][i], key[i], q[(p / tiles * G + g) * 2 + which.size]);
                 }
             });
 #pragma GCC unroll 8
@@ -178,25 +211,36 @@ BITNET_APART float weigh(float* scores, int width, float largest, Packed packed)
     return reduce_add(totals);
 }
 
-// Adds the values of the first positions of a block to N tiles of features of G queries.
-template <Dtype D, int G, int N>
+// Adds the values of the first positions of a block to N tiles of features of G queries. The weights stand in two
+// forms: as the products take them, and one by one for positions that are left.
+template <class Products, Dtype D, int G, int N>
 BITNET_INLINE void add_tiles(const uint8_t* values, const Next& next, uint32_t fetched, int tiles, int count,
-                             const float* weights, float* sums) {
+                             const typename Products::Number* weights, const float* each, float* sums) {
     Lanes here[G][N];
     add_both(here, [&](auto which, Lanes(&x)[G][N]) __attribute__((always_inline)) {
         const uint8_t* row = values;
-        for (int j = which.size; j < count; j += 2, row += int64_t(tiles) * Tile<D>::bytes) {
-            Lanes value[N];
+        const int64_t to_next = int64_t(tiles) * Tile<D>::bytes;
+        const auto add = [&](auto way, int j, const auto* numbers) __attribute__((always_inline)) {
+            using Way = decltype(way);
+            typename Way::Factor value[N];
 #pragma GCC unroll 4
             for (int d = 0; d < N; d++) {
-                value[d] = Tile<D>::template get<which.size>(row + d * Tile<D>::bytes);
-                next.fetch_tile<D, G>(fetched + uint32_t(j / 2 * N + d), which.size);
+                value[d] = Way::template get<which.size>(row + d * Tile<D>::bytes, to_next);
+#pragma GCC unroll 2
+                for (int k = 0; k < Way::tiles; k++)
+                    next.fetch_tile<D, G>(fetched + uint32_t((j / 2 + k) * N + d), which.size);
             }
 #pragma GCC unroll 8
             for (int g = 0; g < G; g++)
 #pragma GCC unroll 4
-                for (int d = 0; d < N; d++) x[g][d] = fma(set1(weights[g * kScoreRow + j]), value[d], x[g][d]);
-        }
+                for (int d = 0; d < N; d++)
+                    Way::add(x[g][d], value[d], numbers[(g * kScoreRow + j) / Way::tiles + which.size]);
+            row += Way::tiles * to_next;
+        };
+        constexpr int at_once = 2 * Products::tiles;
+        int j = 0;
+        for (; j + at_once <= count; j += at_once) add(Products(), j, weights);
+        for (; j + which.size < count; j += 2) add(OneByOne<D>(), j, each);
     });
 #pragma GCC unroll 8
     for (int g = 0; g < G; g++)
@@ -207,14 +251,14 @@ BITNET_INLINE void add_tiles(const uint8_t* values, const Next& next, uint32_t f
         }
 }
 
-template <Dtype D, int G>
+template <class Products, Dtype D, int G>
 BITNET_APART void add_values(const AttendTask& t, const uint8_t* values, const Next& next, int count,
-                             const float* weights, float* sums) {
+                             const typename Products::Number* weights, const float* each, float* sums) {
     constexpr int at_once = kLaneSums / G > 4 ? 4 : kLaneSums / G > 1 ? kLaneSums / G : 1;
     const int tiles = t.layout.padded_dim / 16;
     const auto add = [&](int d, auto several) {
-        add_tiles<D, G, several.size>(values + d * Tile<D>::bytes, next, uint32_t(d * (kBlockTokens / 2)), tiles, count,
-                                      weights, sums + d * 16);
+        add_tiles<Products, D, G, several.size>(values + d * Tile<D>::bytes, next, uint32_t(d * (kBlockTokens / 2)),
+                                                tiles, count, weights, each, sums + d * 16);
     };
     int d = 0;
     for (; d + at_once <= tiles; d += at_once) add(d, Group<at_once>());
@@ -270,7 +314,7 @@ void weigh_all(const Segment& segment, const Query* queries, int count, const At
 }
 
 // The values of the block from p on, whose positions some queries may not see all of.
-template <Dtype D>
+template <class Products, Dtype D>
 void add_block(const Segment& segment, int p, const Query* queries, int count, float* scores, const Attended& to) {
     const AttendTask& t = segment.t;
     Next next = segment.after_values(p);
@@ -278,53 +322,57 @@ void add_block(const Segment& segment, int p, const Query* queries, int count, f
         const int seen = queries[i].count(p, kBlockTokens);
         for (same = 1; i + same < count && queries[i + same].count(p, kBlockTokens) == seen;) same++;
         if (!seen) continue;
-        float* weights = scores + i * kScoreRow + segment.offset(p);
+        const int first = i * kScoreRow + segment.offset(p);
         if constexpr (D == Dtype::i8)
             for (int k = 0; k < same * 2; k++) {
-                float* at = weights + k / 2 * kScoreRow + k % 2 * 16;
+                float* at = scores + first + k / 2 * kScoreRow + k % 2 * 16;
                 const float* scales = scales_of(t.layout, segment.keys(p)) + kBlockTokens + k % 2 * 16;
                 store(at, round_to_bf16(mul(load(at), load(scales))));
             }
         each_group(same, [&](int k, auto group) {
             if (group.size > 4 && (i + k || segment.is_near)) next.places[0] = nullptr;
-            add_values<D, group.size>(t, segment.values(p), next, seen, weights + k * kScoreRow,
-                                      to.sums + (i + k) * t.layout.padded_dim);
+            const int at = first + k * kScoreRow;
+            add_values<Products, D, group.size>(t, segment.values(p), next, seen,
+                                                Products::weights(scores) + at / Products::tiles, scores + at,
+                                                to.sums + (i + k) * t.layout.padded_dim);
         });
     }
 }
 
 // How an instruction set attends: with vectors.
-struct InVectors {
-    // Queries of a group side by side, so that one pointer walks along them all.
+template <template <Dtype> class ProductsOf>
+struct InVectorsBy {
+    template <Dtype D>
+    using Products = ProductsOf<D>;
+    template <Dtype D>
+    using Number = typename Products<D>::Number;
+
     template <Dtype D>
     static void take(const AttendTask& t, const Query* queries, int count, float* q) {
-        const int head_dim = t.layout.head_dim;
-        each_group(count, [&](int i, auto group) {
-            for (int g = 0; g < group.size; g++) {
-                float* to = q + i * head_dim + 2 * g;
-                for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * group.size, queries[i + g].q + d, 8);
-            }
-        });
-        if constexpr (D != Dtype::f32)
-            for (int d = 0; d < count * head_dim; d++) q[d] = from_bf16(to_bf16(q[d]));
+        Products<D>::take(t.layout.head_dim, queries, count, (Number<D>*)q);
     }
     template <Dtype D>
     static void attend(const Segment& segment, const Query* queries, int count, const float* q, const Attended& to) {
         const AttendTask& t = segment.t;
+        constexpr int tiles = Products<D>::tiles;
         float* scores = t.scratch;
         for (int p = segment.begin; p < segment.end; p += kBlockTokens) {
             Next next = segment.after_keys(p);
             each_group(count, [&](int i, auto group) {
                 if (group.size > 4 && (i || segment.is_near)) next.places[0] = nullptr;
-                score_block<D, group.size>(t, segment.keys(p), next, q + i * t.layout.head_dim,
-                                           scores + i * kScoreRow + segment.offset(p));
+                score_block<Products<D>, D, group.size>(t, segment.keys(p), next,
+                                                        (const Number<D>*)q + i * t.layout.head_dim / tiles,
+                                                        scores + i * kScoreRow + segment.offset(p));
             });
         }
-        weigh_all<D>(segment, queries, count, to, [](int, int, const Lanes&) {});
+        weigh_all<D>(segment, queries, count, to, [&](int i, int k, const Lanes& w) __attribute__((always_inline)) {
+            Products<D>::pack(Products<D>::weights(scores) + (i * kScoreRow + k) / tiles, w);
+        });
         std::memset(to.sums, 0, size_t(count) * t.layout.padded_dim * 4);
         for (int p = segment.begin; p < segment.end; p += kBlockTokens)
-            add_block<D>(segment, p, queries, count, scores, to);
+            add_block<Products<D>, D>(segment, p, queries, count, scores, to);
     }
 };
+using InVectors = InVectorsBy<OneByOne>;
 
 }  // namespace

@@ -157,7 +157,8 @@ struct InTiles {
         while (whole < segment.end && all_see(queries, count, whole)) whole += kBlockTokens;
         for (int d = 0; d < segment.t.layout.padded_dim / 16; d += 4 / A)
             add<D, A>(segment, whole, d, weights, to.sums);
-        for (int p = whole; p < segment.end; p += kBlockTokens) add_block<D>(segment, p, queries, count, scores, to);
+        for (int p = whole; p < segment.end; p += kBlockTokens)
+            add_block<OneByOne<D>, D>(segment, p, queries, count, scores, to);
     }
 
     static bool all_see(const Query* queries, int count, int p) {

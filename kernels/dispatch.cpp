@@ -20,6 +20,7 @@ const Kernels* avxvnni_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 void add_avx512vbmi(Kernels&) {}
 void add_avx512pairs(Kernels&) {}
+void add_avx512bf16(Kernels&) {}
 void add_avx512amx(Kernels&) {}
 void add_avx512amx_attention(Kernels&) {}
 #endif
@@ -70,6 +71,7 @@ int zen() {
     const unsigned family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
     return family >= 0x1a ? 5 : family == 0x19 && has_avx512() ? 4 : 0;
 }
+bool has_bf16() { return zen() >= 4 && __builtin_cpu_supports("avx512bf16"); }
 bool has_neon() { return false; }
 #else
 int zen() { return 0; }
@@ -78,6 +80,7 @@ bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
 bool has_avx512vbmi() { return false; }
 bool has_pairs() { return false; }
+bool has_bf16() { return false; }
 bool has_amx() { return false; }
 #if defined(__aarch64__) && defined(__linux__)
 bool has_neon() { return getauxval(AT_HWCAP) & 1ul << 20; }  // HWCAP_ASIMDDP
@@ -115,6 +118,7 @@ struct Available {
             offer(&avx512amx);
         }
         if (has_pairs()) add_avx512pairs(avx512);
+        if (has_bf16()) add_avx512bf16(avx512);
         offer(&avx512);
     }
     void offer(const Kernels* kernels) {

@@ -262,6 +262,7 @@ const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 void add_avx512vbmi(Kernels& kernels);   // the T5 functions, to a table of AVX-512
 void add_avx512pairs(Kernels& kernels);  // products in pairs, on AMD
+void add_avx512bf16(Kernels& kernels);   // attention by products of two bfloat16, on AMD
 void add_avx512amx(Kernels& kernels);    // the matrix product, and the name of a path of its own
 void add_avx512amx_attention(Kernels& kernels);
 const Kernels* neon_kernels();
