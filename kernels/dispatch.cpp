@@ -91,7 +91,7 @@ bool has_neon() { return true; }  // every 64-bit Apple core has dotprod
 
 }  // namespace
 
-bool fetches_in_order = false, fetches_near = false;
+bool fetches_in_order = false, fetches_near = false, reads_on = false;
 
 namespace {
 
@@ -102,6 +102,7 @@ struct Available {
     Available() {
         fetches_in_order = zen() >= 4;
         fetches_near = zen() >= 5;
+        reads_on = zen() == 4;
         if (has_avx512() && avx512_kernels()) offer_avx512();
         if (has_avxvnni()) offer(avxvnni_kernels());
         if (has_avx2()) offer(avx2_kernels());

@@ -270,7 +270,8 @@ const Kernels* neon_kernels();
 // The names of the paths that this machine can run, best first. `find` returns null for any other.
 const Kernels* const* available_kernels(int* count);
 const Kernels* find_kernels(const char* name);
-// How this processor is best read ahead, known with its kernels: see fetch.h.
-extern bool fetches_in_order, fetches_near;
+// How this processor is best read ahead, known with its kernels: see fetch.h. It `reads_on` by itself, and faster so,
+// where little is computed of a stream.
+extern bool fetches_in_order, fetches_near, reads_on;
 
 }  // namespace bitnet

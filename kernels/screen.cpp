@@ -95,14 +95,15 @@ std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int cou
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
-    executor.each(
-        quantised_.num_tiles(), kHeadRows * head_.columns * count, 8, [&](int64_t first, int64_t last, int thread) {
-            const Kernels& kernels = executor.kernels();
-            quantised_.each_tile(
-                kernels, inputs, first, last, bits, [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
-                    look_at_tile(kernels, inputs, input_tile, tile, bits, sums, k, &best[size_t(thread * count)]);
-                });
-        });
+    executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, kTilesOnEnd,
+                  [&](int64_t first, int64_t last, int thread) {
+                      const Kernels& kernels = executor.kernels();
+                      quantised_.each_tile(kernels, inputs, first, last, bits,
+                                           [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
+                                               look_at_tile(kernels, inputs, input_tile, tile, bits, sums, k,
+                                                            &best[size_t(thread * count)]);
+                                           });
+                  });
     std::vector<RowNumbers> rows(static_cast<size_t>(count));
     for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k);
     return rows;

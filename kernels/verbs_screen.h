@@ -61,7 +61,8 @@ void head_sums(const HeadTask& t, int tile) {
             const int64_t beside = (R - 1) * t.steps;  // what is read side by side was fetched before
             if constexpr (Bits != 2)
 #pragma GCC unroll 3
-                for (int line = 0; line < kHeadBytes6; line += 64) fetch_ahead(of6 + beside * kHeadBytes6 + line);
+                for (int line = 0; line < kHeadBytes6; line += 64)
+                    if (V > 2 || !reads_on) fetch_ahead(of6 + beside * kHeadBytes6 + line);
             if constexpr (Bits != 6) fetch_ahead(of2 + beside * kHeadBytes2);
             if constexpr (Bits == 8)
                 load_fields8(of6, of2, fields[r]);
