@@ -1,6 +1,8 @@
 // Attention over a cache of bfloat16 where the processor multiplies two of them at a time (`vdpbf16ps`), the one in the
 // upper half of a lane first: by fused multiply-adds that take tiny numbers for 0, which is what AMX does and all paths
 // do alike. So a product takes the even numbers of two tiles of the cache, or the odd ones.
+#include <type_traits>
+
 #include "lanes_avx512.h"
 #include "verbs_attention.h"
 

@@ -271,7 +271,7 @@ const Kernels* neon_kernels();
 const Kernels* const* available_kernels(int* count);
 const Kernels* find_kernels(const char* name);
 // How this processor is best read ahead, known with its kernels: see fetch.h. It `reads_on` by itself, and faster so,
-// where little is computed of a stream.
+// where little is computed of a single stream.
 extern bool fetches_in_order, fetches_near, reads_on;
 
 }  // namespace bitnet

@@ -45,6 +45,7 @@ void head_sums(const HeadTask& t, int tile) {
     const uint8_t* w6 = t.weights6 + tile * t.steps * kHeadBytes6;
     const uint8_t* w2 = t.weights2 + tile * t.steps * kHeadBytes2;
     const int8_t* codes = t.codes;
+    const bool fetches = !(Bits == 6 && R == 1 && V <= 2 && reads_on);
     Sums sums[C][R][V];
 #pragma GCC unroll 4
     for (int c = 0; c < C; c++)
@@ -62,7 +63,7 @@ void head_sums(const HeadTask& t, int tile) {
             if constexpr (Bits != 2)
 #pragma GCC unroll 3
                 for (int line = 0; line < kHeadBytes6; line += 64)
-                    if (V > 2 || !reads_on) fetch_ahead(of6 + beside * kHeadBytes6 + line);
+                    if (fetches) fetch_ahead(of6 + beside * kHeadBytes6 + line);
             if constexpr (Bits != 6) fetch_ahead(of2 + beside * kHeadBytes2);
             if constexpr (Bits == 8)
                 load_fields8(of6, of2, fields[r]);
