@@ -10,6 +10,8 @@
 // and the right one a signed byte. 127 and -128 leave them: such pairs are listed, and corrected one by one.
 //
 // Pairs are the fields 0 and 1 of a step of 16 columns, and in even steps the fields 2 and 3.
+#include <algorithm>
+
 #include "fetch.h"
 #include "products_avx512.h"
 #include "t5_decode.h"
@@ -235,10 +237,11 @@ BITNET_INLINE void add_correction(Halves& sums, const Fields& step, const int8_t
 // Pairs of one token whose factors are not bytes: so many that all its products are summed again, or a few.
 void correct(const ManyTask& t, const uint16_t* list, const int8_t* codes, int stride, int32_t* acc) {
     Halves sums = kNoSums;
-    const bool all = list[0] > kPairList;
+    const int count = list[0] & ~kNegated;
+    const bool all = count > kPairList;
     for (int s = 0; all && s < t.steps; s++)
         with_step(t, s, [&](const auto& step) { add_alone(sums, step, codes + 4 * s * stride, stride); });
-    for (int i = 1; !all && i <= list[0]; i++) {
+    for (int i = 1; !all && i <= count; i++) {
         if (list[i] / 2 >= t.steps) continue;  // of a program that has overwritten the list
         with_step(t, list[i] / 2, [&](const auto& step) {
             const int8_t* at = codes + list[i] / 2 * 4 * stride;
@@ -249,6 +252,11 @@ void correct(const ManyTask& t, const uint16_t* list, const int8_t* codes, int s
         const __m512i before = all ? _mm512_setzero_si512() : _mm512_loadu_si512(acc + 16 * h);
         _mm512_storeu_si512(acc + 16 * h, _mm512_add_epi32(before, sums.of[h]));
     }
+}
+
+BITNET_INLINE void negate(int32_t* acc) {
+    for (int h = 0; h < 2; h++)
+        _mm512_storeu_si512(acc + 16 * h, _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_loadu_si512(acc + 16 * h)));
 }
 
 // Chunk after chunk of the weights, which become bytes once for all tiles.
@@ -269,22 +277,46 @@ void pair_product(const ManyTask& t) {
     each_tile(t, [&](int first, int tokens, int) {
         for (int i = 0; i < tokens; i++) {
             const uint16_t* list = t.lists + (first + i) * (kPairList + 1);
-            if (list[0])
-                correct(t, list, t.codes + first * t.padded + 4 * i, 4 * tokens, t.acc + (first + i) * kGroupRows);
+            int32_t* acc = t.acc + (first + i) * kGroupRows;
+            if (list[0] & ~kNegated) correct(t, list, t.codes + first * t.padded + 4 * i, 4 * tokens, acc);
+            if (list[0] & kNegated) negate(acc);
         }
     });
 }
 
 // Two fields of activations are 64 bits; the fields 2 and 3 of odd steps are alone.
-void pair_row(const int8_t* codes, int padded, int32_t* offset, uint16_t* list) {
-    constexpr uint8_t kPaired = 0x77;
+constexpr uint8_t kPaired = 0x77;
+
+BITNET_INLINE __m512i load_codes(const int8_t* codes, int k, int padded) {
+    return _mm512_maskz_loadu_epi8(padded - k < 64 ? (__mmask64(1) << (padded - k)) - 1 : ~__mmask64(0), codes + k);
+}
+
+// Nearly every row holds either 127 or -127, its largest number, and only the second fits into pairs.
+bool negate_if_better(int8_t* codes, int padded) {
+    const __m512i most = _mm512_set1_epi8(127), minus_most = _mm512_set1_epi8(-127);
+    __mmask64 plus = 0, minus = 0;
+    for (int k = 0; k < padded; k += 64) {
+        const __m512i a = load_codes(codes, k, padded);
+        plus |= _mm512_cmpeq_epi8_mask(a, most);
+        minus |= _mm512_cmple_epi8_mask(a, minus_most);
+    }
+    if (!plus || minus) return false;
+    for (int k = 0; k < padded; k += 64) {
+        const __mmask64 inside = padded - k < 64 ? (__mmask64(1) << (padded - k)) - 1 : ~__mmask64(0);
+        const __m512i a = load_codes(codes, k, padded);
+        _mm512_mask_storeu_epi8(codes + k, inside, _mm512_sub_epi8(_mm512_setzero_si512(), a));
+    }
+    return true;
+}
+
+void pair_row(int8_t* codes, int padded, bool may_negate, int32_t* offset, uint16_t* list) {
     constexpr int kListedColumns = 8 << 16;
+    const bool is_negated = may_negate && negate_if_better(codes, padded);
     const __m512i ones = _mm512_set1_epi8(1), most = _mm512_set1_epi8(127), least = _mm512_set1_epi8(-128);
     __m512i products = _mm512_setzero_si512(), sums = products;
     int count = 0;
     for (int k = 0; k < padded; k += 64) {
-        const __mmask64 inside = padded - k < 64 ? (__mmask64(1) << (padded - k)) - 1 : ~__mmask64(0);
-        const __m512i a = _mm512_maskz_loadu_epi8(inside, codes + k);
+        const __m512i a = load_codes(codes, k, padded);
         const __m512i far = _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, most) | _mm512_cmpeq_epi8_mask(a, least));
         const unsigned listed = _mm512_test_epi64_mask(far, far) & kPaired;
         const __m512i paired = _mm512_maskz_mov_epi64(__mmask8(kPaired & ~listed), a);
@@ -293,7 +325,8 @@ void pair_row(const int8_t* codes, int padded, int32_t* offset, uint16_t* list) 
         for (unsigned left = listed; left; left &= left - 1)
             if (++count <= kPairList) list[count] = uint16_t(k / 8 + __builtin_ctz(left));
     }
-    list[0] = uint16_t(padded > kListedColumns ? kPairList + 1 : count);
+    list[0] = uint16_t((padded > kListedColumns ? kPairList + 1 : std::min(count, kPairList + 1)) |
+                       (is_negated ? kNegated : 0));
     *offset = _mm512_reduce_add_epi32(_mm512_sub_epi32(sums, products));
 }
 

@@ -32,6 +32,11 @@ struct Codes {
     int64_t floats() const { return padded / 4 + 3 + (kPairList + 1) / 2; }
 };
 
+// Which products take some codes: ternary ones with one scale, or others.
+struct CodesUse {
+    bool in_ternary = false, elsewhere = false;
+};
+
 struct Batch {
     int64_t num_tokens, num_sequences, table_width;
     const int32_t* token_ids;     // [T]
@@ -150,6 +155,12 @@ struct RowsStep {  // what `Program::rows_to_floats` and `rows_to_codes` do to e
 };
 
 class Program {
+    struct Written {
+        Codes codes;
+        int64_t width;  // of the row behind them
+        std::shared_ptr<CodesUse> use;
+    };
+
   public:
     explicit Program(int64_t arena_floats);
     Program(const Program&) = delete;
@@ -193,7 +204,7 @@ class Program {
     void check(const Rows& rows, int64_t width);
     void check_written(const Rows& rows, int64_t width);
     void check(const Codes& codes, int64_t columns);
-    void check_source(const Codes& codes, int64_t columns) const;
+    CodesUse& source(const Codes& codes, int64_t columns) const;
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
 
@@ -202,7 +213,7 @@ class Program {
     int64_t matrix_tokens_ = kMatrixTokens;
     const Cache* cache_ = nullptr;
     size_t select_at_ = size_t(-1);
-    std::vector<std::pair<Codes, int64_t>> codes_;  // that steps write, and how wide the row behind them is
+    std::vector<Written> codes_;
     bool takes_int8_ = false, needs_batch_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
 };

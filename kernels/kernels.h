@@ -93,6 +93,7 @@ struct ManyTask {
     int64_t out_stride = 0;
 };
 constexpr int kPairList = 15;
+constexpr uint16_t kNegated = 1 << 15;
 
 // One group of 32 rows with a scale for every `group_steps` steps of columns, and up to 12 interleaved tokens.
 struct GroupTask {
@@ -244,8 +245,9 @@ struct Kernels {
     void (*many_product)(const ManyTask& task);
     int many_tokens, many_tile;
     // Where it multiplies two weights and two activations at a time, what one token's codes add to each of its sums;
-    // and how many of its pairs have a factor that is no byte, of which up to kPairList are listed. Null elsewhere.
-    void (*pair_row)(const int8_t* codes, int padded, int32_t* offset, uint16_t* list);
+    // and how many of its pairs have a factor that is no byte, of which up to kPairList are listed. Fewer do if the
+    // codes may become their negatives, which the product then knows by kNegated in list[0]. Null elsewhere.
+    void (*pair_row)(int8_t* codes, int padded, bool may_negate, int32_t* offset, uint16_t* list);
     // acc[token][32] for many tokens at once, T5 only where there is block_tile; null where ternary_tile is the way.
     void (*matrix_product)(const MatrixTask& task);
     void (*head_matrix)(const HeadTask& task);  // 6 or 8 bits, of a matrix; null where there is no matrix_product

@@ -1,4 +1,5 @@
 // Checks and times products of many tokens.
+#include <algorithm>
 #include <cstring>
 
 #include "executor.h"
@@ -38,12 +39,14 @@ Result check_many(const Kernels& kernels, Random random) {
     const TernaryWeight weight = ternary_weight(random, kGroupRows, columns, is_t5 ? Format::t5 : Format::u2);
     auto a = codes(random, padded * tokens);
     const int rarity = random.below(2) ? 1 + random.below(20) : 400;
+    constexpr int8_t kFar[][2] = {{127, -128}, {127, -127}, {127, 127}};
+    const auto& far = kFar[random.below(3)];
     for (int64_t i = 0; i < int64_t(a.size()); i++) {
-        if (!random.below(rarity)) a[size_t(i)] = random.below(2) ? 127 : -128;
+        a[size_t(i)] = std::clamp<int8_t>(a[size_t(i)], -126, 126);
+        if (!random.below(rarity)) a[size_t(i)] = far[random.below(2)];
         if (i % padded >= columns) a[size_t(i)] = 0;
     }
     const int tiles = num_tiles(kernels, tokens);
-    const auto tiled = in_tiles(a, padded, tokens, tiles);
     std::vector<int32_t> acc(size_t(tokens * kGroupRows)), offsets(static_cast<size_t>(tokens));
     std::vector<uint16_t> lists(size_t(tokens * kList));
     std::vector<uint8_t> expanded(size_t(steps * kStepBytes));
@@ -51,7 +54,9 @@ Result check_many(const Kernels& kernels, Random random) {
     const bool stays_t5 = is_t5 && kernels.block_tile;
     const uint8_t* w = is_t5 && !stays_t5 ? expanded.data() : weight.group_data(0);
     for (int t = 0; kernels.pair_row && t < tokens; t++)
-        kernels.pair_row(a.data() + t * padded, padded, &offsets[size_t(t)], &lists[size_t(t * kList)]);
+        kernels.pair_row(a.data() + t * padded, padded, random.below(2), &offsets[size_t(t)],
+                         &lists[size_t(t * kList)]);
+    const auto tiled = in_tiles(a, padded, tokens, tiles);
     const ManyTask task{w,     stays_t5, steps, tiled.data(),   padded,       tokens,
                         tiles, 0,        tiles, offsets.data(), lists.data(), acc.data()};
     if (kernels.many_product) kernels.many_product(task);

@@ -59,9 +59,9 @@ struct RowStep final : Step {
     RowsStep what;
     Rows up{}, out{};
     Codes codes{};
-    bool to_codes;
-    RowStep(RowsStep w, Rows o) : what(w), out(o), to_codes(false) { own_up(); }
-    RowStep(RowsStep w, Codes o) : what(w), codes(o), to_codes(true) { own_up(); }
+    std::shared_ptr<const CodesUse> use;  // of codes; null where they are none
+    RowStep(RowsStep w, Rows o) : what(w), out(o) { own_up(); }
+    RowStep(RowsStep w, Codes o, std::shared_ptr<const CodesUse> u) : what(w), codes(o), use(std::move(u)) { own_up(); }
     void own_up() {
         if (!what.up) return;
         up = *what.up;
@@ -72,14 +72,14 @@ struct RowStep final : Step {
     // Where several threads wrote one tile, every line of it would go back and forth between their caches: the codes of
     // a token stand in a row first, and then each thread moves some columns of all to where products read them.
     bool is_staged(const Context& c) const {
-        return to_codes && c.scratch.size() > 1 && c.num_tokens > 1 && Tiles(c).count == 1;
+        return use && c.scratch.size() > 1 && c.num_tokens > 1 && Tiles(c).count == 1;
     }
     int8_t* staged(const Context& c, int64_t token) const {
         return reinterpret_cast<int8_t*>(c.scratch_of(0) + row_floats()) + token * codes.padded;
     }
-    int64_t chunk(const Context& c) const override { return to_codes && !is_staged(c) ? kTokensAtOnce : 1; }
+    int64_t chunk(const Context& c) const override { return use && !is_staged(c) ? kTokensAtOnce : 1; }
     int64_t scratch_floats(int64_t) const override {
-        return row_floats() + (to_codes ? kMaxTileTokens * codes.padded / 4 : 0);
+        return row_floats() + (use ? kMaxTileTokens * codes.padded / 4 : 0);
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         if (is_staged(c)) {
@@ -88,7 +88,7 @@ struct RowStep final : Step {
         }
         const Tiles tiles(c);
         for (int64_t t = first, count = 1; t < last; t += count) {
-            if (!to_codes) {
+            if (!use) {
                 compute(c, t, thread, nullptr);
                 continue;
             }
@@ -129,7 +129,7 @@ struct RowStep final : Step {
         task.activation = what.activation;
         task.width = int(what.x.width / what.parts);
         task.scratch = c.scratch_of(thread);
-        if (to_codes) {
+        if (use) {
             task.codes = row;
             task.padded_width = int(codes.padded);
             task.inverse_scale = c.scales(codes) + token;
@@ -139,8 +139,9 @@ struct RowStep final : Step {
         }
         for (int64_t part = 0; part < what.parts; part++, task.x += task.width, task.out += task.width)
             c.kernels.row(task);
-        if (to_codes && c.kernels.pair_row && are_many(c.kernels, c.num_tokens))
-            c.kernels.pair_row(row, task.padded_width, c.pair_offsets(codes) + token, c.pair_list(codes, token));
+        if (use && use->in_ternary && c.kernels.pair_row && are_many(c.kernels, c.num_tokens))
+            c.kernels.pair_row(row, task.padded_width, !use->elsewhere, c.pair_offsets(codes) + token,
+                               c.pair_list(codes, token));
     }
 };
 
@@ -243,13 +244,13 @@ void Program::check(const Codes& codes, int64_t columns) {
 }
 
 // Of codes that are multiplied: a product in pairs has counted on all of their columns, which it must meet.
-void Program::check_source(const Codes& codes, int64_t columns) const {
-    const auto fits = [&](const auto& each) {
-        const auto& [written, width] = each;
-        return written.offset == codes.offset && written.padded == codes.padded && width <= columns;
+CodesUse& Program::source(const Codes& codes, int64_t columns) const {
+    const auto fits = [&](const Written& each) {
+        return each.codes.offset == codes.offset && each.codes.padded == codes.padded && each.width <= columns;
     };
-    require(std::any_of(codes_.begin(), codes_.end(), fits),
-            "a product takes codes that a step has written, of rows as wide");
+    const auto found = std::find_if(codes_.begin(), codes_.end(), fits);
+    require(found != codes_.end(), "a product takes codes that a step has written, of rows as wide");
+    return *found->use;
 }
 
 void Program::check(const RowsStep& step, int64_t width) {
@@ -295,9 +296,9 @@ void Program::rows_to_codes(RowsStep step, Codes out) {
     check(step, step.x.width);
     check(out, step.x.width);
     require(step.parts == 1, "codes have one scale a row: parts of it are normed to floats");
-    std::erase_if(codes_, [&](const auto& each) { return each.first.offset == out.offset; });
-    codes_.emplace_back(out, step.x.width);
-    push(std::make_unique<RowStep>(step, out));
+    std::erase_if(codes_, [&](const auto& each) { return each.codes.offset == out.offset; });
+    codes_.push_back({out, step.x.width, std::make_shared<CodesUse>()});
+    push(std::make_unique<RowStep>(step, out, codes_.back().use));
 }
 
 void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows* residual) {
@@ -305,7 +306,8 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
     require(weight->is_packed(), "a part of the ternary weight was never packed");
-    check_source(x, weight->columns());
+    CodesUse& use = source(x, weight->columns());
+    (weight->group_columns() ? use.elsewhere : use.in_ternary) = true;
     cost_ += weight->rows() * weight->columns();
     if (!weight->group_columns()) return push(ternary_step(weight, x, out, residual));
     matrix_tokens_ = std::max(matrix_tokens_, kMatrixTokenColumns / weight->group_columns());
@@ -328,7 +330,7 @@ void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* r
     check_written(out, weight->rows());
     if (residual) check(*residual, weight->rows());
     require(weight->low() != nullptr, "int8 products take 8 bits, not 6");
-    check_source(x, weight->columns());
+    source(x, weight->columns()).elsewhere = true;
     cost_ += weight->rows() * weight->columns();
     takes_int8_ = true;
     matrix_tokens_ = std::max(matrix_tokens_, kInt8MatrixTokens);

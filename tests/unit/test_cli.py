@@ -111,7 +111,7 @@ def test_run_writes_a_profile_and_says_where_the_time_went(tmp_path):
     assert "answer: 5 tokens" in lines[0] and lines[1].split() == ["ms", "share", "phase", "of", "a", "step"]
     assert lines[-1] == f"[trace: {file}; open it at https://ui.perfetto.dev]"
     rows = [line.split() for line in lines[2:-1]]
-    assert {("ternary", "forward"), ("dense", "sample")} <= {(row[0], row[3]) for row in rows}
+    assert {("ternary", "forward"), ("screen", "sample")} <= {(row[0], row[3]) for row in rows}
     assert 90 < sum(float(row[2].rstrip("%")) for row in rows) < 101, "all but what is too little to show"
     names = [record["name"] for record in json.loads(file.read_text())["traceEvents"]]
     assert names.count("step") == 5 and {"prompt", "output", "ternary", "cache blocks"} <= set(names)

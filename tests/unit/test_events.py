@@ -167,7 +167,7 @@ def test_the_steps_of_the_plans_are_timed():
     path, heard = find_model("default"), []
     with LLM.load(threads=1) as llm:
         text = llm.generate("Once upon a time", GREEDY).text
-    with LLM.load(threads=1, drafts="none", listener=heard.append, profile=True) as llm:
+    with LLM.load(threads=1, head="unscreened", drafts="none", listener=heard.append, profile=True) as llm:
         assert llm.generate("Once upon a time", GREEDY).text == text
     checkpoint = open_checkpoint(path)
     plans = fused(record(checkpoint.config), checkpoint)
@@ -186,8 +186,7 @@ def test_the_steps_of_the_plans_are_timed():
 
 
 @pytest.mark.parametrize("head, verb", [("exact", "screen"), ("int8", "rounded")])
-def test_heads_that_are_no_plan_are_timed_too(head, verb, monkeypatch):
-    monkeypatch.setattr("bitnet_inference.backends.cpu.MIN_SCREENED_WEIGHTS", 0)
+def test_heads_that_are_no_plan_are_timed_too(head, verb):
     heard = []
     with LLM.load(head=head, threads=1, listener=heard.append, profile=True) as llm:
         llm.generate("Once", GREEDY)

@@ -26,7 +26,7 @@ from bitnet_inference.model.loader import Progress, fused, record
 from bitnet_inference.model.plan import StepTime
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
-MIN_SCREENED_WEIGHTS = 1 << 24  # smaller heads stay in the cache, and are read whole
+MIN_SCREENED_WEIGHTS = 1 << 18  # heads below that take no longer than what a screen does besides its products
 MAX_SCREENED_TOP = 64  # beyond, the rows that must be computed exactly are too many
 ROUNDED_HEADS = {"int8": 8, "int6": 6}  # bits
 
