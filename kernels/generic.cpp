@@ -30,6 +30,7 @@ int64_t int8_peak(int64_t iterations) {
 const bitnet::Kernels* bitnet::generic_kernels() {
     static constexpr Kernels kernels = [] {
         Kernels own = make_kernels("generic", ternary_tile, int8_peak);
+        own.rough_inputs = 1;
         own.cost_of_help = 1'000'000;
         return own;
     }();

@@ -18,6 +18,7 @@ constexpr size_t kFewOf6 = 200, kFewOf8 = 3;
 constexpr size_t kFewBest = 8;       // for so many of an input 6 bits do, where 8 take two products
 constexpr int64_t kManyRows = 1024;  // threads take them in larger parts, in which more of them are fetched ahead
 constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
+constexpr int64_t kCostOfCode = 2;   // of a weight, in ternary ones
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
@@ -95,7 +96,7 @@ std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int cou
     const HeadInputs inputs(executor, x, count, head_.columns, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
-    executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * count, kTilesOnEnd,
+    executor.each(quantised_.num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, kTilesOnEnd,
                   [&](int64_t first, int64_t last, int thread) {
                       const Kernels& kernels = executor.kernels();
                       quantised_.each_tile(kernels, inputs, first, last, bits,
