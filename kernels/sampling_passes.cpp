@@ -12,11 +12,13 @@ constexpr size_t kLanes = 16;
 constexpr size_t kAhead = 2048;  // so many logits ahead are fetched: a row that was just computed is not near
 
 // More lanes where the processor has them, chosen when the library is loaded. Clang 14 to 16 make the widest alone, and
-// every other processor ends there; 19 is the first that was seen to choose.
-#if defined(__x86_64__) && defined(__GLIBC__) && (!defined(__clang__) || __clang_major__ >= 19)
-#define BITNET_WIDER __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
+// every other processor ends there; 19 is the first that was seen to choose. GCC 11 knows no levels of x86-64.
+#if !defined(__x86_64__) || !defined(__GLIBC__) || (defined(__clang__) && __clang_major__ < 19)
 #define BITNET_WIDER
+#elif !defined(__clang__) && __GNUC__ < 12
+#define BITNET_WIDER __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define BITNET_WIDER __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #endif
 
 BITNET_INLINE float greater(float a, float b) { return a > b ? a : b; }
