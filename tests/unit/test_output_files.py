@@ -78,7 +78,8 @@ def test_what_cannot_be_written_is_refused(tmp_path):
 
 
 def test_what_can_be_no_name_is_refused(tmp_path):
-    names = {"x" * 300: "File name too long", "circle": "Too many levels of symbolic links", "\0": "null byte"}
+    null = "null (byte|character)"  # which word it is depends on the version of Python
+    names = {"x" * 300: "File name too long", "circle": "Too many levels of symbolic links", "\0": null}
     for name, why in names.items():
         for suffix in ("", ".gguf", ".mlpackage"):
             file = tmp_path / f"{name}{suffix}"
