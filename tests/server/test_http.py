@@ -83,6 +83,11 @@ def test_a_tunnel_is_refused(running: Running) -> None:
     assert b" 400 " in sent(running, [b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n" + LAST])
 
 
+def test_who_asks_about_a_model_that_is_not_there_is_told_so_at_once(running: Running) -> None:
+    answer = sent(running, [LAST.replace(b"/v1/models", b"/tokenizer_info?model=nobody")])
+    assert answer.startswith(b"HTTP/1.1 404 ") and b"the model 'nobody' is not served here" in answer
+
+
 def test_http_1_0_has_no_chunks(running: Running) -> None:
     body = json.dumps({"prompt": "Once upon", "max_tokens": 3, "stream": True}).encode()
     for connection in (b"", b"Connection: keep-alive\r\n"):

@@ -163,7 +163,10 @@ class Gate:
             if is_whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), min(each_s, end - self._clock()))
+                if (left_s := end - self._clock()) <= 0:
+                    raise TimeoutError
+                async with asyncio.timeout(min(each_s, left_s)):  # wait_for may swallow a cancel
+                    message = await receive()
             except TimeoutError:
                 raise Failure(408, "the body did not come in time: send it faster", code="too_slow") from None
             except asyncio.CancelledError:
