@@ -94,7 +94,7 @@ class PromptFile:
 
     def _read(self, number: int, data: bytes) -> PromptLine:
         where = f"line {number}"
-        fields = parse_object(data, self.path, where, _CURE)
+        fields = _given(parse_object(data, self.path, where, _CURE))
         try:
             prompt, messages, options = _prompt(fields), fields.get("messages"), _options(fields.get("params"))
             talk = None if messages is None else check_messages(messages)
@@ -113,6 +113,15 @@ def _open(path: Path) -> IO[bytes]:
 
 def _fingerprint(data: bytes) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest()) or 1 if data else 0
+
+
+def _given(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what is null, which is left out: tables have a null in every column that a line does not use.
+
+    But where nothing else is a prompt, that is what is wrong with it.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given if given.keys() & {"prompt", "messages"} else fields
 
 
 def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:
@@ -153,9 +162,9 @@ def _options(options: object) -> dict[str, Any]:
         return {}
     if not isinstance(options, dict):
         raise InvalidParams(f"params is {shown(options)}: give an object of sampling options")
-    if beside := [name for name in ("n", "best_of") if name in options]:
+    read = {name: value for name, value in options.items() if value is not None}
+    if beside := [name for name in ("n", "best_of") if name in read]:
         raise InvalidParams(f"{beside[0]} is no sampling option: write it beside params, not into them")
-    read = dict(options)
     if isinstance(bias := read.get("logit_bias"), dict):
         read["logit_bias"] = {_token_id(key): value for key, value in bias.items()}
     if isinstance(form := read.get("grammar"), dict):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -100,6 +100,21 @@ class TestAnswers:
         assert (result.num_prompts, result.num_before, result.num_errors) == (4, 0, 0)
         assert result.num_output_tokens == sum(len(output.token_ids) for output in expected)
         assert result.num_prompt_tokens == sum(output.usage.num_prompt_tokens for output in expected)
+
+    def test_what_is_null_counts_as_left_out(self, llm, files):
+        nulls = {field.name: None for field in fields(SamplingParams)} | {"n": None, "best_of": None, "nothing": None}
+        beside = dict.fromkeys(("id", "n", "best_of", "nothing"))
+        prompts = [
+            {"prompt": "The fox", "messages": None, "params": nulls, **beside},
+            {"prompt": None, "messages": HI, "params": None, **beside},
+            {"prompt": "x", "params": nulls | {"temperature": 0, "grammar": {"regex": "[a-f]{4}", "gbnf": None}}},
+        ]
+        generate_file(llm, write(files[0], prompts), files[1], PARAMS)
+        params = [replace(PARAMS, seed=7 + line) for line in range(3)]
+        formed = replace(params[2], temperature=0, grammar=Grammar(regex="[a-f]{4}"))
+        expected = [llm.generate("The fox", params[0]), llm.chat(HI, params[1]), llm.generate("x", formed)]
+        answers = read(files[1])
+        assert [answers[line]["text"] for line in (1, 2, 3)] == [output.text for output in expected]
 
     def test_lines_with_several_choices_have_those_of_choices(self, llm, files):
         prompts = [{"prompt": "The fox", "n": 3}, {"messages": HI, "n": 2, "best_of": 5}, {"prompt": [5], "best_of": 2}]
