@@ -17,6 +17,7 @@ from asgi import ask
 from conftest import Running
 
 import bitnet_inference
+from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.models import Models
 from bitnet_inference.server import ServedModels, ServerOptions, make_app, make_front, schema
 from bitnet_inference.server.bodies import parse
@@ -210,6 +211,17 @@ def test_null_counts_as_left_out_inside_objects_too() -> None:
     result = {"type": "tool_result", "tool_use_id": "x", "content": None, "is_error": None}
     asked = {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1, "tool_choice": None}
     assert parse(MessagesRequest, json.dumps(asked).encode()).talk.messages[0]["content"] == ""
+    parameters = {"type": "object", "properties": {"to": {"enum": ["Rome", None]}}}
+    function = {"name": "go", "description": None, "parameters": parameters, "strict": None, "handler": None}
+    call = {"id": "x", "type": None, "function": {"name": "go", "arguments": None, "parsed": None}, "custom": None}
+    parts = [{"type": "text", "text": "Hi", "image_url": None}]
+    talk = [{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": function, "custom": None}]
+    form = {"type": "json_object", "json_schema": None}
+    body = {"messages": talk, "tools": tools, "response_format": form}
+    read = parse(ChatRequest, json.dumps(body).encode())
+    assert read.tools == [{"type": "function", "function": {"name": "go", "parameters": parameters}}]
+    assert read.grammar == Grammar(json_object=True)
 
 
 # Too long for the cache, which is smaller than the model's context; and for the context.

@@ -41,6 +41,6 @@ def _schema(named: object) -> Mapping[str, Any]:
 
 
 def _refuse_unknown(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in value:
-        if name not in known:
+    for name, each in value.items():
+        if name not in known and each is not None:  # clients whose types have a field write it as null
             raise InvalidParams(f"{where}: {name!r:.80} is unknown: there are {', '.join(known)}")

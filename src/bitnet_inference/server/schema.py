@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from bitnet_inference.engine.params import MAX_LOGPROBS, MAX_TEMPERATURE, Overflow, SamplingParams
 from bitnet_inference.engine.scheduler import MAX_WAITING
@@ -16,7 +16,7 @@ from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar, parsed_schema
 from bitnet_inference.grammar.response_format import read_response_format
 from bitnet_inference.server.once import once
-from bitnet_inference.text.messages import ROLES, check_messages
+from bitnet_inference.text.messages import ROLES, check_messages, without_nulls
 from bitnet_inference.tools import Tools, read_tools
 
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
@@ -66,6 +66,14 @@ Prompts = Annotated[
     | Annotated[_Lists, Tag("<lists of token ids>")],
     Discriminator(_kind_of_prompt),
 ]
+
+
+def _told(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what is null in tools and their functions: a chat template would print it."""
+    return [{name: without_nulls(each) for name, each in without_nulls(tool).items()} for tool in tools]
+
+
+ToolList = Annotated[Each[dict[str, Any]], AfterValidator(_told)]
 
 
 class Fields(BaseModel):
@@ -261,7 +269,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
-    tools: Each[dict[str, Any]] | None = None
+    tools: ToolList | None = None
     tool_choice: TextOrObject[dict[str, Any]] | None = None
     parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from bitnet_inference.llm import LLM
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
-from bitnet_inference.server.schema import Each, Fields, TokenId, check_talk
+from bitnet_inference.server.schema import Each, Fields, TokenId, ToolList, check_talk
 from bitnet_inference.server.sse import json_response
 
 MAX_TOKENS = 1 << 20
@@ -26,7 +26,7 @@ class TokenizeRequest(Fields):
 
     prompt: str | None = None
     messages: Annotated[Each[dict[str, Any]], Field(min_length=1)] | None = None
-    tools: Each[dict[str, Any]] | None = None
+    tools: ToolList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool = False

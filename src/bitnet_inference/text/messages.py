@@ -79,8 +79,9 @@ def _calls(place: str, calls: object) -> list[dict[str, Any]]:
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
+    call = without_nulls(call)
     is_call = isinstance(call, Mapping) and call.get("type", "function") == "function"
-    function = call.get("function") if is_call else None
+    function = without_nulls(call.get("function")) if is_call else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidParams(f"{place} must be {_CALL}")
     arguments = function.get("arguments", {})
@@ -93,6 +94,12 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     checked |= {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     plain: dict[str, Any] = check_plain(place, checked)
     return plain
+
+
+def without_nulls(value: Any) -> Any:
+    """An object without what is null in it, which counts as left out; anything else as it is."""
+    is_object = isinstance(value, Mapping)
+    return {key: each for key, each in value.items() if each is not None} if is_object else value
 
 
 def with_short_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -136,6 +143,7 @@ def _text(place: str, content: object) -> str:
 
 
 def _text_of_part(place: str, part: Any) -> str:
+    part = without_nulls(part)  # tables of conversations have a null for every other kind of part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in ("text", "refusal") or set(part) - {"cache_control"} != {"type", kind}:
         raise InvalidParams(f'{place} must be {{"type": "text", "text": ...}}: only text is supported')
