@@ -135,7 +135,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text"),
     ("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
     ("/tokenize", {"prompt": "x", "messages": TALK}, "prompt"),
-    ("/detokenize", {"tokens": [99999]}, ""),
+    ("/detokenize", {"tokens": [99999]}, "tokens"),
 ]
 
 

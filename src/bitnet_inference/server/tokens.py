@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
+from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
@@ -89,4 +90,7 @@ def _tokenize(asked: Asked, body: TokenizeRequest) -> dict[str, Any]:
 
 
 def _detokenize(asked: Asked, body: DetokenizeRequest) -> dict[str, Any]:
-    return {"prompt": asked.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    try:
+        return {"prompt": asked.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    except InvalidParams as error:
+        raise InvalidParams(f"tokens: {error}") from None

@@ -208,7 +208,8 @@ class Tokenizer:
         except TypeError:
             raise InvalidParams(f"a token id must be a whole number, not {token_id!r}") from None
         if not 0 <= number < self.vocab_size:
-            raise InvalidParams(f"token id {number} is outside the vocabulary of {self.vocab_size} tokens")
+            why = f"token id {number} is outside the vocabulary of {self.vocab_size} tokens"
+            raise InvalidParams(f"{why}: give 0 to {self.vocab_size - 1}")
         return number
 
     def _at_the_door(self, work: Callable[[], Result]) -> Result:
