@@ -269,7 +269,9 @@ def test_half_a_surrogate_pair_and_a_huge_number_that_a_model_wrote_can_be_sent(
     assert json.loads(dumps({"arguments": value})) == {"arguments": value}
 
 
-def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     paths = {
         "story": Path(bitnet_inference.__file__).parent / "default_model",
@@ -287,6 +289,8 @@ def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(tmp_
                 assert message.endswith("bitnet pull me/distant")
                 continue
             assert answer.status_code == status and message.startswith(name) and "/" not in message
+    assert [record.exc_info for record in caplog.records] == [None, None]  # one line each, with the place
+    assert all(f"/v1/completions failed: {tmp_path}" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(

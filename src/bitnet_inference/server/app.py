@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from bitnet_inference.config import installed_version
-from bitnet_inference.errors import BitNetError
+from bitnet_inference.errors import BitNetError, ModelError
 from bitnet_inference.server.answers import Answers
 from bitnet_inference.server.chat import add_chat
 from bitnet_inference.server.dashboard import add_stats
@@ -150,7 +150,11 @@ def _methods(request: Request) -> str:
 async def _fail(request: Request, error: Exception) -> Response:
     failure = failure_of(error)
     if failure.status == 500:
-        LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        cause = error.__cause__ if isinstance(error, Failure) else error
+        if isinstance(cause, ModelError):  # of the model's files, which says what is wrong with them: no defect
+            LOG.error("%s %s failed: %s", request.method, request.url.path, cause)
+        else:
+            LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return _failed(request, failure)
 
 
