@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -229,3 +230,11 @@ def test_usage_tells_what_of_a_prompt_was_dropped(client: openai.OpenAI) -> None
     assert used.prompt_tokens_details.model_extra == {"dropped_tokens": pytest.approx(3000, rel=0.5)}
     used = client.completions.create(prompt="Once", **asked).usage
     assert used and used.prompt_tokens_details and not used.prompt_tokens_details.model_extra
+
+
+def test_an_event_is_one_line_also_to_who_ends_lines_at_every_unicode_line_end(running: Running) -> None:
+    word = "\x85\u2028\u2029"
+    body = {"prompt": word, "echo": True, "max_tokens": 0, "stream": True}
+    with httpx.stream("POST", f"{running.url}/v1/completions", json=body) as answer:
+        first = next(answer.iter_lines())
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == word

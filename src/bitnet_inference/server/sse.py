@@ -20,17 +20,22 @@ LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
 QUIET_S = 15.0  # proxies take a connection for dead on which nothing comes for a minute, or for half of one
 COMMENT = b": waiting\n\n"  # which clients pass over
+# Characters that JSON may hold, and at which clients end a line that read with str.splitlines, as httpx does.
+_LINE_ENDS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
 HOLE = "\0text"  # stands in a template for what changes from event to event
 # Proxies shall not collect it.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def dumps(value: Any) -> bytes:
-    """JSON. Half surrogate pairs, which no UTF-8 can hold, are written as escapes."""
+    """JSON in one line. Half surrogate pairs, which no UTF-8 can hold, are written as escapes."""
     try:
-        return orjson.dumps(value)
+        written = orjson.dumps(value)
     except TypeError:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    for end, escape in _LINE_ENDS:
+        written = written.replace(end, escape)
+    return written
 
 
 def event(value: Any, name: str | None = None) -> bytes:
