@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError, InvalidParams
+from bitnet_inference.json_objects import one_line
 
 MAX_LINE_BYTES = 1 << 28  # 100,000 tokens with 20 log-probabilities each
 _START = b'{"line":'
@@ -77,7 +77,7 @@ class AnswerFile:
         """Add the answer to a line of the input."""
         (settings,) = self._settings
         key = f"{self._fingerprints[number - 1]:016x}-{settings.decode()}"
-        text = json.dumps({"line": number, "key": key, **answer}, ensure_ascii=False)
+        text = one_line({"line": number, "key": key, **answer})
         self._append(text.encode("utf-8", "backslashreplace") + b"\n")  # half a surrogate pair becomes \\udxxx
         self._has_answer[number - 1] = True
         self.num_done += 1

@@ -1,4 +1,4 @@
-"""A JSON object from a stranger's bytes, and how to show a piece of it."""
+"""A JSON object from a stranger's bytes, how to show a piece of it, and how to write one in a line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from bitnet_inference.errors import FormatError
 
 _MAX_SHOWN = 60
 _AGAIN = "download the file again"
+# Characters that JSON may hold, and at which str.splitlines ends a line, with their escapes.
+LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+
+
+def one_line(value: Any, ensure_ascii: bool = False) -> str:
+    """A value in JSON, in one line for every reader."""
+    return json.dumps(value, ensure_ascii=ensure_ascii).translate(LINE_ENDS)
 
 
 def shown(value: object) -> str:

@@ -116,6 +116,12 @@ class TestAnswers:
         answers = read(files[1])
         assert [answers[line]["text"] for line in (1, 2, 3)] == [output.text for output in expected]
 
+    def test_an_answer_is_one_line_also_to_who_ends_lines_at_every_unicode_line_end(self, llm, files):
+        ends = "\x85\u2028\u2029"
+        generate_file(llm, write(files[0], [{"prompt": "x", "id": ends}]), files[1], PARAMS)
+        (line,) = files[1].read_text().splitlines()
+        assert json.loads(line)["id"] == ends
+
     def test_lines_with_several_choices_have_those_of_choices(self, llm, files):
         prompts = [{"prompt": "The fox", "n": 3}, {"messages": HI, "n": 2, "best_of": 5}, {"prompt": [5], "best_of": 2}]
         write(files[0], [*prompts, {"prompt": "x", "n": 1, "id": "one"}, {"prompt": [999], "n": 2, "id": "bad"}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect as introspection
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -227,7 +226,9 @@ def progress_bar(
 
 def json_text(value: Any) -> str:
     """A value in JSON that stdout can hold: where that is not UTF-8, in ASCII."""
-    return json.dumps(value, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower())
+    from bitnet_inference.json_objects import one_line
+
+    return one_line(value, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower())
 
 
 def from_utf8(what: str, data: bytes) -> str:

@@ -13,6 +13,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from bitnet_inference.json_objects import LINE_ENDS
 from bitnet_inference.server.connected import while_connected
 from bitnet_inference.server.failures import Failure, failure_of
 
@@ -20,8 +21,8 @@ LOG = logging.getLogger("bitnet.server")
 DONE = b"data: [DONE]\n\n"
 QUIET_S = 15.0  # proxies take a connection for dead on which nothing comes for a minute, or for half of one
 COMMENT = b": waiting\n\n"  # which clients pass over
-# Characters that JSON may hold, and at which clients end a line that read with str.splitlines, as httpx does.
-_LINE_ENDS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
+# For clients that read with str.splitlines, as httpx does.
+_LINE_ENDS = tuple((chr(code).encode(), escape.encode()) for code, escape in LINE_ENDS.items())
 HOLE = "\0text"  # stands in a template for what changes from event to event
 # Proxies shall not collect it.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
