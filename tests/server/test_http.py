@@ -88,6 +88,20 @@ def test_who_asks_about_a_model_that_is_not_there_is_told_so_at_once(running: Ru
     assert answer.startswith(b"HTTP/1.1 404 ") and b"the model 'nobody' is not served here" in answer
 
 
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        (post(b"Content-Length: %d\r\n" % len(BODY)) + BODY[:-1] + b" }  and more", "as its Content-Length says"),
+        (b"GET / HTTP/1.1\r\nCookie: " + b"x" * (66 << 10) + b"\r\n\r\n", "have more than 65536 bytes: send less"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_openais_shape(running: Running, packet: bytes, why: str) -> None:
+    head, _, body = sent(running, [packet]).rpartition(b"\r\n\r\n")
+    assert b"HTTP/1.1 400 Bad Request\r\n" in head and b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error" and why in error["message"]
+
+
 def test_http_1_0_has_no_chunks(running: Running) -> None:
     body = json.dumps({"prompt": "Once upon", "max_tokens": 3, "stream": True}).encode()
     for connection in (b"", b"Connection: keep-alive\r\n"):

@@ -18,9 +18,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.front import Front
 from bitnet_inference.server.gate import Gate
 from bitnet_inference.server.options import Listening, ServerOptions
+from bitnet_inference.server.sse import unreadable
 
 LOG = logging.getLogger("bitnet.server")
 MAX_HEADER_BYTES = 64 << 10
@@ -28,10 +30,6 @@ BACKLOG = 4096  # connections that wait to be accepted
 MAX_UNSENT_BYTES = 128 << 10
 MAX_AHEAD = 4  # requests behind the one that is answered; a client that sends more is read again once it has ended
 LINGER_S = 2.0  # what is sent behind the end of an answer is thrown away so long, and a TLS client may say goodbye
-
-
-class TooLong(Exception):
-    """A request whose head has no end."""
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -85,8 +83,8 @@ class PatientProtocol(HttpToolsProtocol):
                     rest = rest[upgrade.args[0] :]
                     if self._is_to_stay():
                         self._read_head_again()
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError as error:
+            self.transport.write(unreadable(error.__context__))
             self._hang_up()
 
     def on_message_begin(self) -> None:
@@ -202,7 +200,7 @@ class PatientProtocol(HttpToolsProtocol):
     def _count(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEADER_BYTES:
-            raise TooLong  # which is answered with 400
+            raise Failure(400, f"the address and headers have more than {MAX_HEADER_BYTES} bytes: send less")
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()

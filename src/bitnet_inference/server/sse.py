@@ -23,6 +23,7 @@ QUIET_S = 15.0  # proxies take a connection for dead on which nothing comes for 
 COMMENT = b": waiting\n\n"  # which clients pass over
 # For clients that read with str.splitlines, as httpx does.
 _LINE_ENDS = tuple((chr(code).encode(), escape.encode()) for code, escape in LINE_ENDS.items())
+_UNREADABLE = "this is no HTTP/1.1 request: send one, behind a body of as many bytes as its Content-Length says"
 HOLE = "\0text"  # stands in a template for what changes from event to event
 # Proxies shall not collect it.
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -55,6 +56,13 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     """An answer in one piece; `value` may be its bytes already."""
     body = value if isinstance(value, bytes) else dumps(value)
     return Response(body, status, headers, media_type="application/json")
+
+
+def unreadable(why: BaseException | None) -> bytes:
+    """The last answer on a connection, head and all: what came makes no sense, or there is a Failure that says why."""
+    body = dumps((why if isinstance(why, Failure) else Failure(400, _UNREADABLE)).body)
+    fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d" % len(body)
+    return b"HTTP/1.1 400 Bad Request\r\n%s\r\n\r\n%s" % (fields, body)
 
 
 class EventResponse(Response):
