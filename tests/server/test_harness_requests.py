@@ -96,3 +96,13 @@ def test_a_conversation_that_the_client_has_rendered_is_the_chats(running: Runni
     (echoed,) = post("/v1/completions", prompt=text, temperature=0, max_tokens=5, echo=True, logprobs=0)["choices"]
     assert echoed["text"] == text + told["message"]["content"]
     assert echoed["logprobs"]["text_offset"][len(ids)] == len(text)
+
+
+def test_a_token_behind_half_a_character_begins_behind_it(running: Running) -> None:
+    with running.served.models.use("default") as llm:
+        first, *others = llm.tokenizer.encode("日", add_special_tokens=False)
+        letters = llm.tokenizer.encode("xy", add_special_tokens=False)
+    body = {"prompt": [first, *letters, first, *others, *letters], "echo": True, "max_tokens": 0, "logprobs": 0}
+    choice = asyncio.run(ask(make_app(running.served), "/v1/completions", body)).json["choices"][0]
+    assert choice["text"] == "\ufffdxy日xy" and len(others) == 2
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 3, 3, 4, 5]

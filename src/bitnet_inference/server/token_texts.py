@@ -55,18 +55,20 @@ class TextLogprobs:
         """Those of an echoed prompt, in front of all others; the text of its first `num_hidden` tokens is not shown."""
         shown, offsets = Detokenizer(self._tokenizer, skip_special_tokens=False, opening=True), []
         for index, token_id in enumerate(ids):
-            offsets.append(self._offset)
-            self._offset += len(shown.push(token_id)) if index >= num_hidden else 0
+            text = shown.push(token_id)
+            offsets.append(self._place(token_id, text if index >= num_hidden else ""))
         self._offset += len(shown.finish())
         return self._shape(ids[: len(found)], found, offsets[: len(found)])
 
     def next(self, ids: Sequence[int], found: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Those of the next tokens of the answer."""
-        offsets = []
-        for token_id in ids:
-            offsets.append(self._offset)
-            self._offset += len(self._text.push(token_id))
-        return self._shape(ids, found, offsets)
+        return self._shape(ids, found, [self._place(each, self._text.push(each)) for each in ids])
+
+    def _place(self, token_id: int, text: str) -> int:
+        """Where a token begins with which this text comes: behind the beginning of a character that was none."""
+        begin, own = self._offset, spelt(self._tokenizer, token_id)
+        self._offset += len(text)
+        return self._offset - len(own) if text.endswith(own) else begin
 
     def _shape(self, ids: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: list[int]) -> dict[str, Any]:
         return {
