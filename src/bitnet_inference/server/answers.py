@@ -15,7 +15,7 @@ from starlette.responses import Response
 from bitnet_inference.errors import BitNetError, FormatError, OutOfMemory
 from bitnet_inference.llm import LLM
 from bitnet_inference.prompts import TermOptions
-from bitnet_inference.server.bodies import named, read_body
+from bitnet_inference.server.bodies import named, read_body, renamed
 from bitnet_inference.server.connected import while_connected
 from bitnet_inference.server.failures import TOO_LONG, Failure
 from bitnet_inference.server.fingerprint import Fingerprints
@@ -146,7 +146,7 @@ class Answers:
             fingerprint = self._fingerprints.of(path, self.served.models)
             return begin(Asked(llm, name, fingerprint, terms, gone or threading.Event()), body)
         except OutOfMemory as error:  # the model is loaded, so it is this prompt that can never fit
-            raise Failure(400, str(error), param=body.PROMPT, code=TOO_LONG) from error
+            raise Failure(400, renamed(str(error), body)[1], param=body.PROMPT, code=TOO_LONG) from error
         except FormatError as error:  # the model is loaded, so it is its chat template that fails with these messages
             raise self.served.told(Failure(400, str(error), param=body.PROMPT), body.model) from error
         except BitNetError as error:

@@ -50,16 +50,20 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 def named(error: Exception, body: Fields) -> Failure:
     """How an error is told, with the field that its message begins with, if it does, or that has the prompt."""
     failure = failure_of(error)
+    told, failure.message = renamed(failure.message, body)
     if isinstance(error, PromptTooLong) or failure.message.startswith("the prompt "):
         told = body.PROMPT
-    else:
-        word = failure.message.replace("[", " ").replace(":", " ").replace(".", " ").split(" ", 1)[0]
-        told = body.told_as(word)
-        failure.message = told + failure.message[len(word) :]
     field = told.partition(".")[0]
     if failure.status == 400 and failure.param is None and field in type(body).model_fields:
         failure.param = field
     return failure
+
+
+def renamed(message: str, body: Fields) -> tuple[str, str]:
+    """The word that a message of the library begins with as this body calls it, and the message with that."""
+    word = message.replace("[", " ").replace(":", " ").replace(".", " ").split(" ", 1)[0]
+    told = body.told_as(word)
+    return told, told + message[len(word) :]
 
 
 def _check_headers(request: Request) -> None:
