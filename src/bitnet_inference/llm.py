@@ -273,7 +273,8 @@ class LLM(PromptNumbers, RankedTexts, Holder):
         Waits at most `timeout_s` seconds; returns whether all have ended. A stream that waits for its reader does not
         end: give a limit where some may lie unread. Close the LLM afterwards. EngineError in the engine's thread.
         """
-        return self._worker.drain(0.0 if timeout_s == 0 else Terms(timeout_s=timeout_s).timeout_s)
+        has_stopped = self._worker.drain(0.0 if timeout_s == 0 else Terms(timeout_s=timeout_s).timeout_s)
+        return has_stopped or not self.is_busy  # with nothing left the engine's thread may lack a moment to its end
 
     def close(self) -> None:
         """End all requests and give memory and threads back. Further requests raise Stopped."""

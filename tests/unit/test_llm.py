@@ -816,6 +816,13 @@ class TestLife:
         assert stream.read().usage.num_output_tokens > 0
         llm.close()
 
+    def test_who_does_not_wait_hears_that_nothing_is_left(self, folder):
+        """The engine's thread sleeps, and has not ended yet."""
+        llm = scripted_llm(folder)[0]
+        llm.generate("The fox", GREEDY)
+        assert llm.drain(0)
+        llm.close()
+
     def test_who_drafts(self, folder, tmp_path):
         """A word or a model; the text is the same, and a model is closed with the LLM."""
         with scripted_llm(folder)[0] as plain:
