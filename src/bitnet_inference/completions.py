@@ -21,6 +21,7 @@ from bitnet_inference.llm import LLM
 from bitnet_inference.stream import Generation
 from bitnet_inference.text.messages import Message, check_messages
 from bitnet_inference.tools import Style, ToolCall, Tools, call_style, read_tools
+from bitnet_inference.written_calls import WrittenCalls
 
 
 class TextCompletion(TypedDict):
@@ -117,11 +118,25 @@ def chat_completion(
         content: str = text.pop("generation")  # type: ignore[misc]
         message: ChatMessage = {"role": "assistant", "content": content}
         if callable_tools is not None:
-            message["content"], calls = callable_tools.find_calls(content, style)
+            message["content"], calls = _without_calls(callable_tools, style, content)
             if calls:
                 message["tool_calls"] = calls
         answers.append({"generation": message, **text})  # type: ignore[typeddict-item]
     return answers
+
+
+def _without_calls(tools: Tools, style: Style, text: str) -> tuple[str, list[ToolCall]]:
+    """The text without its calls, and the calls.
+
+    Where the form leaves nothing else they are taken as they are written, as a server streams them: it allows numbers
+    that no float holds, which make no call elsewhere.
+    """
+    if tools.are_certain(style):
+        written = WrittenCalls(style, tools.functions)
+        list(written.more(text))
+        if written.calls or written.cut:
+            return "", written.calls
+    return tools.find_calls(text, style)
 
 
 def read_form(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import pytest
@@ -295,6 +296,17 @@ def test_chat_completion_calls_tools():
         assert "tool_calls" not in plain["generation"]
         (cut,) = chat_completion(llm, [talk], tools=TOOLS, tool_choice="required", seed=1, max_gen_len=9)
         assert cut["generation"] == {"role": "assistant", "content": ""}
+
+
+def test_a_forced_call_with_a_number_beyond_all_floats_is_there_as_it_is_written():
+    """The form allows it, and the answer was empty."""
+    schema = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "set", "parameters": schema}}
+    talks = [[{"role": "user", "content": "Set it"}]] * 8
+    with LLM.load("default") as llm:
+        answers = chat_completion(llm, talks, 1.0, 1.0, seed=1, tools=[tool], tool_choice="required")
+    calls = [call for answer in answers for call in answer["generation"]["tool_calls"]]
+    assert any(math.isinf(json.loads(call["function"]["arguments"])["x"]) for call in calls)
 
 
 def allowed(mode, *names):
