@@ -303,12 +303,13 @@ def test_named_templates(tmp_path):
         chat.render(HI, template="x")
 
 
-def test_tools_that_a_template_knows_nothing_of_are_refused(tmp_path):
+@pytest.mark.parametrize("option", ["tools", "documents"])
+def test_what_a_template_knows_nothing_of_is_refused(tmp_path, option):
     chat = chat_of(tmp_path, chat_template="{{ messages[0].content }}")
     for call in (chat.render, chat.encode):
-        with pytest.raises(InvalidParams, match=r"^tools: .* knows none: leave them out"):
-            call(HI, tools=[{"name": "add"}])
-    assert chat.render(HI, tools=[]) == chat.render(HI)
+        with pytest.raises(InvalidParams, match=rf"^{option}: .* knows none: leave them out"):
+            call(HI, **{option: [{"name": "add"}]})
+    assert chat.render(HI, **{option: []}) == chat.render(HI)
 
 
 def test_variables_reach_the_template(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -44,6 +44,7 @@ MAX_SECONDS = 5.0
 MAX_SOURCE_CHARS, MAX_TAGS = 1 << 16, 1 << 11
 BASE_CHARS = 1 << 20
 CHARS_PER_INPUT_CHAR = 64
+_INSTEAD = {"tools": "leave them out, or force a call", "documents": "leave them out, or write them into a message"}
 _CURE = "correct the template, or give a plain prompt (bitnet run --raw)"
 
 
@@ -94,7 +95,7 @@ class Chat:
 
     def _render(self, inputs: dict[str, Any], name: str | None, add_generation_prompt: bool) -> str:
         check_flag("add_generation_prompt", add_generation_prompt)
-        template = self._template(name, bool(inputs["tools"]))
+        template = self._template(name, [option for option in _INSTEAD if inputs[option]])
         variables, messages = inputs.pop("variables"), inputs.pop("messages")
         if not template.knows_developer:  # OpenAI's newer name of the same role
             messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
@@ -113,12 +114,12 @@ class Chat:
         found = []
         for name in self._tokenizer.templates:
             try:
-                self._template(name, has_tools=False)
+                self._template(name)
             except FormatError as error:
                 found.append(str(error))
         return found
 
-    def _template(self, name: str | None, has_tools: bool) -> Template:
+    def _template(self, name: str | None, given: Collection[str] = ()) -> Template:
         templates = self._tokenizer.templates
         if not templates:
             self._tokenizer.check_words()
@@ -126,9 +127,10 @@ class Chat:
                 f"{self._tokenizer.path}: the model has no chat template: give a plain prompt (bitnet run --raw)"
             )
         if name is None:
-            name = "tool_use" if has_tools and "tool_use" in templates else "default"
-            if has_tools and "tools" not in templates.get(name, "tools"):
-                raise InvalidParams("tools: this model's chat template knows none: leave them out, or force a call")
+            name = "tool_use" if "tools" in given and "tool_use" in templates else "default"
+            for option in given:
+                if option not in templates.get(name, option):
+                    raise InvalidParams(f"{option}: this model's chat template knows none: {_INSTEAD[option]}")
         if name not in tuple(templates):  # what is no name may have no hash
             known = ", ".join(f"{each:.60}" for each in sorted(templates)[:20])
             raise InvalidParams(f"the model has no chat template {name!r:.60}: choose one of {known}")
