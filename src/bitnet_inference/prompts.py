@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
 from copy import copy
+from numbers import Integral
 from typing import Any, NoReturn, TypedDict, TypeVar
 
 import numpy as np
@@ -184,6 +185,9 @@ def scoring_params(start: int | Sequence[int], count: int) -> list[SamplingParam
     starts = start if isinstance(start, Sequence) else [start] * count
     if len(starts) != count:
         raise InvalidParams(f"{len(starts)} starts for {count} prompts: give one for each, or one for all")
+    for each in starts:
+        if isinstance(each, bool) or not isinstance(each, Integral) or not 0 <= each < 1 << 31:
+            raise InvalidParams(f"start is {each!r:.60}: give the position of a token, or a list of them")
     return [SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=each) for each in starts]
 
 

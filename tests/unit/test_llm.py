@@ -737,9 +737,10 @@ class TestNumbers:
             llm.logits(prompts)
         for wrong, why in (
             ([1, 2], "2 starts for 3 prompts"),
-            (-1, "give 0 to"),
+            (-1, "^start is -1: give the position"),
+            ([0, 1.5, 1], "^start is 1.5: "),
             (99, "the prompt has"),
-            (True, "True"),
+            (True, "^start is True: "),
         ):
             with pytest.raises(InvalidParams, match=why):
                 llm.score(prompts, start=wrong)
