@@ -220,6 +220,15 @@ class TestScreen:
         with pytest.raises(EngineError, match=message):
             self.push([Wrong(None)], "abc", "d")
 
+    @pytest.mark.parametrize("output", [None, Verdict(1), "text"])
+    def test_who_starts_no_output_filter_is_told_so(self, output):
+        class Wrong(Judge):
+            def start(self):
+                return output
+
+        with pytest.raises(EngineError, match=rf"start\(\) of the filter Wrong returned {type(output).__name__}: "):
+            self.push([Wrong(None)], "a")
+
     def test_numpys_small_numbers_do_not_wrap_around(self):
         class Small(Judge):
             def start(self):

@@ -70,8 +70,8 @@ class Filters:
                 raise Filtered(f"{place} is refused by the filter {label!r}: leave out what it forbids")
 
     def start(self) -> Screen | None:
-        """The way of one more answer to its reader; None where nothing is filtered."""
-        return Screen([each.start() for each in self._filters]) if self._filters else None
+        """The way of one more answer to its reader; None where nothing is filtered. EngineError for no OutputFilter."""
+        return Screen([_started(each) for each in self._filters]) if self._filters else None
 
     def __bool__(self) -> bool:
         return bool(self._filters)
@@ -109,6 +109,14 @@ def _checked(filters: object) -> tuple[Filter, ...]:
 
 def _is_filter(value: object) -> bool:
     return isinstance(value, Filter) and not isinstance(value, type)  # a class has the methods too
+
+
+def _started(given: Filter) -> OutputFilter:
+    output = given.start()
+    if not callable(getattr(output, "push", None)):
+        why = f"start() of the filter {type(given).__name__} returned {type(output).__name__}"
+        raise EngineError(f"{why}: return an OutputFilter, which has a push()")
+    return output
 
 
 class _Link:
