@@ -329,6 +329,8 @@ def test_what_does_not_fit_is_refused():
     engine = Engine(ScriptedModel(vocab_size=7))
     with pytest.raises(InvalidParams, match="4 beams need 8 candidates a step, the vocabulary has 7"):
         search(engine, BeamParams(num_beams=4), [1])
+    with pytest.raises(InvalidParams, match=r"2 beams need 10 candidates .* or give fewer stop_token_ids$"):
+        search(engine, BeamParams(num_beams=2, stop_token_ids=[1, 2, 3, 4]), [1])
     with pytest.raises(InvalidParams, match="stop_token_ids: token 7"):
         search(engine, BeamParams(num_beams=2, stop_token_ids=[7]), [1])
     with pytest.raises(PromptTooLong):

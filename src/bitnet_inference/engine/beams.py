@@ -60,8 +60,9 @@ class Beams:
         max_length = min(room, room if self._params.max_tokens is None else self._params.max_tokens)
         self._search = BeamSearch(self._params, self.head.end_ids, max_length, self._reading)
         if self._search.num_candidates > vocab_size:
+            cure = "lower num_beams" + (" or give fewer stop_token_ids" if self._params.stop_token_ids else "")
             needed = f"{self._params.num_beams} beams need {self._search.num_candidates} candidates a step"
-            raise InvalidParams(f"{needed}, the vocabulary has {vocab_size} tokens: lower num_beams")
+            raise InvalidParams(f"{needed}, the vocabulary has {vocab_size} tokens: {cure}")
 
     def take(self, request: Request, logits: NDArray[np.float32], rows: RowSampler) -> None:
         """Note the candidates of a beam, whose last token has this row. Raises EngineError for a broken row."""
