@@ -287,8 +287,13 @@ void pair_product(const ManyTask& t) {
 // Two fields of activations are 64 bits; the fields 2 and 3 of odd steps are alone.
 constexpr uint8_t kPaired = 0x77;
 
+// Of 64 codes from k on, those that there are.
+BITNET_INLINE __mmask64 inside(int k, int padded) {
+    return padded - k < 64 ? (__mmask64(1) << (padded - k)) - 1 : ~__mmask64(0);
+}
+
 BITNET_INLINE __m512i load_codes(const int8_t* codes, int k, int padded) {
-    return _mm512_maskz_loadu_epi8(padded - k < 64 ? (__mmask64(1) << (padded - k)) - 1 : ~__mmask64(0), codes + k);
+    return _mm512_maskz_loadu_epi8(inside(k, padded), codes + k);
 }
 
 // Nearly every row holds either 127 or -127, its largest number, and only the second fits into pairs.
@@ -302,9 +307,8 @@ bool negate_if_better(int8_t* codes, int padded) {
     }
     if (!plus || minus) return false;
     for (int k = 0; k < padded; k += 64) {
-        const __mmask64 inside = padded - k < 64 ? (__mmask64(1) << (padded - k)) - 1 : ~__mmask64(0);
         const __m512i a = load_codes(codes, k, padded);
-        _mm512_mask_storeu_epi8(codes + k, inside, _mm512_sub_epi8(_mm512_setzero_si512(), a));
+        _mm512_mask_storeu_epi8(codes + k, inside(k, padded), _mm512_sub_epi8(_mm512_setzero_si512(), a));
     }
     return true;
 }

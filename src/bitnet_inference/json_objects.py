@@ -1,9 +1,10 @@
-"""A JSON object from a stranger's bytes, how to show a piece of it, and how to write one in a line."""
+"""A JSON object from a stranger's bytes, without its nulls, how to show a piece of it, and to write one in a line."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 def one_line(value: Any, ensure_ascii: bool = False) -> str:
     """A value in JSON, in one line for every reader."""
     return json.dumps(value, ensure_ascii=ensure_ascii).translate(LINE_ENDS)
+
+
+def without_nulls(value: Any) -> Any:
+    """An object without what is null in it, which counts as left out; anything else as it is."""
+    is_object = isinstance(value, Mapping)
+    return {key: each for key, each in value.items() if each is not None} if is_object else value
 
 
 def shown(value: object) -> str:

@@ -15,6 +15,7 @@ from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.in_flight import MAX_IN_FLIGHT
+from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.prompts import is_one_prompt
 from bitnet_inference.text.messages import check_messages
 
@@ -120,7 +121,7 @@ def _given(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
     But where nothing else is a prompt, that is what is wrong with it.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    given: Mapping[str, Any] = without_nulls(fields)
     return given if given.keys() & {"prompt", "messages"} else fields
 
 
@@ -162,7 +163,7 @@ def _options(options: object) -> dict[str, Any]:
         return {}
     if not isinstance(options, dict):
         raise InvalidParams(f"params is {shown(options)}: give an object of sampling options")
-    read = {name: value for name, value in options.items() if value is not None}
+    read: dict[str, Any] = without_nulls(options)
     if beside := [name for name in ("n", "best_of") if name in read]:
         raise InvalidParams(f"{beside[0]} is no sampling option: write it beside params, not into them")
     if isinstance(bias := read.get("logit_bias"), dict):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from bitnet_inference.errors import BitNetError, PromptTooLong
+from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.server.failures import CLIENT_GONE, Failure, failure_of
 from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.schema import Fields, field_of
@@ -33,7 +34,7 @@ def parse(kind: type[Body], raw: bytes) -> Body:
     if not isinstance(value, dict):
         raise Failure(400, "the body must be a JSON object")
     try:
-        body = kind.model_validate({name: each for name, each in value.items() if each is not None})
+        body = kind.model_validate(without_nulls(value))
     except ValidationError as error:
         if error.error_count() > MAX_MISTAKES:
             raise Failure(400, f"{error.error_count()} values in the body are wrong: correct them") from None

@@ -12,6 +12,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.once import once
 from bitnet_inference.server.replies import Talk
@@ -225,7 +226,7 @@ class MessagesRequest(CountRequest):
 def _tool(spec: ToolSpec) -> dict[str, Any]:
     function: dict[str, Any] = {"name": spec.name, "description": spec.description, "parameters": spec.input_schema}
     function["strict"] = spec.strict
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+    return {"type": "function", "function": without_nulls(function)}
 
 
 def _messages(turn: Turn) -> Iterator[dict[str, Any]]:

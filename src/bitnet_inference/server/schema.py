@@ -15,8 +15,9 @@ from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.grammar import Grammar, parsed_schema
 from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.server.once import once
-from bitnet_inference.text.messages import ROLES, check_messages, without_nulls
+from bitnet_inference.text.messages import ROLES, check_messages
 from bitnet_inference.tools import Tools, read_tools
 
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
@@ -117,8 +118,7 @@ class Inner(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        is_object = isinstance(value, dict)
-        return {name: each for name, each in value.items() if each is not None} if is_object else value
+        return without_nulls(value)
 
 
 class StreamOptions(Inner):

@@ -53,26 +53,31 @@ class TextLogprobs:
 
     def of_prompt(self, ids: Sequence[int], num_hidden: int, found: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Those of an echoed prompt, in front of all others; the text of its first `num_hidden` tokens is not shown."""
-        shown, offsets = Detokenizer(self._tokenizer, skip_special_tokens=False, opening=True), []
-        for index, token_id in enumerate(ids):
-            text = shown.push(token_id)
-            offsets.append(self._place(token_id, text if index >= num_hidden else ""))
+        shown, tokens = Detokenizer(self._tokenizer, skip_special_tokens=False, opening=True), self._spelt(ids)
+        texts = [text if index >= num_hidden else "" for index, text in enumerate(map(shown.push, ids))]
+        offsets = list(map(self._place, tokens, texts))
         self._offset += len(shown.finish())
-        return self._shape(ids[: len(found)], found, offsets[: len(found)])
+        return self._shape(ids[: len(found)], tokens[: len(found)], found, offsets[: len(found)])
 
     def next(self, ids: Sequence[int], found: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Those of the next tokens of the answer."""
-        return self._shape(ids, found, [self._place(each, self._text.push(each)) for each in ids])
+        tokens = self._spelt(ids)
+        return self._shape(ids, tokens, found, list(map(self._place, tokens, map(self._text.push, ids))))
 
-    def _place(self, token_id: int, text: str) -> int:
+    def _spelt(self, ids: Sequence[int]) -> list[str]:
+        return [spelt(self._tokenizer, each) for each in ids]
+
+    def _place(self, own: str, text: str) -> int:
         """Where a token begins with which this text comes: behind the beginning of a character that was none."""
-        begin, own = self._offset, spelt(self._tokenizer, token_id)
+        begin = self._offset
         self._offset += len(text)
         return self._offset - len(own) if text.endswith(own) else begin
 
-    def _shape(self, ids: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: list[int]) -> dict[str, Any]:
+    def _shape(
+        self, ids: Sequence[int], tokens: list[str], found: Sequence[TokenLogprobs | None], offsets: list[int]
+    ) -> dict[str, Any]:
         return {
-            "tokens": [spelt(self._tokenizer, each) for each in ids],
+            "tokens": tokens,
             "token_logprobs": [None if entry is None else max(entry.logprob, LEAST) for entry in found],
             "top_logprobs": [self._top(token_id, entry) for token_id, entry in zip(ids, found, strict=True)],
             "text_offset": offsets,

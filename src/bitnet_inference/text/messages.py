@@ -9,6 +9,7 @@ from typing import Any
 
 from bitnet_inference.config import check_unicode
 from bitnet_inference.errors import InvalidParams
+from bitnet_inference.json_objects import without_nulls
 
 Message = Mapping[str, Any]
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
@@ -94,12 +95,6 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     checked |= {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     plain: dict[str, Any] = check_plain(place, checked)
     return plain
-
-
-def without_nulls(value: Any) -> Any:
-    """An object without what is null in it, which counts as left out; anything else as it is."""
-    is_object = isinstance(value, Mapping)
-    return {key: each for key, each in value.items() if each is not None} if is_object else value
 
 
 def with_short_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
