@@ -34,11 +34,15 @@ _WHOLE_FILES = ("Q4_K_M", "Q6_K", "TQ1_0", "TQ2_0")
 
 @dataclass(frozen=True)
 class Case:
-    """A file of a family: `make` writes it into a folder, and gives its path and the model that it holds."""
+    """A file of a family: `make` writes it into a folder, and gives its path and the model that it holds.
+
+    `has_codes`: ternary matrices are those of the family.
+    """
 
     format: str
     make: Callable[[Path], tuple[Path, Any]]
     arm: bool = False
+    has_codes: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ def cases(family: Family) -> Iterator[Case]:
         yield Case("Meta .pth", partial(_meta, family))
     for kind in format_gguf.TYPES:
         if format_gguf.is_possible(family) and (has_ternary or kind not in format_gguf.TERNARY):
-            yield Case(f"GGUF {kind}", partial(_gguf, family, kind), arm=kind == "I2_S ARM")
+            make = partial(_gguf, family, kind)
+            yield Case(f"GGUF {kind}", make, arm=kind == "I2_S ARM", has_codes=kind != "Q1_0")
     for kind in _WHOLE_FILES:
         if llama_cpp_knows(family) and (has_ternary or not kind.startswith("TQ")):
             yield Case(f"llama.cpp {kind}", partial(_by_llama_cpp, family, kind))
@@ -91,16 +96,16 @@ def run(family: Family, case: Case, room: Path) -> tuple[Cell, Path | None]:
     """Make the file, and compare; the path where it opened."""
     try:
         path, model = case.make(room)
-        return _compare(family, path, expected(model), case.arm), path
+        return _compare(family, path, expected(model), case), path
     except BitNetError as error:
         return Cell(why=f"refused: {error}"), None
 
 
-def _compare(family: Family, path: Path, wanted: Expected, arm: bool) -> Cell:
-    checkpoint: Checkpoint = GgufCheckpoint(path, arm=True) if arm else open_checkpoint(path)
+def _compare(family: Family, path: Path, wanted: Expected, case: Case) -> Cell:
+    checkpoint: Checkpoint = GgufCheckpoint(path, arm=True) if case.arm else open_checkpoint(path)
     if problems := checkpoint.check():
         return Cell(why=f"unsound: {problems[0]}")
-    for module, values, is_ternary in family.weights():
+    for module, values, is_ternary in family.weights() if case.has_codes else ():
         if is_ternary and (name := _canonical(module)) and checkpoint.is_ternary(name):
             matrix = checkpoint.matrix(name)
             if not isinstance(matrix, Ternary) or not np.array_equal(ternary_codes(matrix), np.sign(values)):

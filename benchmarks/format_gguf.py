@@ -14,10 +14,10 @@ from format_models import Family, Floats, head_dim
 from llama_cpp_peer import SILENCE
 from numpy.typing import NDArray
 
-I2_S, Q2_0 = 36, 42
+I2_S, Q1_0, Q2_0 = 36, 41, 42
 GROUPS = {"Q2_0 groups": 64, "TQ2_0 groups": 256}  # columns that share a scale, which differ from group to group
-TERNARY = {"TQ1_0": 34, "TQ2_0": 35, "TQ2_0 groups": 35, "Q2_0": Q2_0, "Q2_0 groups": Q2_0, "I2_S": I2_S,
-           "I2_S ARM": I2_S}  # fmt: skip
+TERNARY = {"TQ1_0": 34, "TQ2_0": 35, "TQ2_0 groups": 35, "Q2_0": Q2_0, "Q2_0 groups": Q2_0, "Q1_0": Q1_0,
+           "I2_S": I2_S, "I2_S ARM": I2_S}  # fmt: skip
 FLOATS = {"F32": 0, "F16": 1, "BF16": 30, "Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q4_K": 12,
           "Q5_K": 13, "Q6_K": 14}  # fmt: skip
 TYPES = FLOATS | TERNARY
@@ -71,8 +71,8 @@ def encode(values: Floats, kind: str) -> tuple[NDArray[np.uint8], Floats]:
         factors = np.random.default_rng(0).choice([0.5, 1.0, 1.25], (len(values), values.shape[1] // GROUPS[kind]))
         values = values * np.repeat(factors, GROUPS[kind], axis=1).astype(np.float32)
     data = _quantised(values, type_id)
-    if type_id == Q2_0:
-        return data, _q2_0_values(data, values.shape)
+    if type_id in (Q1_0, Q2_0):
+        return data, _values_by_hand(data, values.shape, type_id)
     return data, gguf.dequantize(data, gguf.GGMLQuantizationType(type_id)).reshape(values.shape)
 
 
@@ -103,7 +103,7 @@ def _as_meant(family: Family, module: str, values: Floats, kind: str) -> tuple[F
     spec = family.spec
     always = spec.family == "bitnet" or bool((spec.quantization or {}).get("use_rms_norm"))
     if kind in TERNARY or not (always and module.endswith("_proj")):
-        is_head = kind.startswith("Q2_0") and module == "lm_head"  # which may be any weights
+        is_head = kind.startswith(("Q1_0", "Q2_0")) and module == "lm_head"  # which may be any weights
         return values, kind in TERNARY and not is_head
     largest = np.abs(values).max()
     return (np.sign(values) * (np.abs(values) > largest / 2) * largest).astype(np.float32), True
@@ -125,12 +125,13 @@ def _quantised(values: Floats, type_id: int) -> NDArray[np.uint8]:
     return data
 
 
-def _q2_0_values(data: NDArray[np.uint8], shape: tuple[int, ...]) -> Floats:
-    """By hand, for the library of PyPI does not know the type: a float16, then four codes a byte."""
+def _values_by_hand(data: NDArray[np.uint8], shape: tuple[int, ...], type_id: int) -> Floats:
+    """For the library of PyPI does not decode these types: a float16, then codes of 1 bit (Q1_0) or of 2."""
     blocks = data.reshape(-1, 18)
-    codes = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").reshape(len(blocks), 64, 2) @ np.array([1, 2])
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.int8)
+    codes = 2 * bits - 1 if type_id == Q1_0 else bits.reshape(len(blocks), 64, 2) @ np.array([1, 2]) - 1
     scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-    values: Floats = ((codes - 1) * scales).reshape(shape).astype(np.float32)
+    values: Floats = (codes * scales).reshape(shape).astype(np.float32)
     return values
 
 

@@ -7,7 +7,7 @@ but for rounding, `!` where it was not. All references compute in float32:
 - Hugging Face folders: Transformers, from the same folder;
 - Meta's .pth files: Transformers, from whose model torch.save wrote them;
 - GGUF: Transformers' model with the weights that PyPI's `gguf` reads from the file, or that were packed by hand for
-  types that it does not know (I2_S, Q2_0); with matrices of ternary types, activations are rounded to int8;
+  types that it does not know (I2_S, Q1_0, Q2_0); with matrices of ternary types, activations are rounded to int8;
 - what `bitnet convert` writes: the same, and for I2_S, ONNX and packed files Transformers from the folder that they
   were made of.
 

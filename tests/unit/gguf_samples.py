@@ -16,7 +16,7 @@ from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.model_folder import find_model
 from bitnet_inference.ternary import unpack_quarters
 
-I2_S, Q2_0 = 36, 42
+I2_S, Q1_0, Q2_0 = 36, 41, 42
 NAMES = {
     "embed": "token_embd", "norm": "output_norm", "head": "output", "attn_norm": "attn_norm", "mlp_norm": "ffn_norm",
     "attn_sub_norm": "attn_sub_norm", "mlp_sub_norm": "ffn_sub_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v",
@@ -57,6 +57,13 @@ def q2_0_bytes(codes: NDArray[np.int8], size: int = 64) -> NDArray[np.uint8]:
     return np.concatenate([scales.view(np.uint8).reshape(-1, 2), fours.sum(axis=2, dtype=np.uint8)], axis=1).reshape(-1)
 
 
+def q1_0_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """For 128 weights the scale 1/64, 2/64, 3/64, 1/64, ... in float16, and signs, eight a byte; that of 0 is -."""
+    signs = np.packbits(values.reshape(-1, 128) > 0, axis=1, bitorder="little")
+    scales = ((np.arange(len(signs)) % 3 + 1) / 64).astype(np.float16)
+    return np.concatenate([scales.view(np.uint8).reshape(-1, 2), signs], axis=1).reshape(-1)
+
+
 def add_words(writer: gguf.GGUFWriter, folder: Path, pre: str = "gpt-2") -> None:
     """The tokenizer of a folder as metadata."""
     spec = json.loads((folder / "tokenizer.json").read_text())
@@ -82,7 +89,7 @@ def write_default(path: Path, projections: str = "TQ2_0", table: str = "BF16", a
 
 
 def write_model(path: Path, folder: Path, arch: str, projections: str, table: str, norms: str = "F32", **more: Any):
-    """The model of a folder: `projections` in "I2_S", "Q2_0", "TQ2_0", "F16" or "F32" ..., table and norms likewise.
+    """The model of a folder: `projections` in "I2_S", "Q1_0", "Q2_0" or any type of the library, table and norms too.
 
     "Q2_0_128" is the older Q2_0 with 128 weights a block, under the same number.
     `more` are further metadata of the architecture, with "__" for dots; `drop` and `change` name tensors to leave out
@@ -142,6 +149,10 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> No
         return
     is_ternary = isinstance(values, Ternary)
     floats = codes_of(values) * np.float32(values.scale) if is_ternary else _floats(values)
+    if kind == "Q1_0":
+        writer.add_tensor(name, q1_0_bytes(floats), raw_dtype=gguf.GGMLQuantizationType.I8)
+        writer.tensors[-1][name].shape, writer.tensors[-1][name].dtype = floats.shape, Q1_0
+        return
     quantised = gguf.quants.quantize(floats, gguf.GGMLQuantizationType[kind])
     raw_dtype = None if kind in ("F16", "F32") else gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, quantised, raw_dtype=raw_dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_samples import codes_of, write_model
+from gguf_samples import codes_of, write_default, write_model
 
 from bitnet_inference import LLM, convert
 from bitnet_inference.errors import FormatError, Unsupported
@@ -262,6 +262,22 @@ def test_qwen_with_a_scale_for_every_64_or_128_weights(tmp_path, kind, size):
     assert (checkpoint.group_size("layers.1.o"), checkpoint.group_size("layers.1.down")) == (size, 0)
     assert np.array_equal(codes_of(matrix), codes_of(other.matrix("layers.1.o")))
     assert np.array_equal(matrix.scale, ((np.arange(64 * 128 // size) % 3 + 1) / 64).reshape(64, -1))
+    with LLM.load(tmp_path / "f.gguf", device="reference", cache_dtype="float32") as llm:
+        expected = llm.logits(IDS)
+    with LLM.load(tmp_path / "f.gguf", device="cpu", cache_dtype="float32", threads=1) as llm:
+        assert np.square(llm.logits(IDS) - expected).mean() < 0.03**2 * np.square(expected).mean()
+
+
+def test_weights_of_one_bit_and_a_table_of_them(tmp_path):
+    """As PrismML's Bonsai: nothing but -1 and +1 with a scale for 128 of them, in embeddings too."""
+    other = write_default(tmp_path / "f.gguf", "Q1_0", "Q1_0")
+    checkpoint = open_checkpoint(tmp_path / "f.gguf")
+    matrix, table = checkpoint.matrix("layers.1.down"), checkpoint.matrix("embed")
+    assert checkpoint.group_size("layers.1.down") == 128 and checkpoint.is_ternary("layers.1.down")
+    assert np.array_equal(codes_of(matrix), np.where(codes_of(other.matrix("layers.1.down")) > 0, 1, -1))
+    assert np.array_equal(matrix.scale, ((np.arange(256 * 6) % 3 + 1) / 64).reshape(256, 6))
+    assert (table.dtype, checkpoint.dtype("embed")) == ("float16", "float16")
+    assert set(np.unique(np.abs(table.data * 64))) == {1, 2, 3}
     with LLM.load(tmp_path / "f.gguf", device="reference", cache_dtype="float32") as llm:
         expected = llm.logits(IDS)
     with LLM.load(tmp_path / "f.gguf", device="cpu", cache_dtype="float32", threads=1) as llm:

@@ -11,7 +11,7 @@ from bitnet_inference.formats import ggml_blocks
 from bitnet_inference.ternary import pack_quarters
 
 RNG = np.random.default_rng(0)
-HAND_MADE = ("I2_S", "Q2_0", "Q2_0 (128 a scale)")
+HAND_MADE = ("I2_S", "Q1_0", "Q2_0", "Q2_0 (128 a scale)")
 
 
 def random_blocks(name: str, num_blocks: int) -> np.ndarray:
@@ -49,6 +49,25 @@ def test_q2_0_by_hand():
     block = np.array([0.5], np.float16).tobytes() + bytes([0b11_10_01_00] * 16)
     raw = np.frombuffer(block, np.uint8)
     assert ggml_blocks.decode(ggml_blocks.Q2_0, raw, (1, 64)).tolist() == [[-0.5, 0.0, 0.5, 1.0] * 16]
+
+
+def test_q1_0_by_hand():
+    """18 bytes: a float16, then eight signs a byte, the first in the lowest bit; 1 stands for +1."""
+    block = np.array([0.5], np.float16).tobytes() + bytes([0b1000_0010] * 16)
+    raw, values = np.frombuffer(block, np.uint8), [-0.5, 0.5, -0.5, -0.5, -0.5, -0.5, -0.5, 0.5] * 16
+    assert ggml_blocks.decode(ggml_blocks.Q1_0, raw, (1, 128)).tolist() == [values]
+    assert ggml_blocks.decode_ternary(ggml_blocks.Q1_0, raw, (1, 128)).tolist() == [values]
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "TQ2_0", "F32"])
+def test_large_tensors_are_decoded_in_pieces(name):
+    kind = int(gguf.GGMLQuantizationType[name])
+    per_block = ggml_blocks.BLOCKS[kind].num_values
+    blocks = random_blocks(name, (1 << 18) // per_block + 3)
+    whole = ggml_blocks.decode(kind, blocks.reshape(-1), (len(blocks), per_block))
+    for part in (slice(0, 2), slice(-4, None)):
+        few = ggml_blocks.decode(kind, blocks[part].reshape(-1), whole[part].shape)
+        assert np.array_equal(whole[part], few, equal_nan=True)
 
 
 @pytest.mark.parametrize("arm", [False, True])

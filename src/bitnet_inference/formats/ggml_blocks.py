@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,10 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 
 F32, F16, BF16 = 0, 1, 30
-TQ1_0, TQ2_0, Q2_0, I2_S = 34, 35, 42, 36
+TQ1_0, TQ2_0, Q1_0, Q2_0, I2_S = 34, 35, 41, 42, 36
 Q2_0_128 = 1 << 32  # older files' Q2_0, which have 128 weights a scale under the same number: no file names this one
 _I2_TAIL = 32  # bytes behind the codes: one float32, the rest is nothing
+_DECODED_VALUES = 1 << 18  # at a time: what is in between takes several times as much memory, and stays in the cache
 
 
 class Block(NamedTuple):
@@ -53,12 +54,29 @@ def decode(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
 
     Where a scale is infinite or NaN, so are values.
     """
-    with np.errstate(all="ignore"):
-        if type_id == I2_S:
-            codes, scale = i2_s(raw, shape)
+    if type_id == I2_S:
+        codes, scale = i2_s(raw, shape)
+        with np.errstate(all="ignore"):
             return codes.astype(np.float32) * np.float32(scale)
-        block = BLOCKS[type_id]
-        return block.decode(raw.reshape(-1, block.num_bytes)).reshape(shape)
+    values = np.empty(shape, np.float32)
+    _decode_into(values, type_id, raw)
+    return values
+
+
+def decode_ternary(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> NDArray[np.float16]:
+    """The values of a tensor of TERNARY, exactly: float16, as their scales are. A weight of +2 may be infinite."""
+    values = np.empty(shape, np.float16)
+    _decode_into(values, type_id, raw)
+    return values
+
+
+def _decode_into(values: NDArray[Any], type_id: int, raw: Bytes) -> None:
+    block = BLOCKS[type_id]
+    parts, blocks = values.reshape(-1, block.num_values), raw.reshape(-1, block.num_bytes)
+    step = _DECODED_VALUES // block.num_values
+    with np.errstate(all="ignore"):
+        for begin in range(0, len(blocks), step):
+            parts[begin : begin + step] = block.decode(blocks[begin : begin + step])
 
 
 def block_scales(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
@@ -236,9 +254,14 @@ def _q2_0_codes(b: Bytes) -> Codes:
     return fields.reshape(len(b), -1).view(np.int8) - np.int8(1)
 
 
+def _q1_0_codes(b: Bytes) -> Codes:
+    return _bits(b[:, 2:]).view(np.int8) * np.int8(2) - np.int8(1)
+
+
 TERNARY = {
     TQ1_0: TernaryBlock(_tq1_0_codes, slice(52, 54)),
     TQ2_0: TernaryBlock(_tq2_0_codes, slice(64, 66)),
+    Q1_0: TernaryBlock(_q1_0_codes, slice(0, 2)),
     Q2_0: TernaryBlock(_q2_0_codes, slice(0, 2)),
     Q2_0_128: TernaryBlock(_q2_0_codes, slice(0, 2)),
 }
@@ -264,6 +287,7 @@ BLOCKS = {
     TQ1_0: Block("TQ1_0", 256, 54, _ternary_values(TQ1_0)),
     TQ2_0: Block("TQ2_0", 256, 66, _ternary_values(TQ2_0)),
     I2_S: Block("I2_S", 128, 32, lambda b: np.zeros((len(b), 128), np.float32)),  # decode() has its scale
+    Q1_0: Block("Q1_0", 128, 18, _ternary_values(Q1_0)),
     Q2_0: Block("Q2_0", 64, 18, _ternary_values(Q2_0)),
     Q2_0_128: Block("Q2_0 (128 a scale)", 128, 34, _ternary_values(Q2_0_128)),
 }

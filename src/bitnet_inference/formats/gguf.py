@@ -1,4 +1,4 @@
-"""GGUF files of BitNet, Llama, Qwen3 and Gemma 3: ternary in I2_S, TQ1_0, TQ2_0 or Q2_0, or dense."""
+"""GGUF files of BitNet, Llama, Qwen3 and Gemma 3: ternary in I2_S, TQ1_0, TQ2_0, Q2_0 or Q1_0, or dense."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FLOATS: dict[int, tuple[str, FloatName]] = {
     ggml.BF16: ("<u2", "bfloat16"),
 }
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
-_TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q2_0 holds heads of any weights too
+_TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q1_0 and Q2_0 hold heads of any weights too
 _AGAIN = "download the file again"
 
 
@@ -110,9 +110,9 @@ class GgufCheckpoint:
     def dtype(self, name: str) -> FloatName:
         """The dtype of the Dense that `matrix` gives for this canonical name; no matrix is read."""
         tensor = self._tensors.get(tensor_name(name))
-        if tensor is None or tensor.type_id not in _FLOATS or self._factor(name) != 1:
+        if tensor is None or self._factor(name) != 1:
             return "float32"
-        return _FLOATS[tensor.type_id][1]
+        return "float16" if tensor.type_id in ggml.TERNARY else _FLOATS.get(tensor.type_id, ("", "float32"))[1]
 
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
@@ -149,6 +149,8 @@ class GgufCheckpoint:
 
     def _dense(self, name: str, tensor: GgufTensor) -> Dense:
         factor = self._factor(name)
+        if tensor.type_id in ggml.TERNARY and factor == 1:
+            return Dense(ggml.decode_ternary(tensor.type_id, tensor.raw(), tensor.shape), "float16")
         if tensor.type_id not in _FLOATS or factor != 1:
             values = self._in_halves(name, self._values(tensor))
             return Dense(values if factor == 1 else values * np.float32(factor), "float32")

@@ -289,7 +289,7 @@ def _check_type(path: Path, info: _Info) -> None:
 _REFUSED = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 40: "NVFP4", 41: "Q1_0",
+    29: "IQ1_M", 40: "NVFP4",
     38: "38 (TL1: permuted for lookup tables by settings that the file does not hold: convert it to I2_S)",
     39: "39 (TL2: permuted for lookup tables by settings that the file does not hold: convert it to I2_S; or MXFP4)",
     134: "134 (IQ1_BN of ik_llama.cpp: take the I2_S file that it was made from)",
