@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes, is_projection, problem_lines
+from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName
 from bitnet_inference.formats.gpu_config import gpu_config
 from bitnet_inference.formats.gpu_int2 import TILE_COLUMNS, TILE_ROWS, runs_of, u2_of
-from bitnet_inference.formats.hf_inventory import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.json_files import file_size, shown
 from bitnet_inference.formats.meta import in_halves
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE, Tensor, inside

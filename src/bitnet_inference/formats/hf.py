@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes, problem_lines
+from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
 from bitnet_inference.formats.hf_families import Family, find_family
-from bitnet_inference.formats.hf_inventory import FLOATS, Inventory, dtype_of, float_values, same_tables
+from bitnet_inference.formats.hf_inventory import Inventory
 from bitnet_inference.formats.hf_names import Names, find_names
 from bitnet_inference.formats.hf_pooling import read_pooling
 from bitnet_inference.formats.hf_quantization import Quantization, masters, read_quantization

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.formats.checkpoint import Dense, expected_shapes, problem_lines
+from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values
 from bitnet_inference.formats.floats import FloatName
-from bitnet_inference.formats.hf_inventory import FLOATS, dtype_of, float_values
 from bitnet_inference.formats.json_files import read_json, shown
 from bitnet_inference.formats.meta_config import ignored_keys, read_params
 from bitnet_inference.formats.meta_shards import open_shards

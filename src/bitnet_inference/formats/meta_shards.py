@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.hf_inventory import FLOATS, float_values
+from bitnet_inference.formats.float_tensors import FLOATS, float_values
 from bitnet_inference.formats.json_files import file_size, shown
 from bitnet_inference.formats.safetensors_files import Tensor, inside
 from bitnet_inference.formats.torch_files import read_torch_file

@@ -16,6 +16,7 @@ from bitnet_inference.amounts import told_bytes
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes, problem_lines
 from bitnet_inference.formats.compressed import SUFFIX, Compressed, open_compressed
+from bitnet_inference.formats.float_tensors import FLOATS
 from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.formats.packed_config import read_config
@@ -26,7 +27,6 @@ FORMAT = "bitnet-inference"
 ALIGNMENT = 64
 FILE, PADDING = "file.", "padding."  # how the names of what is no weight begin
 CONFIG_HASH = "config_sha256"  # which older files do not have
-FLOATS: dict[str, FloatName] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PACKED: tuple[Literal["u2", "t5"], ...] = ("u2", "t5")  # the layouts that a ternary matrix may have
 SCREEN = ("screen.high", "screen.low", "screen.numbers")
 PROVENANCE = ("source", "source_format", "name", "command", "writer")

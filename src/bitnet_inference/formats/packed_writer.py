@@ -17,13 +17,13 @@ from bitnet_inference.config import installed_version
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, require_sound
 from bitnet_inference.formats.compressed import SUFFIX, compress
+from bitnet_inference.formats.float_tensors import FLOATS
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES
 from bitnet_inference.formats.kinds import kind_of
 from bitnet_inference.formats.packed import (
     ALIGNMENT,
     CONFIG_HASH,
     FILE,
-    FLOATS,
     FORMAT,
     PADDING,
     SCREEN,
