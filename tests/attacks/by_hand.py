@@ -82,7 +82,7 @@ def _link(target: str, path: Path) -> None:
 def _truncated() -> Iterator[tuple[str, Attack]]:
     """At the borders of a header, and at many places besides."""
     for seed in ("hf-shards", "meta-shards", "gguf-types", "gguf-groups", "packed", "packed-compressed",
-                 "gguf-parts", "gpu", "onnx", "onnx-genai"):  # fmt: skip
+                 "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx"):  # fmt: skip
         for name, content in files_of(seed).items():
             size = len(content)
             places = {

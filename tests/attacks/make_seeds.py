@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import torch
 from gguf_samples import write_model
+from mlx_samples import mlx_folder
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_samples import Kind, make_decoder, outside
 from safetensors.numpy import save_file
@@ -246,6 +247,7 @@ def main() -> None:
     _small_files(SEEDS / "small")
     _hugging_face_in_shards(SEEDS / "hf-shards")
     _meta_in_shards(SEEDS / "meta-shards")
+    mlx_folder(SEEDS / "mlx", 2, 64, ternary=True)
     _gguf_of_many_types(SEEDS / "gguf-types")
     for name, projections, arch in (("gguf-i2s", "I2_S", "bitnet-b1.58"), ("gguf-groups", "Q2_0", "bitnet-b1.58")):
         (SEEDS / name).mkdir()

@@ -188,6 +188,7 @@ READERS = {
     "index": Reader("hf-shards", ("model.safetensors.index.json",), open_only),
     "config": Reader("hf-shards", _HF, open_only),
     "config-bitnet": Reader("bitnet-packed", _HF, open_only),
+    "config-mlx": Reader("mlx", _HF, open_only),
     "config-gemma": Reader("gemma3-embedding", (*_HF, "1_Pooling/config.json"), open_only),
     "gguf": Reader("gguf-types", ("model.gguf",), open_only),
     "gguf-bitnet": Reader("gguf-groups", ("model.gguf",), open_only),
@@ -208,10 +209,10 @@ READERS = {
     "template": Reader("bitnet-packed", ("chat_template.jinja",), words),
     **{f"all:{seed}": Reader(seed, ("*",), everything) for seed in (
         "hf-shards", "bitnet-packed", "gemma3-embedding", "gguf-types", "gguf-i2s", "gguf-groups", "meta-shards",
-        "packed", "packed-groups", "packed-compressed", "gguf-parts", "gpu", "onnx", "onnx-genai",
+        "packed", "packed-groups", "packed-compressed", "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx",
     )},
     **{f"run:{seed}": Reader(seed, ("*",), run) for seed in (
         "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed", "packed-compressed",
-        "gguf-parts", "gpu",
+        "gguf-parts", "gpu", "mlx",
     )},
 }  # fmt: skip

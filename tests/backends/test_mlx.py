@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -294,3 +295,27 @@ def test_memory_is_what_was_estimated(name: str) -> None:
     assert seen[-1][0] == seen[-1][1] and seen == sorted(seen)
     estimate = estimate_bytes(checkpoint, config, 8 * model.capabilities.block_size)
     assert estimate == pytest.approx(model.num_bytes, rel=0.2)
+
+
+@pytest.mark.parametrize("bits, group_size, dtype", [(2, 64, mx.bfloat16), (4, 64, mx.float16), (6, 32, mx.float32)])
+def test_what_mlx_has_quantised_is_read_as_it_reads_it(tmp_path, bits, group_size, dtype):
+    """A folder as mlx_lm writes it, of the golden Llama."""
+    source = GOLDEN / "llama-f32"
+    arrays, values = {}, {}
+    for file in sorted(source.glob("*.safetensors")):
+        for name, array in mx.load(str(file)).items():
+            values[name] = arrays[name] = array
+            if array.ndim == 2 and array.shape[1] % group_size == 0:
+                words, scales, biases = mx.quantize(array.astype(dtype), group_size, bits)
+                module = name.removesuffix(".weight")
+                arrays |= {name: words, f"{module}.scales": scales, f"{module}.biases": biases}
+                exact = scales.astype(mx.float32), biases.astype(mx.float32)
+                values[name] = mx.dequantize(words, *exact, group_size, bits)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays, {"format": "mlx"})
+    config = json.loads((source / "config.json").read_text())
+    said = {"quantization": {"group_size": group_size, "bits": bits, "mode": "affine"}}
+    (tmp_path / "config.json").write_text(json.dumps(config | said))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.check() == []
+    for name, module in (("embed", "model.embed_tokens"), ("layers.1.up", "model.layers.1.mlp.up_proj")):
+        assert np.array_equal(checkpoint.matrix(name).data, np.array(values[f"{module}.weight"]))

@@ -28,8 +28,9 @@ PROJECTIONS = {
     "down": (LAYER + "mlp.down_proj", (HIDDEN, INTERMEDIATE)),
 }
 Q = PROJECTIONS["q"][0]
-DTYPES = {np.dtype(kind): name for kind, name in
-          {"u1": "U8", "i1": "I8", "f4": "F32", "f2": "F16", "f8": "F64", "u2": "BF16"}.items()}  # fmt: skip
+DTYPES = {np.dtype(kind): name for kind, name in (
+    ("u1", "U8"), ("i1", "I8"), ("f4", "F32"), ("f2", "F16"), ("f8", "F64"), ("u2", "BF16"), ("u4", "U32")
+)}  # fmt: skip
 
 
 def bfloat16(values: Any) -> NDArray[np.uint16]:

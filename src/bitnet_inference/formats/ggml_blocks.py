@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import native
+from bitnet_inference.formats.bit_fields import Bytes, bit_fields
 from bitnet_inference.formats.floats import to_bfloat16, to_float32
 
-Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
 
@@ -168,11 +168,6 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
 
 
-def _bits(packed: Bytes) -> Bytes:
-    """[n, m] bytes to [n, 8 m] bits, lowest first."""
-    return np.unpackbits(packed, axis=1, bitorder="little")
-
-
 def _q4_0(b: Bytes) -> Floats:
     return (_nibbles(b[:, 2:]).astype(np.float32) - 8) * _f16(b, slice(0, 2))
 
@@ -182,11 +177,12 @@ def _q4_1(b: Bytes) -> Floats:
 
 
 def _q5_0(b: Bytes) -> Floats:
-    return ((_nibbles(b[:, 6:]) | _bits(b[:, 2:6]) << np.uint8(4)).astype(np.float32) - 16) * _f16(b, slice(0, 2))
+    values = (_nibbles(b[:, 6:]) | bit_fields(b[:, 2:6], 1) << np.uint8(4)).astype(np.float32) - 16
+    return values * _f16(b, slice(0, 2))
 
 
 def _q5_1(b: Bytes) -> Floats:
-    values = (_nibbles(b[:, 8:]) | _bits(b[:, 4:8]) << np.uint8(4)).astype(np.float32)
+    values = (_nibbles(b[:, 8:]) | bit_fields(b[:, 4:8], 1) << np.uint8(4)).astype(np.float32)
     return values * _f16(b, slice(0, 2)) + _f16(b, slice(2, 4))
 
 
@@ -220,7 +216,7 @@ def _q4_k(b: Bytes) -> Floats:
 
 
 def _q5_k(b: Bytes) -> Floats:
-    high = _bits(b[:, 16:48]).reshape(-1, 32, 8).transpose(0, 2, 1).reshape(-1, 256)
+    high = bit_fields(b[:, 16:48], 1).reshape(-1, 32, 8).transpose(0, 2, 1).reshape(-1, 256)
     return _k_values(b, _k_nibbles(b[:, 48:]) | high << np.uint8(4))
 
 
@@ -250,12 +246,11 @@ def _tq2_0_codes(b: Bytes) -> Codes:
 
 
 def _q2_0_codes(b: Bytes) -> Codes:
-    fields = np.stack([(b[:, 2:] >> np.uint8(shift)) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=2)
-    return fields.reshape(len(b), -1).view(np.int8) - np.int8(1)
+    return bit_fields(b[:, 2:], 2).view(np.int8) - np.int8(1)
 
 
 def _q1_0_codes(b: Bytes) -> Codes:
-    return _bits(b[:, 2:]).view(np.int8) * np.int8(2) - np.int8(1)
+    return bit_fields(b[:, 2:], 1).view(np.int8) * np.int8(2) - np.int8(1)
 
 
 TERNARY = {

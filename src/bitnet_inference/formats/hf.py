@@ -1,4 +1,4 @@
-"""Hugging Face folders: the models of hf_families, packed, as master weights, or dense."""
+"""Hugging Face folders: the models of hf_families, packed, as master weights, dense, or as MLX quantises them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from bitnet_inference.formats.hf_families import Family, find_family
 from bitnet_inference.formats.hf_inventory import Inventory
 from bitnet_inference.formats.hf_names import Names, find_names
 from bitnet_inference.formats.hf_pooling import read_pooling
-from bitnet_inference.formats.hf_quantization import Quantization, masters, read_quantization
+from bitnet_inference.formats.hf_quantization import Quantization, masters, packed_beside_mlx, read_quantization
 from bitnet_inference.formats.json_files import Fields, read_json
+from bitnet_inference.formats.mlx import SCALES, is_mlx
 from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
 from bitnet_inference.formats.ternarized import ternarized
 
@@ -40,9 +41,12 @@ class HuggingFaceCheckpoint:
         self._fields = read_json(inside(path, "config.json"))
         self.generation, stops = _read_generation(path)
         self._family = find_family(self._fields)
-        quantization = read_quantization(self._fields)
+        self._is_mlx = is_mlx(self._fields)
+        quantization = None if self._is_mlx else read_quantization(self._fields)
         config = read_config(self._fields, quantization, stops)
         self._files = open_tensors(path)
+        if self._is_mlx:
+            quantization = packed_beside_mlx(self._files.tensors)
         names = find_names(self._files.tensors, self._family.renamed)
         self._quantization = _with_masters(quantization, self._family, names, config.norm_eps)
         if self._quantization is not None:
@@ -74,21 +78,26 @@ class HuggingFaceCheckpoint:
         return problem_lines(self.path, self._inventory.problems())
 
     def is_ternary(self, name: str) -> bool:
-        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
-        return self._quantization is not None and self._inventory.is_ternary(name)
+        """Whether `matrix` gives a Ternary for this canonical name; reads scales of MLX's matrices."""
+        return self._inventory.is_ternary(name)
 
     def group_size(self, name: str) -> int:
-        """0: these files have one scale a matrix."""
-        return 0
+        """How many columns share a scale, as in some of MLX's matrices, whose scales it reads; else 0."""
+        affine = self._inventory.affine.get(name)
+        return affine.group_size if affine is not None and self.is_ternary(name) else 0
 
     def dtype(self, name: str) -> FloatName:
-        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read."""
+        """The dtype of the Dense that `matrix` gives for this canonical name; reads scales of MLX's matrices."""
+        if affine := self._inventory.affine.get(name):
+            return affine.dtype
         return dtype_of(self._files.tensors.get(self._inventory.tensor_name(name)))
 
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name. Raises KeyError for no such name, FormatError where the file is wrong."""
         num_rows, num_columns = self._inventory.shapes[name]
         tensor = self._inventory.tensor(name)
+        if affine := self._inventory.affine.get(name):
+            return affine.ternary(name) if self.is_ternary(name) else affine.dense()
         if self._quantization is None or not self.is_ternary(name):
             return Dense(tensor.array(), FLOATS[tensor.dtype])
         if self._quantization.online:
@@ -100,7 +109,7 @@ class HuggingFaceCheckpoint:
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a matrix that was read."""
-        self._inventory.tensor(name).release()
+        (self._inventory.affine.get(name) or self._inventory.tensor(name)).release()
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
@@ -123,7 +132,8 @@ class HuggingFaceCheckpoint:
         """What embeddings are multiplied by: rounded to the dtype of the table, as transformers does."""
         if not self._family.scaled_embeddings:
             return 1.0
-        table = self._files.tensors.get(f"{names.module('embed')}.weight")
+        module, tensors = names.module("embed"), self._files.tensors
+        table = tensors.get(f"{module}.{SCALES}") or tensors.get(f"{module}.weight")
         return float(rounded(np.float32(math.sqrt(hidden_size)), dtype_of(table)))
 
     def _refuse_mixtures(self) -> None:
@@ -150,6 +160,11 @@ class HuggingFaceCheckpoint:
             yield "auto_map names code to run: it is not run"
 
     def _weights_note(self) -> str:
+        if self._is_mlx:
+            kinds = [affine.kind for affine in self._inventory.affine.values()]
+            counts = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in sorted(set(kinds)))
+            packed = "; packed ternary ones, whose weight_scale multiplies" if self._quantization else ""
+            return f"quantised by MLX: {counts or 'no matrix'}{packed}"
         if self._quantization is None:
             return "dense weights (no quantization_config), used as they are"
         if self._quantization.online:

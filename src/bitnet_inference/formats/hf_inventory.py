@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import PROJECTIONS
+from bitnet_inference.formats.checkpoint import is_projection
 from bitnet_inference.formats.float_tensors import FLOATS, float_values
 from bitnet_inference.formats.hf_names import Names, is_tolerated
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import shown
+from bitnet_inference.formats.mlx import BIASES, SCALES, Affine, find_affine
 from bitnet_inference.formats.safetensors_files import Tensor
 
 _AGAIN = "download the model again"
@@ -30,9 +32,18 @@ class Inventory:
     quantization: Quantization | None
     names: Names
 
+    @cached_property
+    def affine(self) -> dict[str, Affine]:
+        """The matrices that MLX has quantised, by canonical name."""
+        modules = ((name, self.tensor_name(name).removesuffix(".weight"), shape) for name, shape in self.shapes.items())
+        found = ((name, find_affine(self.tensors, module, shape)) for name, module, shape in modules)
+        return {name: affine for name, affine in found if affine is not None}
+
     def is_ternary(self, name: str) -> bool:
-        """Whether the matrix under a canonical name is ternary."""
-        can_be = name == "head" or name.rpartition(".")[2] in PROJECTIONS
+        """Whether the matrix under a canonical name is ternary; of one that MLX has quantised, reads its scales."""
+        can_be = name == "head" or is_projection(name)
+        if name in self.affine:
+            return is_projection(name) and self.affine[name].is_ternary
         return can_be and self.quantization is not None and self.quantization.converts(self.names.module(name))
 
     def tensor_name(self, name: str) -> str:
@@ -62,8 +73,11 @@ class Inventory:
             yield from self.problems_of(name)
         expected = {self.tensor_name(name) for name in self.shapes}
         expected |= {self.scale_name(name) for name in self.shapes if self._has_scale(name)}
+        quantised = [self.tensor_name(name).removesuffix("weight") for name in self.affine]
         if "head" not in self.shapes:
             expected.add("lm_head.weight")
+            quantised.append("lm_head.")
+        expected |= {f"{module}{part}" for module in quantised for part in (SCALES, BIASES)}
         extra = [name for name in self.tensors if name not in expected and not is_tolerated(name)]
         if extra:
             names = ", ".join(shown(name) for name in extra[:_MAX_NAMED]) + (", ..." if len(extra) > _MAX_NAMED else "")
@@ -80,7 +94,12 @@ class Inventory:
             cure = " (or set tie_word_embeddings)" if name == "head" else ""
             yield FormatError(self.path, key, f"the tensor is missing: {_AGAIN}{cure}")
             return
-        if not self.is_ternary(name):
+        if name in self.affine:
+            if problem := self.affine[name].problem:
+                yield FormatError(tensor.path, key, f"{problem}: {_AGAIN}")
+        elif key.removesuffix("weight") + SCALES in self.tensors:
+            yield FormatError(self.path, key.removesuffix("weight") + BIASES, f"the tensor is missing: {_AGAIN}")
+        elif not self.is_ternary(name):
             yield from _problems_of_floats(key, tensor, shape)
         else:
             yield from self._problems_of_ternary(name, key, tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from bitnet_inference.errors import Unsupported
@@ -41,6 +42,12 @@ class Quantization:
 def masters(norm: bool, norm_eps: float) -> Quantization:
     """How master weights are meant whose config.json says nothing: all projections ternary, by their mean magnitude."""
     return Quantization(divides=False, online=True, norm=norm, norm_eps=norm_eps, skipped=None)
+
+
+def packed_beside_mlx(tensors: Collection[str]) -> Quantization | None:
+    """How packed matrices are meant in an MLX model, whose config.json tells of the others alone: as BitNet 2B-4T's."""
+    has_scales = any(name.endswith(".weight_scale") for name in tensors)
+    return Quantization(divides=False, online=False, norm=False, norm_eps=1e-6, skipped=None) if has_scales else None
 
 
 def read_quantization(config: Fields) -> Quantization | None:
