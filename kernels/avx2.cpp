@@ -28,11 +28,11 @@ BITNET_INLINE void pass(const uint8_t* w, const int8_t* a, int stride, int begin
     for (int q = 0; q < Q; q++)
 #pragma GCC unroll 12
         for (int t = 0; t < T; t++) sums[q][t] = _mm256_setzero_si256();
-    w += begin * Steps::kBytes, a += 4 * begin * stride;
+    w += begin * Steps::kBytes, a += Steps::kFields * begin * stride;
     for (int s = begin; s < end; s++, w += Steps::kBytes) {
         if (Q == R || Q * s % R == first) Steps::fetch_step(w);
-#pragma GCC unroll 4
-        for (int p = 0; p < 4; p++, a += stride) {
+#pragma GCC unroll 8
+        for (int p = 0; p < Steps::kFields; p++, a += stride) {
             __m256i field[Q];
 #pragma GCC unroll 4
             for (int q = 0; q < Q; q++) field[q] = Steps::field(w, p, first + q);
@@ -72,22 +72,22 @@ BITNET_APART void tile(const uint8_t* w, const int8_t* a, int stride, int steps,
 }
 
 // Kernels::group_tile: a group of columns is what fits into int16.
-template <int T>
+template <class Steps, int T>
 BITNET_APART void scaled_tile(const GroupTask& task) {
-    constexpr int R = 4, Q = kAtOnce<T, R>;
+    constexpr int R = Steps::kRegisters, Q = kAtOnce<T, R>, S = Steps::kFields / 4;
+    const int end = task.steps / S, group = task.group_steps / S;
     const float* scales = task.scales;
     const int32_t* minus_sums = task.minus_sums;
-    for (int begin = 0; begin < task.steps; begin += task.group_steps, scales += kGroupRows, minus_sums++)
+    for (int begin = 0; begin < end; begin += group, scales += kGroupRows, minus_sums++)
         for (int first = 0; first < R; first += Q)
-            pass<Packed<R>, T, Q>(task.weights, task.codes, 4 * T, begin, least(task.steps, begin + task.group_steps),
-                                  first, [&](int t, int r, __m256i sum) {
-                                      float* out = task.totals + 8 * (t * R + r);
-                                      const __m256i minus = _mm256_set1_epi32(minus_sums[t * task.sums_stride]);
-                                      const __m256 total = begin ? _mm256_loadu_ps(out) : _mm256_setzero_ps();
-                                      const __m256 whole = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, minus));
-                                      _mm256_storeu_ps(out,
-                                                       _mm256_fmadd_ps(whole, _mm256_loadu_ps(scales + 8 * r), total));
-                                  });
+            pass<Steps, T, Q>(task.weights, task.codes, 4 * T, begin, least(end, begin + group), first,
+                              [&](int t, int r, __m256i sum) {
+                                  float* out = task.totals + 8 * (t * R + r);
+                                  const __m256i minus = _mm256_set1_epi32(minus_sums[t * task.sums_stride]);
+                                  const __m256 total = begin ? _mm256_loadu_ps(out) : _mm256_setzero_ps();
+                                  const __m256 whole = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, minus));
+                                  _mm256_storeu_ps(out, _mm256_fmadd_ps(whole, _mm256_loadu_ps(scales + 8 * r), total));
+                              });
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {
@@ -103,7 +103,9 @@ struct UnpackedTile {
 };
 
 void group_tile_in_int16(const GroupTask& task) {
-    with_count<kMaxTileTokens>(task.tokens, [&](auto t) { scaled_tile<t.value>(task); });
+    with_count<kMaxTileTokens>(task.tokens, [&](auto t) {
+        task.one_bit ? scaled_tile<OneBit, t.value>(task) : scaled_tile<Packed<4>, t.value>(task);
+    });
 }
 
 // The low bits of a head are steps of two registers.

@@ -277,16 +277,17 @@ NB_MODULE(_native, m) {
                 new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2, group_columns, arena);
             },
             nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2", nb::arg("group_columns") = 0,
-            nb::arg("arena").none() = nb::none())
+            nb::arg("arena").none() = nb::none(), nb::keep_alive<1, 6>())
         .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
         .def("pack", pack_groups, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale").noconvert())
         .def_prop_ro("group_columns", &TernaryWeight::group_columns)
         .def_prop_ro("format", [](const TernaryWeight& w) { return w.format() == Format::t5 ? "t5" : "u2"; })
+        .def_prop_ro("one_bit", &TernaryWeight::one_bit)
         .def_prop_ro("rows", &TernaryWeight::rows)
         .def_prop_ro("columns", &TernaryWeight::columns)
         .def_prop_ro("num_bytes", &TernaryWeight::bytes)
         .def("packed", [](const TernaryWeight& w) {
-            auto array = new_matrix<uint8_t>(w.groups().size(), size_t(w.group_bytes()));
+            auto array = new_matrix<uint8_t>(w.groups().size(), size_t(w.written_bytes()));
             w.write(array.data());
             return array;
         });

@@ -49,9 +49,9 @@ struct GroupProductStep final : Step {
         if (c.num_tokens > kMaxTileTokens) return 1;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    // For a matrix product the sums and the totals of a block of tokens.
+    // For a matrix product the sums and the totals of a block of tokens, and a group of columns in two bits.
     int64_t scratch_floats(int64_t num_tokens) const override {
-        return num_tokens < kMatrixTokens ? 0 : 2 * kBlock * kGroupRows;
+        return num_tokens < kMatrixTokens ? 0 : 2 * kBlock * kGroupRows + group_steps(*weight) * kStepBytes / 4;
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
         for (int64_t g = first; g < last; g++)
@@ -64,16 +64,22 @@ struct GroupProductStep final : Step {
     void matrix(const Context& c, int64_t g, int64_t t, int tokens, float* scratch) const {
         auto* acc = reinterpret_cast<int32_t*>(scratch);
         float* totals = scratch + kBlock * kGroupRows;
+        auto* expanded = reinterpret_cast<uint8_t*>(totals + kBlock * kGroupRows);
         std::fill(totals, totals + kBlock * kGroupRows, 0.0f);
         const int8_t* codes = c.codes(x) + t * x.padded;
         for (int s = 0, i = 0; s < int(weight->steps()); s += group_steps(*weight), i++) {
             const int steps = std::min(group_steps(*weight), int(weight->steps()) - s);
-            c.kernels.matrix_product({weight->group_data(g) + s * kStepBytes, false, 1, steps, codes + s * kStepColumns,
+            c.kernels.matrix_product({two_bits(g, s, steps, expanded), false, 1, steps, codes + s * kStepColumns,
                                       x.padded, tokens, acc, int(kBlock)});
             c.kernels.group_add(acc, tokens, weight->group_scales(g) + i * kGroupRows, sums.at(c, t) + i, sums.stride,
                                 totals);
         }
         store(c, g, totals, t, tokens);
+    }
+    const uint8_t* two_bits(int64_t g, int first, int steps, uint8_t* expanded) const {
+        if (!weight->one_bit()) return weight->group_data(g) + first * kStepBytes;
+        expand_lines(weight->group_data(g) + first / 2 * kStepBytes, steps / 2, expanded);
+        return expanded;
     }
     void tiles(const Context& c, int64_t g) const {
         alignas(64) float totals[kMaxTileTokens * kGroupRows];
@@ -81,9 +87,9 @@ struct GroupProductStep final : Step {
         for (int64_t tile = 0; tile < tiles.count; tile++) {
             const int64_t t = tiles.begin(tile);
             const int tokens = int(tiles.begin(tile + 1) - t);
-            c.kernels.group_tile({weight->group_data(g), weight->group_scales(g), int(weight->steps()),
-                                  group_steps(*weight), tokens, c.codes(x) + t * x.padded, sums.at(c, t), sums.stride,
-                                  totals});
+            c.kernels.group_tile({weight->group_data(g), weight->one_bit(), weight->group_scales(g),
+                                  int(weight->steps()), group_steps(*weight), tokens, c.codes(x) + t * x.padded,
+                                  sums.at(c, t), sums.stride, totals});
             store(c, g, totals, t, tokens);
         }
     }

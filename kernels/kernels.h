@@ -20,8 +20,10 @@ enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3 };
 constexpr int kGroupRows = 32;
 constexpr int kStepColumns = 16;
 constexpr int kStepBytes = 128;
-// T5 layout: groups of 32 rows and steps of 128 bytes as in U2, five fields a byte, in blocks of four steps and 80
-// columns. The fifth fields are the columns behind those of all other fields: B blocks are 5 B steps of U2.
+// One bit a weight, for -1 and +1 alone: of a byte the high bits are the U2 codes 0 and 2 of a step, those below them
+// of the next. T5 layout: groups of 32 rows and steps of 128 bytes as in U2, five fields a byte, in blocks of four
+// steps and 80 columns. The fifth fields are the columns behind those of all other fields: B blocks are 5 B steps of
+// U2.
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;
@@ -97,8 +99,9 @@ constexpr uint16_t kNegated = 1 << 15;
 
 // One group of 32 rows with a scale for every `group_steps` steps of columns, and up to 12 interleaved tokens.
 struct GroupTask {
-    const uint8_t* weights;  // U2 steps
-    const float* scales;     // [column groups][32]
+    const uint8_t* weights;  // U2 steps, or where they have one bit, half as many lines of two steps
+    bool one_bit;
+    const float* scales;  // [column groups][32]
     int steps, group_steps, tokens;
     const int8_t* codes;
     const int32_t* minus_sums;  // what group_sums says of each token, `sums_stride` apart

@@ -104,6 +104,10 @@ constexpr int kTileSums = 4, kHeadVectors = 8;
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
+BITNET_INLINE Bytes masked(const Bytes& x, uint8_t mask) {
+    const __m256i m = _mm256_set1_epi8(char(mask));
+    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     __m256i m = _mm256_set1_epi8(char(mask));
     return {_mm256_or_si256(_mm256_and_si256(x.a, m), y.a), _mm256_or_si256(_mm256_and_si256(x.b, m), y.b)};

@@ -94,6 +94,9 @@ constexpr int kTileSums = 12, kHeadVectors = 16;
 constexpr bool kWholeBytes = true;
 
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+BITNET_INLINE Bytes masked(const Bytes& x, uint8_t mask) {
+    return {_mm512_and_si512(x.v, _mm512_set1_epi8(char(mask)))};
+}
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     return {_mm512_ternarylogic_epi32(x.v, _mm512_set1_epi8(char(mask)), y.v, 0xea)};
 }

@@ -156,6 +156,9 @@ BITNET_INLINE Bytes each_byte(F f) {
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
     return each_byte([&](int i) { return p[i]; });
 }
+BITNET_INLINE Bytes masked(const Bytes& x, uint8_t mask) {
+    return each_byte([&](int i) { return x.v[i] & mask; });
+}
 // (x & mask) | y
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     return each_byte([&](int i) { return (x.v[i] & mask) | y.v[i]; });

@@ -134,6 +134,9 @@ BITNET_INLINE Bytes each_byte(F f) {
 BITNET_INLINE Bytes load_bytes(const uint8_t* p) {
     return each_byte([&](int i) { return vld1q_u8(p + 16 * i); });
 }
+BITNET_INLINE Bytes masked(const Bytes& x, uint8_t mask) {
+    return each_byte([&](int i) { return vandq_u8(x.v[i], vdupq_n_u8(mask)); });
+}
 BITNET_INLINE Bytes mask_or(const Bytes& x, uint8_t mask, const Bytes& y) {
     return each_byte([&](int i) { return vorrq_u8(vandq_u8(x.v[i], vdupq_n_u8(mask)), y.v[i]); });
 }

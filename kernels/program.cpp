@@ -8,6 +8,7 @@
 #include "executor.h"
 #include "group_steps.h"
 #include "int8_step.h"
+#include "rotation.h"
 #include "ternary_step.h"
 #include "tile_parts.h"
 

@@ -27,7 +27,7 @@ inline __m256i broadcast(const int8_t* codes) {
 // Steps of R registers with four fields of 2 bits.
 template <int R>
 struct Packed {
-    static constexpr int kRegisters = R, kBytes = 32 * R;
+    static constexpr int kRegisters = R, kBytes = 32 * R, kFields = 4;
     BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
         const __m256i x = load_register(w + 32 * r);
         return _mm256_and_si256(p ? _mm256_srli_epi16(x, 2 * p) : x, _mm256_set1_epi8(3));
@@ -38,9 +38,20 @@ struct Packed {
     }
 };
 
+// Lines of a group of rows with one bit a weight, whose eight fields are those of two steps.
+struct OneBit : Packed<4> {
+    static constexpr int kFields = 8;
+    BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
+        const __m256i x = load_register(w + 32 * r);
+        const int by = p < 4 ? 2 * p : 2 * p - 9;
+        const __m256i shifted = by < 0 ? _mm256_slli_epi16(x, 1) : by ? _mm256_srli_epi16(x, by) : x;
+        return _mm256_and_si256(shifted, _mm256_set1_epi8(2));
+    }
+};
+
 // Steps of a group of rows with a byte for each field.
 struct Unpacked {
-    static constexpr int kRegisters = 4, kFieldBytes = 32 * kRegisters, kBytes = 4 * kFieldBytes;
+    static constexpr int kRegisters = 4, kFields = 4, kFieldBytes = 32 * kRegisters, kBytes = kFields * kFieldBytes;
     BITNET_INLINE static __m256i field(const uint8_t* w, int p, int r) {
         return load_register(w + kFieldBytes * p + 32 * r);
     }

@@ -1,24 +1,40 @@
 // Ternary products whose scales change every few columns.
 #pragma once
+#include "fetch.h"
 #include "verbs_rows.h"
 
 namespace {
 
 using namespace bitnet;
 
-// The fields of 16 rows. In place, fields 1 and 3 are four times as large as their codes, and two shifts fewer.
-template <bool in_place>
-BITNET_INLINE void split_fields(const uint8_t* w, Bytes* fields) {
-    const Bytes x = load_bytes(w), y = shift_right<4>(x);
-    fields[0] = mask_or(x, 3, no_bytes());
-    fields[1] = in_place ? mask_or(x, 12, no_bytes()) : mask_or(shift_right<2>(x), 3, no_bytes());
-    fields[2] = mask_or(y, 3, no_bytes());
-    fields[3] = in_place ? mask_or(y, 12, no_bytes()) : mask_or(shift_right<6>(x), 3, no_bytes());
+// The fields of 16 rows for C chains of sums. In place, fields are 4, 16 and 64 times as large as their codes, and
+// there are fewer shifts: with two chains fields 1 and 3 are 4 times as large, with four each has a chain of its own. M
+// is the mask of a code: of those of one bit its high bit alone.
+template <int C, int M>
+BITNET_INLINE void split_fields(const Bytes& x, Bytes* fields) {
+    fields[0] = masked(x, M);
+    if constexpr (C == 4) {
+        for (int p = 1; p < 4; p++) fields[p] = masked(x, uint8_t(M << 2 * p));
+        return;
+    }
+    const Bytes y = shift_right<4>(x);
+    fields[1] = C > 1 ? masked(x, M << 2) : masked(shift_right<2>(x), M);
+    fields[2] = masked(y, M);
+    fields[3] = C > 1 ? masked(y, M << 2) : masked(shift_right<6>(x), M);
 }
 
-// T tokens from `first` on and H times 16 rows from row 16 * half on. Two chains of sums, C = 2, hide the latency of a
-// product: one of the fields 0 and 2, and one of the fields 1 and 3, which stay in place.
-template <int T, int H, int C>
+// The chains together, each in turn a quarter of the next.
+template <int C>
+BITNET_INLINE Sums joined(const Sums* chains) {
+    Sums sum = chains[C - 1];
+#pragma GCC unroll 3
+    for (int c = C - 1; c > 0; c--) sum = add_sums(chains[c - 1], quarter_sums(sum));
+    return sum;
+}
+
+// T tokens from `first` on and H times 16 rows from row 16 * half on, S steps a line. Several chains of sums hide the
+// latency of a product.
+template <int T, int H, int C, int S>
 void group_rows(const GroupTask& task, int half, int first) {
     const uint8_t* w = task.weights + 64 * half;
     const float* scales = task.scales + 16 * half;
@@ -39,22 +55,30 @@ void group_rows(const GroupTask& task, int half, int first) {
 #pragma GCC unroll 2
             for (int h = 0; h < H; h++) {
                 sums[0][h][t] = set_sums(minus_sums[t * task.sums_stride]);
-                if constexpr (C > 1) sums[1][h][t] = no_sums();
+#pragma GCC unroll 3
+                for (int c = 1; c < C; c++) sums[c][h][t] = no_sums();
             }
-        for (; s < stop; s++, w += kStepBytes, codes += 16 * stride) {
-            Bytes fields[H][4];
+        for (; s < stop; s += S, w += kStepBytes) {
+            Bytes lines[H];
 #pragma GCC unroll 2
             for (int h = 0; h < H; h++) {
-                __builtin_prefetch(w + 4096 + 64 * h, 0, 2);
-                split_fields<(C > 1)>(w + 64 * h, fields[h]);
+                fetch_ahead(w + 64 * h);
+                lines[h] = load_bytes(w + 64 * h);
             }
-#pragma GCC unroll 4
-            for (int p = 0; p < 4; p++)
-#pragma GCC unroll 12
-                for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
-                    for (int h = 0; h < H; h++)
-                        sums[p % C][h][t] = dot(sums[p % C][h][t], fields[h][p], codes + 4 * (p * stride + t));
+            for (int k = 0; k < S; k++, codes += 16 * stride) {
+                Bytes fields[H][4];
+#pragma GCC unroll 2
+                for (int h = 0; h < H; h++)
+                    split_fields<C, (S == 2 ? 2 : 3)>(k ? shift_left<1>(lines[h]) : lines[h], fields[h]);
+#pragma GCC unroll 4
+                for (int p = 0; p < 4; p++)
+#pragma GCC unroll 12
+                    for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+                        for (int h = 0; h < H; h++)
+                            sums[p % C][h][t] = dot(sums[p % C][h][t], fields[h][p], codes + 4 * (p * stride + t));
+            }
         }
 #pragma GCC unroll 2
         for (int h = 0; h < H; h++) {
@@ -62,9 +86,10 @@ void group_rows(const GroupTask& task, int half, int first) {
             const Lanes scale = load(scales + 16 * h);
 #pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
-                Sums sum = sums[0][h][t];
-                if constexpr (C > 1) sum = add_sums(sum, quarter_sums(sums[1][h][t]));
-                totals[h][t] = fma(to_lanes(sum), scale, totals[h][t]);
+                Sums chains[C];
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++) chains[c] = sums[c][h][t];
+                totals[h][t] = fma(to_lanes(joined<C>(chains)), scale, totals[h][t]);
             }
         }
     }
@@ -79,8 +104,10 @@ template <int T>
 void group_part(const GroupTask& task, int first, int tokens) {
     if constexpr (T > 1)
         if (tokens < T) return group_part<T - 1>(task, first, tokens);
-    constexpr int H = 2 * T <= kTileSums ? 2 : 1, C = 2 * H * T <= kTileSums ? 2 : 1;
-    for (int half = 0; half < 2; half += H) group_rows<T, H, C>(task, half, first);
+    constexpr int H = 2 * T <= kTileSums ? 2 : 1, sums = H * T;
+    constexpr int C = kWholeBytes && 4 * sums <= kTileSums ? 4 : 2 * sums <= kTileSums ? 2 : 1;
+    for (int half = 0; half < 2; half += H)
+        (task.one_bit ? group_rows<T, H, C, 2> : group_rows<T, H, C, 1>)(task, half, first);
 }
 
 void group_tile(const GroupTask& task) {

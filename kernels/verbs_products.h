@@ -164,7 +164,7 @@ uint64_t read_memory(const uint8_t* data, int64_t num_bytes) {
         }
     const int8_t ones[4] = {1, 1, 1, 1};
     Sums sums = no_sums();
-    for (const Bytes& each : seen) sums = dot(sums, mask_or(each, 63, no_bytes()), ones);
+    for (const Bytes& each : seen) sums = dot(sums, masked(each, 63), ones);
     int32_t totals[16];
     store_sums(totals, sums);
     uint64_t total = 0;

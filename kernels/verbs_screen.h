@@ -10,19 +10,19 @@ using namespace bitnet;
 // The four fields of a step of 6-bit codes: low 4 bits in two planes of 64 bytes, high 2 bits in a third.
 BITNET_INLINE void load_fields6(const uint8_t* w, Bytes* fields) {
     const Bytes low = load_bytes(w), middle = load_bytes(w + 64), high = load_bytes(w + 128);
-    fields[0] = mask_or(low, 15, mask_or(shift_left<4>(high), 48, no_bytes()));
-    fields[1] = mask_or(shift_right<4>(low), 15, mask_or(shift_left<2>(high), 48, no_bytes()));
-    fields[2] = mask_or(middle, 15, mask_or(high, 48, no_bytes()));
-    fields[3] = mask_or(shift_right<4>(middle), 15, mask_or(shift_right<2>(high), 48, no_bytes()));
+    fields[0] = mask_or(low, 15, masked(shift_left<4>(high), 48));
+    fields[1] = mask_or(shift_right<4>(low), 15, masked(shift_left<2>(high), 48));
+    fields[2] = mask_or(middle, 15, masked(high, 48));
+    fields[3] = mask_or(shift_right<4>(middle), 15, masked(shift_right<2>(high), 48));
 }
 
 // The same of 2-bit codes.
 BITNET_INLINE void load_fields2(const uint8_t* w, Bytes* fields) {
     const Bytes x = load_bytes(w);
-    fields[0] = mask_or(x, 3, no_bytes());
-    fields[1] = mask_or(shift_right<2>(x), 3, no_bytes());
-    fields[2] = mask_or(shift_right<4>(x), 3, no_bytes());
-    fields[3] = mask_or(shift_right<6>(x), 3, no_bytes());
+    fields[0] = masked(x, 3);
+    fields[1] = masked(shift_right<2>(x), 3);
+    fields[2] = masked(shift_right<4>(x), 3);
+    fields[3] = masked(shift_right<6>(x), 3);
 }
 
 // Both as whole bytes.

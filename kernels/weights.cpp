@@ -67,6 +67,7 @@ namespace {
 
 constexpr int64_t kMaxRows = 1 << 30;
 constexpr uint64_t kLowBits = 0x0303030303030303;
+constexpr uint8_t kHighBits = 0xaa;  // of the four codes of a byte
 
 // The codes 0..2 of a row, one a byte, whatever the source layout; `out` has room for whole steps of 8.
 uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_codes, uint8_t* out) {
@@ -171,7 +172,7 @@ bool to_quarters(const CodeBlocks& from, uint8_t* quarters) {
 
 TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns,
                              Arena* arena)
-    : format_(format), columns_(columns), group_columns_(group_columns), part_rows_(rows) {
+    : format_(format), arena_(arena), columns_(columns), group_columns_(group_columns), part_rows_(rows) {
     if (columns < 1 || columns > kMaxColumns) throw std::invalid_argument("a ternary matrix has 1 to 262144 columns");
     if (group_columns && group_columns != 64 && group_columns != 128)
         throw std::invalid_argument("64 or 128 columns share a scale, or all of them");
@@ -188,8 +189,8 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
         num_groups += (part + kGroupRows - 1) / kGroupRows;
         if (num_groups > kMaxRows / kGroupRows) throw std::invalid_argument("the stacked matrices have too many rows");
     }
-    const auto take = [arena](int64_t bytes) { return arena ? arena->take(bytes) : Memory(bytes); };
-    memory_ = take(num_groups * group_bytes_);  // before anything else: it may be more than there is
+    const int64_t bytes = num_groups * group_bytes_;
+    memory_ = group_columns ? Memory(bytes) : take(bytes);  // before anything else: it may be more than there is
     scales_ = take(num_groups * column_groups_ * kGroupRows * int64_t(sizeof(float)));
     first_groups_.push_back(0);
     for (int64_t part : rows) {
@@ -214,7 +215,7 @@ void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* cod
 }
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
-    packed_[size_t(part)] = 0;
+    unsettle(part);
     read(part, data, layout);
     for (int64_t g = first_groups_[size_t(part)]; g < first_groups_[size_t(part) + 1]; g++)
         groups_[size_t(g)].scale = scale;
@@ -222,7 +223,7 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float sca
 }
 
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const float* scales) {
-    packed_[size_t(part)] = 0;
+    unsettle(part);
     read(part, data, layout);
     float* out = scale_data() + first_groups_[size_t(part)] * column_groups_ * kGroupRows;
     for (int64_t row = 0; row < part_rows_[size_t(part)]; row++)
@@ -233,7 +234,43 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const flo
                                             " is no finite number");
             out[(row / kGroupRows * column_groups_ + g) * kGroupRows + row % kGroupRows] = scale;
         }
+    settle(part);
+}
+
+// Before a part is packed, perhaps once more: all codes in two bits.
+void TernaryWeight::unsettle(int part) {
+    packed_[size_t(part)] = 0;
+    if (!one_bit_) return;
+    Memory steps(int64_t(groups_.size()) * group_bytes_);
+    write(steps.data());
+    memory_ = steps;
+    one_bit_ = false;
+}
+
+// When a part is packed: after the last one the matrix moves to where it stays.
+void TernaryWeight::settle(int part) {
     packed_[size_t(part)] = 1;
+    if (!is_packed()) return;
+    bool fits = steps_ % 2 == 0;
+    for (int64_t g = 0; g < int64_t(groups_.size()) && fits; g++) fits = !has_zero(g);
+    Memory settled = take(memory_.bytes() / (fits ? 2 : 1));
+    uint8_t* out = settled.data();
+    if (!fits) std::memcpy(out, memory_.data(), size_t(memory_.bytes()));
+    for (int64_t at = 0; fits && at < memory_.bytes(); at += 2 * kStepBytes)
+        for (int i = 0; i < kStepBytes; i++, out++)
+            *out =
+                uint8_t((memory_.data()[at + i] & kHighBits) | (memory_.data()[at + kStepBytes + i] & kHighBits) >> 1);
+    memory_ = settled;
+    one_bit_ = fits;
+}
+
+// Whether a code of its rows is not 0 or 2; what pads them may be.
+bool TernaryWeight::has_zero(int64_t group) const {
+    uint8_t low[kStepBytes] = {};
+    const uint8_t* step = memory_.data() + group * group_bytes_;
+    for (int64_t s = 0; s < steps_; s++, step += kStepBytes)
+        for (int i = 0; i < kStepBytes; i++) low[i] |= step[i] & ~kHighBits;
+    return std::any_of(low, low + 4 * groups_[size_t(group)].rows, [](uint8_t bits) { return bits != 0; });
 }
 
 void TernaryWeight::read(int part, const uint8_t* data, Layout layout) {
@@ -299,6 +336,7 @@ void TernaryWeight::copy_t5(int part, const uint8_t* data) {
 }
 
 void TernaryWeight::write(uint8_t* out) const {
+    if (one_bit_) return expand_lines(memory_.data(), int(memory_.bytes() / kStepBytes), out);
     const uint8_t *begin = memory_.data(), *end = begin + int64_t(groups_.size()) * group_bytes_;
     const auto written = [&](uint8_t byte) { return format_ == Format::t5 ? kT5.to_file[byte] : byte; };
     std::transform(begin, end, out, written);
@@ -315,6 +353,14 @@ void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps) {
         for (int i = 0; i < kBlockBytes; i++) {
             steps[i] = kT5.first_four(blocks[i]);
             fifths[i % kStepBytes] |= uint8_t(kT5.fifth(blocks[i]) << 2 * (i / kStepBytes));
+        }
+}
+
+void expand_lines(const uint8_t* lines, int num_lines, uint8_t* steps) {
+    for (int line = 0; line < num_lines; line++, lines += kStepBytes, steps += 2 * kStepBytes)
+        for (int i = 0; i < kStepBytes; i++) {
+            steps[i] = lines[i] & kHighBits;
+            steps[kStepBytes + i] = uint8_t(lines[i] << 1) & kHighBits;
         }
 }
 
@@ -348,38 +394,6 @@ float ternarize(const void* weights, Dtype dtype, int64_t count, int8_t* codes) 
             return ternarize_with([&](int64_t i) { return half_to_float(u16[i]); }, count, codes);
         default:
             return ternarize_with([&](int64_t i) { return bits_to_float(uint32_t(u16[i]) << 16); }, count, codes);
-    }
-}
-
-// Sine and cosine in double precision with operations that every machine rounds alike (a libm may choose its code by
-// CPU). Reduction by pi/2 in two parts and the polynomials of fdlibm's k_sin.c and k_cos.c; good to 2^20 radians.
-static void sine_cosine(double x, double* sine, double* cosine) {
-    const int64_t quadrant = int64_t(x * 0.63661977236758134308 + 0.5);
-    const double n = double(quadrant);
-    const double r = (x - n * 1.57079632673412561417e+00) - n * 6.07710050650619224932e-11;
-    const double z = r * r;
-    double s = 1.58969099521155010221e-10;
-    for (double c : {-2.50507602534068634195e-08, 2.75573137070700676789e-06, -1.98412698298579493134e-04,
-                     8.33333333332248946124e-03, -1.66666666666666324348e-01})
-        s = s * z + c;
-    s = r + r * z * s;
-    double c = -1.13596475577881948265e-11;
-    for (double k : {2.08757232129817482790e-09, -2.75573143513906633035e-07, 2.48015872894767294178e-05,
-                     -1.38888888888741095749e-03, 4.16666666666666019037e-02})
-        c = c * z + k;
-    c = 1.0 - (0.5 * z - z * z * c);
-    *sine = quadrant & 1 ? c : s;
-    *cosine = quadrant & 1 ? s : c;
-    if (quadrant & 2) *sine = -*sine;
-    if ((quadrant + 1) & 2) *cosine = -*cosine;
-}
-
-void rotation(int32_t position, const float* inverse_frequencies, int count, float* cosine, float* sine) {
-    for (int j = 0; j < count; j++) {
-        double s, c;
-        sine_cosine(double(float(position) * inverse_frequencies[j]), &s, &c);
-        cosine[j] = float(c);
-        sine[j] = float(s);
     }
 }
 

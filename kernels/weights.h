@@ -47,6 +47,8 @@ enum class Format : int { u2 = 0, t5 = 1 };  // 2 bits or 1.6 bits a weight, see
 
 // T5 blocks of one group of 32 rows into U2 steps.
 void expand_blocks(const uint8_t* blocks, int num_blocks, uint8_t* steps);
+// Lines of one bit a weight into two U2 steps each.
+void expand_lines(const uint8_t* lines, int num_lines, uint8_t* steps);
 
 // Ternary matrices stacked along their rows.
 class TernaryWeight {
@@ -57,7 +59,8 @@ class TernaryWeight {
         float scale;
     };
 
-    // One scale a part, or one for every 64 or 128 columns of each row: those are U2.
+    // One scale a part, or one for every 64 or 128 columns of each row: those are U2, and where all are -1 or +1 keep
+    // one bit of it when the last part is packed. The arena must live until then.
     TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns = 0,
                   Arena* arena = nullptr);
     // Repacks one of the stacked matrices; throws std::invalid_argument at an invalid code.
@@ -72,14 +75,16 @@ class TernaryWeight {
     int64_t columns() const { return columns_; }
     Format format() const { return format_; }
     int64_t steps() const { return steps_; }  // U2 steps of a group, expanded where it is T5
+    bool one_bit() const { return one_bit_; }
     int64_t padded_columns() const { return steps_ * kStepColumns; }
-    int64_t group_bytes() const { return group_bytes_; }
+    int64_t group_bytes() const { return one_bit_ ? group_bytes_ / 2 : group_bytes_; }
+    int64_t written_bytes() const { return group_bytes_; }  // of a group, by `write`
     int64_t bytes() const { return memory_.bytes() + scales_.bytes(); }
     int64_t group_columns() const { return group_columns_; }  // 0: one scale a part
     int64_t column_groups() const { return column_groups_; }  // of which the last may be short
     const std::vector<Group>& groups() const { return groups_; }
-    void write(uint8_t* out) const;  // [groups][group_bytes()], in the layout of ternary.py
-    const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes_; }
+    void write(uint8_t* out) const;  // [groups][written_bytes()], in the layout of ternary.py
+    const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes(); }
     // Scales of a group of rows: [column_groups()][32].
     const float* group_scales(int64_t group) const { return scale_data() + group * column_groups_ * kGroupRows; }
 
@@ -90,8 +95,14 @@ class TernaryWeight {
     void copy_u2(int part, const uint8_t* data);
     void copy_t5(int part, const uint8_t* data);
     void pack_row(int64_t group, int row_in_group, const uint8_t* codes);
+    void unsettle(int part);
+    void settle(int part);
+    bool has_zero(int64_t group) const;
+    Memory take(int64_t bytes) const { return arena_ ? arena_->take(bytes) : Memory(bytes); }
 
     Format format_;
+    Arena* arena_;
+    bool one_bit_ = false;
     int64_t rows_ = 0, columns_, group_columns_, column_groups_ = 0, steps_, group_bytes_;
     std::vector<int64_t> part_rows_, first_groups_;
     std::vector<char> packed_;
@@ -123,8 +134,5 @@ struct CodeBlocks {
     int64_t columns() const { return row_bytes / block_bytes * code_bytes * 4; }
 };
 bool to_quarters(const CodeBlocks& from, uint8_t* quarters);
-
-// The rotary angles of one position: cosine and sine of position * inverse_frequency.
-void rotation(int32_t position, const float* inverse_frequencies, int count, float* cosine, float* sine);
 
 }  // namespace bitnet

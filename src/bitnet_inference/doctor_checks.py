@@ -19,12 +19,16 @@ ARENA, INPUT, OUTPUT = 0, 1, 2
 def ternary_product(isa: str) -> bytes:
     """Quantised rows times ternary matrices of all formats, for tiles of every kind of size."""
     results = []
-    for weight_format, group_size in (("u2", 0), ("t5", 0), ("u2", 64), ("u2", 128)):
-        for rows, columns in ((70, 200), (33, 1040)):
+    any_code, signs = (-1, 0, 1), (-1, 1)
+    for weight_format, group_size, values in (
+        ("u2", 0, any_code), ("t5", 0, any_code), ("u2", 64, any_code), ("u2", 128, any_code), ("u2", 128, signs)
+    ):  # fmt: skip
+        for rows, columns in ((70, 224), (33, 1040)):
             random = np.random.default_rng(rows)
             weight = native.TernaryWeight(columns, [rows], weight_format, group_size)
             scale = _normal(random, rows, -(-columns // group_size)) if group_size else 0.7
-            weight.pack(0, random.integers(-1, 2, (rows, columns), np.int8).view(np.uint8), "codes", scale)
+            matrix = random.choice(np.array(values, np.int8), (rows, columns))
+            weight.pack(0, matrix.view(np.uint8), "codes", scale)
             codes = 0, -(-columns // 80) * 80
             program = native.Program(codes[1] // 4 + 32)
             program.rows_to_codes(_whole(INPUT, columns), None, 0, None, 0.0, codes)

@@ -88,6 +88,46 @@ def test_many_tokens(isa: str) -> None:
     assert np.array_equal(product(packed(codes, scales, 64), isa, x, threads=3), expected)
 
 
+def signs(rows: int, columns: int) -> NDArray[np.int8]:
+    return np.random.default_rng(rows).choice(np.array([-1, 1], np.int8), (rows, columns))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("group_size", [64, 128])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (31, 64), (33, 160), (70, 224), (32, 1024)])
+def test_weights_of_minus_and_plus_one_take_one_bit(isa: str, group_size: int, rows: int, columns: int) -> None:
+    _, scales, x = case(rows, columns, 130, group_size)
+    codes = signs(rows, columns)
+    weight = packed(codes, scales, group_size)
+    assert weight.one_bit and weight.num_bytes == -(-rows // 32) * 32 * (columns // 8 + 4 * -(-columns // group_size))
+    expected = fused_truth(x[:, :columns], codes, scales, group_size)
+    for tokens in (*range(1, 14), 25, 130):
+        assert np.array_equal(product(weight, isa, x[:tokens]), expected[:tokens]), f"{tokens} tokens"
+
+
+def test_a_zero_or_half_a_line_takes_two_bits() -> None:
+    codes, scales = signs(32, 64), np.ones((32, 1), np.float32)
+    assert packed(codes, scales, 64).one_bit and not packed(codes[:, :48].copy(), scales, 64).one_bit
+    codes[31, 63] = 0
+    assert not packed(codes, scales, 64).one_bit
+
+
+def test_one_bit_is_packed_anew_and_written_as_two() -> None:
+    """Of two stacked matrices the second gets a zero, and loses it again."""
+    _, scales, x = case(72, 96, 5, 64)
+    codes = signs(72, 96)
+    weight = native.TernaryWeight(96, [32, 40], "u2", 64)
+    for last in (0, 1, 0):
+        codes[71, 95] = last
+        for part, rows in enumerate((slice(0, 32), slice(32, 72))):
+            weight.pack(part, codes[rows].view(np.uint8), "codes", scales[rows])
+        assert weight.one_bit == bool(last)
+        assert np.array_equal(product(weight, ISAS[0], x), fused_truth(x[:, :96], codes, scales, 64))
+        plain = native.TernaryWeight(96, [32])
+        plain.pack(0, codes[:32].view(np.uint8), "codes", 1.0)
+        assert np.array_equal(weight.packed()[:1], plain.packed())
+
+
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_the_reference_agrees(group_size: int) -> None:
     codes, scales, x = case(48, 200, 11, group_size)

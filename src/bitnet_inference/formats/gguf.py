@@ -175,7 +175,8 @@ class GgufCheckpoint:
         if one is not None and one > 0 and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
             return self._ternary(name, quarters, one)
         codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
-        codes.reshape(*scales.shape, -1)[scales == 0] = 0
+        if one is not None or codes.max(initial=0) > 1:
+            codes.reshape(*scales.shape, -1)[scales == 0] = 0
         if codes.max(initial=0) > 1:
             raise Unsupported(
                 f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary: convert it to Q8_0"
