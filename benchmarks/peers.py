@@ -1,10 +1,11 @@
 """Ours beside llama.cpp and Transformers on the same weights, in turns: `peers.py FOLDER [--threads 2] [--json FILE]`.
 
 FOLDER is a BitNet model, as `synthesize.py --shape bitnet-2b-4t FOLDER` writes it. llama.cpp gets the weights as GGUF
-(TQ2_0, embedding and head F16), Transformers the folder. All decode greedily, each in a process of its own that sleeps
-while another is measured. llama.cpp's arch "bitnet" has SiLU where this model has squared ReLU, so its text differs;
-what it computes and reads is as much. A ratio is our speed by theirs: the median over pairs of samples that are taken
-one right after the other. Pairs that other processes disturb are taken again.
+(TQ2_0, embedding and head F16), Transformers the folder. A GGUF file in its place, as of `--shape bonsai-1.7b`, is
+opened by us and by llama.cpp. All decode greedily, each in a process of its own that sleeps while another is
+measured. llama.cpp's arch "bitnet" has SiLU where this model has squared ReLU, so its text differs; what it computes
+and reads is as much. A ratio is our speed by theirs: the median over pairs of samples that are taken one right after
+the other. Pairs that other processes disturb are taken again.
 """
 
 from __future__ import annotations
@@ -141,12 +142,16 @@ def choose(names: list[str] | None) -> list[str]:
 def _engines(arguments: argparse.Namespace, config: EngineConfig, workload: Workload, scratch: Path) -> Iterator[Peer]:
     """Ours, the peers, and ours with other instruction sets."""
     folder, threads, chosen = arguments.folder, config.threads or 1, choose(arguments.peers)
+    file = folder if folder.is_file() else None
+    if file and "transformers" in chosen:
+        print("transformers is left out: it opens folders")
+        chosen.remove("transformers")
     others = [replace(config, isa=isa).resolve() for isa in arguments.isa]
     if not chosen and not others:
         raise InvalidParams(f"there is nothing to compare with: {INSTALL}, or choose an --isa")
     yield our_engine(f"ours, {arguments.head}" if arguments.head else "ours", folder, config, workload)
     if "llama.cpp" in chosen:
-        yield llama_cpp_engine(folder, arguments.gguf or scratch / "model.gguf", threads, workload)
+        yield llama_cpp_engine(folder, file or arguments.gguf or scratch / "model.gguf", threads, workload)
     if "transformers" in chosen:
         yield transformers_engine(folder, threads, workload)
     for other in others:

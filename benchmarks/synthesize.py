@@ -1,10 +1,11 @@
 """Write a checkpoint with the shape of a real model and random weights: `synthesize.py --shape bitnet-2b-4t DIR`.
 
 The files are those of the real repositories (config.json, packed model.safetensors, tokenizer.json), so that
-everything that reads a model reads these. Norms and scales keep activations near 1 in every layer. Random weights give
-flat logits; `--peak 8` makes the best logit stand about 8 standard deviations out, as it does in text: the head is the
-embedding table, so the share that a token's own embedding keeps of the last hidden state sets how far its logit stands
-out, and the layers add as much as leaves it that share. Such a model repeats its last token.
+everything that reads a model reads these; bonsai-1.7b is DIR/model.gguf, in Q1_0 and without words. Norms and scales
+keep activations near 1 in every layer. Random weights give flat logits; `--peak 8` makes the best logit stand about 8
+standard deviations out, as it does in text: the head is the embedding table, so the share that a token's own
+embedding keeps of the last hidden state sets how far its logit stands out, and the layers add as much as leaves it
+that share. Such a model repeats its last token.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from synthetic_gguf import write_bonsai
 from synthetic_weights import Recipe, write_safetensors
 from synthetic_words import write_tokenizer
 
@@ -112,6 +114,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
+    "bonsai-1.7b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
     "tiny": _BITNET | _TINY,
 }
 
@@ -124,6 +142,10 @@ def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> No
     config = SHAPES[shape]
     fields = Fields(folder / "config.json", config)
     quantization = read_quantization(fields)
+    if shape == "bonsai-1.7b":
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bonsai(folder / "model.gguf", read_config(fields, None), seed, peak)
+        return
     recipe = Recipe(read_config(fields, quantization), quantization, seed, peak)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -146,7 +168,7 @@ def main() -> None:
     start = time.perf_counter()
     try:
         synthesize(arguments.shape, arguments.folder, arguments.seed, arguments.peak)
-        size = (arguments.folder / "model.safetensors").stat().st_size
+        size = max(each.stat().st_size for each in arguments.folder.glob("model.*"))
     except (OSError, ValueError) as error:
         parser.exit(2, f"synthesize.py: {error}\n")
     print(f"{arguments.folder}: {size / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s")

@@ -162,6 +162,24 @@ def test_dequantised_matrices_are_found_again(dtype: str) -> None:
     assert rounded.findings() == ()
 
 
+@pytest.mark.parametrize(("columns", "size"), [(256, 128), (192, 64)])
+def test_scales_of_groups_are_found_again(columns: int, size: int) -> None:
+    """As the unpacked files of PrismML's Bonsai, and TriLM's, whose scales differ between parts of a matrix."""
+    random = np.random.default_rng(4)
+    codes = random.integers(-1, 2, (40, columns)).astype(np.int8)
+    scales = np.exp2(random.integers(-3, 3, (40, columns // size))).astype(np.float32)
+    values = codes * np.repeat(scales, size, axis=1)
+    checkpoint = open_checkpoint(GOLDEN / "llama-f32")
+    checkpoint.matrix = lambda name: Dense(values, "float32")  # type: ignore[method-assign]
+    rounded = quantized(checkpoint, "ternary")
+    found = rounded.matrix("layers.0.q")
+    assert isinstance(found, Ternary) and rounded.group_size("layers.0.q") == found.group_size == size
+    assert np.array_equal(found.data, codes) and np.array_equal(found.scale, scales)
+    assert rounded.findings() == ()
+    values[39, -1] = 0.4
+    assert quantized(checkpoint, "ternary").group_size("layers.0.q") == 0
+
+
 def test_what_is_lost_is_measured() -> None:
     weights = np.random.default_rng(3).standard_normal((500, 300), np.float32)
     codes, scale = ternary.ternarize(weights)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_inference import ternary
+from bitnet_inference import LLM, ternary
 from bitnet_inference.backends import load_model
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.formats import open_checkpoint
@@ -61,6 +61,24 @@ def test_the_peak_is_how_far_the_best_logit_stands_out(synthesize, tmp_path, pea
     own = (logits[ids, ids] - logits.mean(axis=1)) / logits.std(axis=1)
     assert lowest < own.mean() < highest
     assert logits.std() == pytest.approx(2.5, rel=0.3)
+
+
+def test_bonsai_is_a_gguf_file_of_one_bit_weights(synthesize, tmp_path, monkeypatch):
+    """Of a few layers, with embeddings that stand out as they are told."""
+    small = {"hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 640}  # fmt: skip
+    monkeypatch.setitem(synthesize.SHAPES, "bonsai-1.7b", synthesize.SHAPES["bonsai-1.7b"] | small)
+    synthesize.synthesize("bonsai-1.7b", tmp_path, peak=6)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert checkpoint.check() == [] and checkpoint.group_size("layers.1.o") == 128
+    assert set(np.unique(checkpoint.matrix("layers.2.down").data)) == {-1, 1}
+    with LLM.load(tmp_path / "model.gguf", device="cpu", threads=1) as llm:
+        ids = np.arange(32)
+        logits = llm.logits(ids)
+    own = (logits[ids, ids] - logits.mean(axis=1)) / logits.std(axis=1)
+    assert 4.5 < own.mean() < 7.5
+    with pytest.raises(ValueError, match="peak 30 is not between 0 and"):
+        synthesize.synthesize("bonsai-1.7b", tmp_path / "other", peak=30)
 
 
 def test_an_impossible_peak_is_refused(synthesize, tmp_path):

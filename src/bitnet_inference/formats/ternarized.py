@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from bitnet_inference import native, ternary
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.checkpoint import (
+    GROUP_SIZES,
     ChangedCheckpoint,
     Checkpoint,
     Dense,
@@ -73,6 +75,31 @@ def exact_ternary(matrix: Dense) -> Ternary | None:
     return Ternary(codes.astype(np.int8), "codes", (rows, columns), float(scale))
 
 
+def exact_group_size(matrix: Dense) -> int:
+    """How many columns of a row may share a scale so that all weights are m, 0 and -m; 0 where neither 128 nor 64."""
+    rows, columns = matrix.data.shape
+    step = max(1, _CHUNK_WEIGHTS // columns)
+    for size in sorted(GROUP_SIZES, reverse=True):
+        parts = chain([slice(0, 1)], (slice(begin, begin + step) for begin in range(0, rows, step)))  # one row first
+        if columns % size == 0 and all(_is_exact(to_float32(matrix.data[part], matrix.dtype), size) for part in parts):
+            return size
+    return 0
+
+
+def _is_exact(weights: Floats, size: int) -> bool:
+    sizes = np.abs(weights).reshape(-1, size)
+    largest = sizes.max(axis=1, keepdims=True)
+    return bool(np.isfinite(largest).all() and ((sizes == largest) | (sizes == 0)).all())
+
+
+def exact_groups(matrix: Dense, size: int) -> Ternary:
+    """A matrix for which exact_group_size says so."""
+    weights = to_float32(matrix.data, matrix.dtype)
+    rows, columns = weights.shape
+    scales = np.abs(weights).reshape(rows, -1, size).max(axis=2)
+    return Ternary(np.sign(weights).astype(np.int8), "codes", (rows, columns), scales, size)
+
+
 class TernarizedCheckpoint(ChangedCheckpoint):
     """Another checkpoint, of which some dense matrices are ternarised when they are read."""
 
@@ -81,24 +108,39 @@ class TernarizedCheckpoint(ChangedCheckpoint):
         super().__init__(original)
         self._names = names
         self._errors: dict[str, float] = {}
+        self._group_sizes: dict[str, int] = {}
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
         return name in self._names or self.original.is_ternary(name)
 
     def group_size(self, name: str) -> int:
-        """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read."""
-        return 0 if name in self._names else self.original.group_size(name)
+        """How many columns share a scale in the Ternary of this name, 0 for one scale.
+
+        Reads a row of a matrix that is to be rounded, and all of one that groups of columns hold exactly.
+        """
+        if name not in self._names:
+            return self.original.group_size(name)
+        if name not in self._group_sizes:
+            matrix = self._dense(name)
+            self._group_sizes[name] = 0 if exact_ternary(matrix) else exact_group_size(matrix)
+            self.release(name)
+        return self._group_sizes[name]
 
     def matrix(self, name: str) -> Dense | Ternary:
         """The matrix under a canonical name; raises FormatError where a weight that is to be rounded is not finite."""
-        matrix = self.original.matrix(name)
-        if name not in self._names or not isinstance(matrix, Dense):
-            return matrix
-        matrix = Dense(np.require(matrix.data, requirements=["C", "A"]), matrix.dtype)
-        found = exact_ternary(matrix) or ternarized(self.path, name, matrix)
-        self._errors[name] = relative_error(matrix, found)
+        if name not in self._names:
+            return self.original.matrix(name)
+        size, matrix = self.group_size(name), self._dense(name)
+        exact = exact_groups(matrix, size) if size else exact_ternary(matrix)
+        found = exact or ternarized(self.path, name, matrix)
+        self._errors[name] = 0.0 if exact else relative_error(matrix, found)
         return found
+
+    def _dense(self, name: str) -> Dense:
+        matrix = self.original.matrix(name)
+        assert isinstance(matrix, Dense), f"{name} is ternary"
+        return Dense(np.require(matrix.data, requirements=["C", "A"]), matrix.dtype)
 
     def errors(self) -> dict[str, float]:
         """|W - Q(W)| / |W| of each matrix that is rounded, by canonical name; those that nobody has read are read."""
