@@ -70,9 +70,10 @@ def test_groups_that_kernels_do_not_know_are_dense(tmp_path):
     assert not checkpoint.is_ternary("layers.0.q") and checkpoint.matrix("layers.0.q").dtype == "bfloat16"
 
 
-def test_packed_ternary_matrices_beside_a_quantised_table(tmp_path):
-    """As mlx-community's BitNet 2B-4T: config.json tells of the table alone, and scales multiply."""
-    source = open_checkpoint(GOLDEN / "bitnet-packed")
+@pytest.mark.parametrize("name", ["bitnet-packed", "bitnet-bitlinear"])
+def test_packed_ternary_matrices_beside_a_quantised_table(tmp_path, name):
+    """As mlx-community's BitNet 2B-4T: config.json tells of the table alone; scales multiply unless it says more."""
+    source = open_checkpoint(GOLDEN / name)
     tensors = {name: tensor.array() for name, tensor in open_tensors(source.path).tensors.items()}
     shutil.copytree(source.path, tmp_path / "mlx")
     module = "model.embed_tokens"
@@ -82,7 +83,9 @@ def test_packed_ternary_matrices_beside_a_quantised_table(tmp_path):
     (tmp_path / "mlx" / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     config = json.loads((tmp_path / "mlx" / "config.json").read_text())
     said = {"group_size": 64, "bits": 8, "mode": "affine"}
-    config |= {"quantization": said, "quantization_config": said}
+    config["quantization"] = said
+    if name == "bitnet-packed":
+        config["quantization_config"] = said
     (tmp_path / "mlx" / "config.json").write_text(json.dumps(config))
     checkpoint = open_checkpoint(tmp_path / "mlx")
     assert checkpoint.check() == [] and checkpoint.is_ternary("layers.0.q")

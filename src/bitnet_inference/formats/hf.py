@@ -42,10 +42,10 @@ class HuggingFaceCheckpoint:
         self.generation, stops = _read_generation(path)
         self._family = find_family(self._fields)
         self._is_mlx = is_mlx(self._fields)
-        quantization = None if self._is_mlx else read_quantization(self._fields)
+        quantization = read_quantization(self._fields)
         config = read_config(self._fields, quantization, stops)
         self._files = open_tensors(path)
-        if self._is_mlx:
+        if self._is_mlx and quantization is None:
             quantization = packed_beside_mlx(self._files.tensors)
         names = find_names(self._files.tensors, self._family.renamed)
         self._quantization = _with_masters(quantization, self._family, names, config.norm_eps)

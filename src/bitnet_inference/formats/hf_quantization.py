@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.json_files import Fields, shown
+from bitnet_inference.formats.mlx import is_mlx
 
 _MAX_PATTERNS = 512
 # What transformers takes as a regular expression; from a stranger only names and up to two ".*".
@@ -51,9 +52,9 @@ def packed_beside_mlx(tensors: Collection[str]) -> Quantization | None:
 
 
 def read_quantization(config: Fields) -> Quantization | None:
-    """The quantisation of a config.json; None for a dense model. Raises Unsupported for methods other than BitNet's."""
+    """The quantisation of a config.json; None for dense models and MLX's. Raises Unsupported for methods of others."""
     fields = config.section("quantization_config")
-    if fields is None:
+    if fields is None or ("quant_method" not in fields and is_mlx(config)):
         return None
     method = fields.text("quant_method", "")
     if method != "bitnet":
