@@ -55,6 +55,23 @@ def test_head_dim_allows_a_hidden_size_that_heads_do_not_divide(tmp_path):
     assert read(tmp_path, hidden_size=9, head_dim=4).head_dim == 4
 
 
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+
+
+@pytest.mark.parametrize(("said", "seen"), [(None, 0), (ABSENT, 4096), (1 << 20, 0), (7, 7)])
+def test_all_layers_of_mistral_see_a_window(tmp_path, said, seen):
+    config = read(tmp_path, **MISTRAL, sliding_window=said)
+    assert (config.family, config.max_positions) == ("llama", 131072)
+    assert config.window_of(0) == seen and (config.local is None or config.local.rope_theta == config.rope_theta)
+
+
+def test_windows_beside_scaled_rotations_are_refused(tmp_path):
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    assert read(tmp_path, **MISTRAL, sliding_window=None, rope_scaling=scaling).rope_scaling.factor == 2
+    with pytest.raises(Unsupported, match="sliding_window: not with scaled rotations: use another model"):
+        read(tmp_path, **MISTRAL, sliding_window=7, rope_scaling=scaling)
+
+
 def test_a_missing_architecture_is_taken_from_the_model_type(tmp_path):
     assert read(tmp_path, architectures=None).family == "llama"
 

@@ -41,7 +41,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     eos_ids = fields.ids("eos_token_id", None if more_eos_ids else family.eos_id) + more_eos_ids
     theta, scaling, sharpness = _rope(fields, family, max_positions, head_dim)
     scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
-    local = _local_layers(fields, family, num_layers)
+    local = _local_layers(fields, family, num_layers) or _windows(fields, family, num_layers, theta, scaling)
     if local is not None and sharpness != 1.0:  # one number multiplies the scores of all layers
         why = "sharpens the scores of the layers without a window alone, which is not supported: use another model"
         raise Unsupported(f"{fields.path}: rope_type yarn {why}")
@@ -182,6 +182,21 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
     layers = tuple(at for at, kind in enumerate(types) if kind == _LOCAL)
     window = fields.size("sliding_window", MAX_POSITIONS, 4096)
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
+
+
+def _windows(
+    fields: Fields, family: Family, num_layers: int, theta: float, scaling: RopeScaling | None
+) -> LocalLayers | None:
+    """All layers where all see a window, as in Mistral; null is none."""
+    is_null = "sliding_window" in fields.values and "sliding_window" not in fields
+    if family.window is None or is_null:
+        return None
+    window = fields.size("sliding_window", MAX_POSITIONS, family.window)
+    if window >= fields.size("max_position_embeddings", MAX_POSITIONS, family.max_positions):
+        return None
+    if scaling is not None:
+        raise Unsupported(f"{fields.path}: sliding_window: not with scaled rotations: use another model")
+    return LocalLayers(layers=tuple(range(num_layers)), window=window, rope_theta=theta)
 
 
 def _rope_type(section: Fields) -> str:

@@ -23,8 +23,8 @@ class Family:
     `architectures`: with a head, and those of bare models. `renamed`: modules of a layer by canonical name, where they
     are called otherwise than in Llama. `masters`: matrices are ternarised although no quantization_config says so.
     `one_plus`: norms multiply by 1 + w. `scaled_embeddings`: by the root of the hidden size. `local_rope_theta`: some
-    layers are local ones, with this base. `attention_scalar`: scores are divided by its root, not by head_dim's.
-    `activation_key` is the key of config.json.
+    layers are local ones, with this base. `window`: all layers are, with so many positions where config.json is silent.
+    `attention_scalar`: scores are divided by its root, not by head_dim's. `activation_key` is the key of config.json.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Family:
     one_plus: bool = False
     scaled_embeddings: bool = False
     local_rope_theta: float | None = None
+    window: int | None = None
     attention_scalar: float | None = None
 
 
@@ -62,6 +63,10 @@ _FAMILIES = (
     Family(
         name="llama", architectures=("LlamaForCausalLM",), model_type="llama", activation="silu",
         norm_eps=1e-6, rope_theta=10000.0, bos_id=1, eos_id=2,
+    ),
+    Family(
+        name="llama", architectures=("MistralForCausalLM",), model_type="mistral", activation="silu",
+        norm_eps=1e-6, rope_theta=10000.0, bos_id=1, eos_id=2, max_positions=131072, window=4096,
     ),
     Family(
         name="qwen3", architectures=("Qwen3ForCausalLM", "Qwen3Model"), model_type="qwen3", activation="silu",
