@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.server import ServerOptions, read_keys
+from bitnet_inference.server.response_schema import InputTokensRequest
 
 ASK = "Tell me a story about a cat called Tom"
 CITY = {
@@ -94,6 +95,19 @@ def test_what_is_stored_is_its_callers_own(running: Running) -> None:
             boris.responses.create(model="story", input=sent, max_output_tokens=1)
             for each in (anna, boris):
                 each.responses.create(model="story", input=by_id, max_output_tokens=1)
+
+
+def test_calls_that_are_sent_back_are_one_message_with_the_text_in_front_of_them() -> None:
+    """As `previous_response_id` has it: many chat templates want the roles in turn."""
+    call = {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}"}
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    given = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
+    ask = {"role": "user", "content": ASK}
+    items = [ask, text, call, call, given, call]
+    asked, said, told, more = InputTokensRequest.model_validate({"input": items}).messages
+    assert asked["content"] == ASK and told["role"] == "tool"
+    assert said["content"] == "I look." and [each["id"] for each in said["tool_calls"]] == ["c1", "c1"]
+    assert more["content"] == "" and len(more["tool_calls"]) == 1
 
 
 def test_a_conversation_may_go_on_without_input(client: openai.OpenAI) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
@@ -238,7 +238,7 @@ class InputTokensRequest(Fields):
         """The input as the library knows it, without instructions; references are empty until they are resolved."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
-        return list(_messages(self.input))
+        return _messages(self.input)
 
     @once
     def grammar(self) -> Grammar | None:
@@ -329,27 +329,25 @@ class ResponsesRequest(InputTokensRequest):
         return salt_of(self.user, self.safety_identifier, self.prompt_cache_key)
 
 
-def _messages(items: list[Item]) -> Iterator[dict[str, Any]]:
-    """Calls that stand in a row are one message; one that was cut is none, as in `said`."""
-    calls: list[dict[str, Any]] = []
+def _messages(items: list[Item]) -> list[dict[str, Any]]:
+    """Calls, and the text in front of them, are one message; a call that was cut is none, as in `said`."""
+    messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, ReasoningItem) or (isinstance(item, CallItem) and item.status == "incomplete"):
             continue
         if isinstance(item, CallItem):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
             function = {"name": item.name, "arguments": item.arguments}
-            calls.append({"id": item.call_id, "type": "function", "function": function})
-            continue
-        if calls:
-            yield {"role": "assistant", "content": "", "tool_calls": calls}
-            calls = []
-        if isinstance(item, ReferenceItem):
-            yield {"role": "user", "content": ""}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif isinstance(item, ReferenceItem):
+            messages.append({"role": "user", "content": ""})
         elif isinstance(item, MessageItem):
-            yield {"role": item.role, "content": _text(item.content)}
+            messages.append({"role": item.role, "content": _text(item.content)})
         else:
-            yield {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-    if calls:
-        yield {"role": "assistant", "content": "", "tool_calls": calls}
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+    return messages
 
 
 def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
