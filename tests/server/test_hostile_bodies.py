@@ -243,8 +243,9 @@ def test_a_prompt_that_can_never_fit_is_the_clients_mistake(max_cache_tokens: in
             # LiteLLM, LangChain and CrewAI look for such words in the message.
             for words in ("context_length_exceeded", "prompt is too long", "this model's maximum context length is"):
                 assert error["message"].count(words) == 1
-        several = refusal(app, "/v1/embeddings", {"input": ["Once", text]})
-        assert several["param"] == "input" and several["message"].startswith("input[1]: the ")
+        for path, field in (("/v1/embeddings", "input"), ("/v1/completions", "prompt")):
+            several = refusal(app, path, {field: ["Once", text]})
+            assert several["param"] == field and several["message"].startswith(f"{field}[1]: the ")
         assert "prompt is too long" in refusal(app, "/v1/messages", {"messages": talk, "max_tokens": 1})["message"]
 
 

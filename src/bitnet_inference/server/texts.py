@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
+from bitnet_inference.prompts import encode_each, placed
 from bitnet_inference.ranked import best_texts, cancelling
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.choices import Part, RunningCosts, finish_reason, finished, output_of, parts, usage_of_all
@@ -170,9 +171,10 @@ def open_text(asked: Asked, body: TextRequest) -> TextAnswer:
     given["logprobs"] = 0 if ranks and body.logprobs is None else body.logprobs
     given["prompt_logprobs"] = body.logprobs if body.echo else None
     params = sampling(llm.default_params, given, body.grammar)
-    prompts = [Continued(llm, prompt) for prompt in body.prompts]
+    prompts = list(encode_each(body.prompts, lambda prompt: Continued(llm, prompt), "prompt"))
     streams: list[Stream] = []
     with cancelling(streams):
-        for prompt in prompts:
-            streams += llm.stream_choices(prompt.ids, number, params, **asked.terms)
+        for index, prompt in enumerate(prompts):
+            with placed(index, len(prompts), "prompt"):
+                streams += llm.stream_choices(prompt.ids, number, params, **asked.terms)
     return TextAnswer(asked, body, prompts, streams)
