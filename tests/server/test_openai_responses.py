@@ -64,6 +64,11 @@ def test_what_is_stored_can_be_fetched_and_forgotten(client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.input_items.list(made.id, after="zz")
     assert refused.value.param == "after"
+    ignored: Any = ({"include": ["message.output_text.logprobs"]}, {"starting_after": 1}, {"stream": True})
+    for each in ignored:
+        with pytest.raises(openai.BadRequestError, match="is given in one piece, as it was made") as refused:
+            client.responses.retrieve(made.id, **each)
+        assert refused.value.param == next(iter(each))
     made_items: Any = [*made.output, {"role": "user", "content": ASK}]
     client.responses.delete(client.responses.create(model="story", input=made_items, max_output_tokens=1).id)
     by_id: Any = [{"type": "item_reference", "id": made.output[0].id}]

@@ -51,8 +51,11 @@ def add_responses(app: FastAPI, answers: Answers) -> None:
 def _add_stored(app: FastAPI, kept: StoredResponses) -> None:
     @app.get(_PATH, **describe(None, "A response that is stored."))
     async def fetch(identity: str, request: Request) -> Response:
-        if request.query_params.get("stream", "false").lower() != "false":
-            raise Failure(400, "stream: a stored response is given in one piece: leave it out", param="stream")
+        for key, value in request.query_params.items():
+            name = key.removesuffix("[]")  # which OpenAI's client puts behind the names of lists
+            if name in ("include", "starting_after", "stream") and value.lower() != "false":
+                why = f"{name:.80}: a stored response is given in one piece, as it was made: leave it out"
+                raise Failure(400, why, param=name)
         return json_response(kept.find(_caller(request), identity).body)
 
     @app.delete(_PATH, **describe(None, "Forget a response."))
