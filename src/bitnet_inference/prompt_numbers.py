@@ -25,6 +25,7 @@ from bitnet_inference.prompts import (
     TermOptions,
     encode_each,
     is_one_prompt,
+    placed,
     read_terms,
     scoring_params,
 )
@@ -136,6 +137,7 @@ class PromptNumbers(ABC):
         outputs = read_all(range(len(prompts)), open_stream, len(prompts), report)
         for index, output in enumerate(outputs):
             if output.finish_reason != "length":
-                why = f"prompt {index} was not computed within its timeout_s ({output.finish_reason})"
-                raise EngineError(f"{why}: allow it more, or lower the load")
+                why = f"the prompt was not computed within its timeout_s ({output.finish_reason})"
+                with placed(index, len(outputs)):
+                    raise EngineError(f"{why}: allow it more, or lower the load")
         return outputs
