@@ -15,6 +15,7 @@ from test_llm import scripted_llm
 from text_samples import sentencepiece_json, write_folder
 
 from bitnet_inference import LLM, Grammar, InvalidParams, SamplingParams
+from bitnet_inference.grammar.closing import closed_schema
 from bitnet_inference.grammar.endless import is_endless
 
 PERSON = {
@@ -393,6 +394,26 @@ def test_whether_a_text_ends_is_soon_known(order):
     Counted.num_looks = 0
     assert not is_endless(whole)
     assert Counted.num_looks < 40 * (num_links + depth) * depth
+
+
+def test_keywords_that_are_null_count_as_left_out():
+    """Typed clients write all that they know; null as a value, and as a type, is another matter."""
+    pet = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"const": None}}}
+    unsaid = dict.fromkeys(("$defs", "anyOf", "enum", "items", "multipleOf", "not", "pattern", "required"))
+    written = {**pet, **unsaid, "properties": {name: {**unsaid, **part} for name, part in pet["properties"].items()}}
+    assert Grammar(json_schema=written) == Grammar(json_schema=json.dumps(written)) == Grammar(json_schema=pet)
+    assert closed_schema(written) == closed_schema(pet)
+    for wrong in ({"type": None}, {"properties": {"a": None}}):
+        with pytest.raises(InvalidParams, match="json_schema: at /"):
+            Grammar(json_schema=wrong)
+
+
+def test_a_schema_that_stands_in_very_many_places_is_soon_refused():
+    whole = {}
+    for _ in range(60):
+        whole = {"properties": {"a": whole, "b": whole}}
+    with pytest.raises(InvalidParams, match="too large"):
+        Grammar(json_schema=whole)
 
 
 def test_a_grammar_is_a_value():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bitnet_inference.grammar.references import target
-from bitnet_inference.grammar.schema import COMBINING, changed_schema, check_schema, parts_of
+from bitnet_inference.grammar.schema import COMBINING, changed_schema, check_schema, parts_of, without_null_keywords
 
 # With these beside its properties a schema says what else there may be.
 _OPENING = frozenset(("additionalProperties", "const", "enum", "minProperties", "patternProperties"))
@@ -20,6 +20,7 @@ def closed_schema(schema: Mapping[str, Any], place: str = "") -> Mapping[str, An
     vLLM and llama.cpp read it so too. Where several parts tell of one object, these stay as they are. Raises
     InvalidParams as check_schema.
     """
+    schema = without_null_keywords(schema)
     check_schema(schema, place)
     shared = _shared_parts(schema)
 

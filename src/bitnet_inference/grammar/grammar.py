@@ -17,7 +17,7 @@ from bitnet_inference.grammar.fault import fault_place
 from bitnet_inference.grammar.readable import readable_schema
 from bitnet_inference.grammar.regex import check_counts, check_regex, plain_classes
 from bitnet_inference.grammar.runs import with_runs
-from bitnet_inference.grammar.schema import check_multiples, check_schema, parts_of
+from bitnet_inference.grammar.schema import check_multiples, check_schema, parts_of, without_null_keywords
 
 MAX_CHARS = 1 << 16
 MAX_CHOICES = 1000
@@ -120,7 +120,7 @@ def parsed_schema(schema: object) -> Mapping[str, Any]:
         raise InvalidParams(f"grammar: json_schema is the class {schema.__name__}: {cure}")
     if not isinstance(schema, Mapping):
         raise InvalidParams(f"grammar: json_schema is {type(schema).__name__}: give a JSON object, a dict or text")
-    return schema
+    return without_null_keywords(schema)
 
 
 def _read_schema(given: object) -> str:

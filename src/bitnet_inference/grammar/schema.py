@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import count
 from typing import Any, NoReturn, TypeGuard
 
 from bitnet_inference.errors import InvalidParams
@@ -66,11 +67,11 @@ def check_schema(schema: Mapping[str, Any], place: str = "") -> None:
     start = place
     waiting: list[tuple[str, int, Any]] = [(place, 0, schema)]
     parts: list[Mapping[str, Any]] = []
-    count = 0
+    num_parts = 0
     while waiting:
         place, depth, part = waiting.pop()
-        count += 1
-        if depth > MAX_DEPTH or count > MAX_SUBSCHEMAS:
+        num_parts += 1
+        if depth > MAX_DEPTH or num_parts > MAX_SUBSCHEMAS:
             limits = f"at most {MAX_SUBSCHEMAS} schemas, at most {MAX_DEPTH} deep"
             raise InvalidParams(f"grammar: json_schema is too large: it may hold {limits}: make it smaller")
         if isinstance(part, bool):
@@ -113,6 +114,22 @@ def changed_schema(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[st
         elif keyword in _NAMED and isinstance(value, Mapping):
             copy[keyword] = {name: changed_schema(inner, change) for name, inner in value.items()}
     return copy
+
+
+def without_null_keywords(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without the keywords that are null, as typed clients write those that they leave out; `type` may be a slip."""
+    kept, numbers = ("const", "default", "type"), count()
+
+    def strip(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if next(numbers) >= MAX_SUBSCHEMAS:  # which check_schema refuses; parts in many places may be without number
+            return None
+        return {name: value for name, value in part.items() if value is not None or name in kept}
+
+    try:
+        stripped: Mapping[str, Any] = changed_schema(schema, strip)
+    except RecursionError:  # check_schema says how deep it may be
+        return schema
+    return stripped
 
 
 def parts_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
