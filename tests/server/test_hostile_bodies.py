@@ -160,6 +160,8 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": "x", "stop": [5] * 2000}, "stop.0: Input should be a valid string"),
     ("/v1/completions", {"prompt": "x", "logit_bias": dict.fromkeys(range(2000), "x")}, "2000 values in the body are"),
     ("/v1/completions", {"prompt": "x", "<x>": 5}, "<x> is not supported: leave it out"),
+    ("/v1/completions", {"prompt": "x", "max_token": 5}, "max_token is not supported: did you mean max_tokens?"),
+    ("/v1/messages", {"messages": TALK, "max_tokens": 1, "stop_sequence": []}, "stop_sequence is not supported"),
     ("/v1/chat/completions", {"messages": TALK, "stop": 5}, "stop: 'number' is not supported here: give one of 'text'"),
     ("/v1/chat/completions", {"messages": TALK, "tool_choice": 5}, "tool_choice: 'number' is not supported"),
     ("/v1/chat/completions", {"messages": TALK, "guided_json": 5}, "guided_json: 'number' is not supported"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import orjson
@@ -38,14 +40,22 @@ def parse(kind: type[Body], raw: bytes) -> Body:
     except ValidationError as error:
         if error.error_count() > MAX_MISTAKES:
             raise Failure(400, f"{error.error_count()} values in the body are wrong: correct them") from None
-        first = error.errors(include_url=False, include_input=False)[0]
-        field, why = field_of(tuple(first["loc"]), first)
+        field, why = _mistake(kind, error.errors(include_url=False, include_input=False)[0])
         raise Failure(400, why, param=field) from None
     try:
         body.check()
     except BitNetError as error:
         raise named(error, body) from None
     return body
+
+
+def _mistake(kind: type[Fields], problem: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The field that is wrong in a body of this kind, and one line about it."""
+    place = tuple(problem["loc"])
+    is_unknown = problem["type"] == "extra_forbidden" and len(place) == 1
+    nearest = difflib.get_close_matches(str(place[0]), kind.model_fields, n=1, cutoff=0.8) if is_unknown else []
+    field, why = field_of(place, problem)
+    return field, f"{field} is not supported: did you mean {nearest[0]}?" if nearest else why
 
 
 def named(error: Exception, body: Fields) -> Failure:
