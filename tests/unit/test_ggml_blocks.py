@@ -59,6 +59,21 @@ def test_q1_0_by_hand():
     assert ggml_blocks.decode_ternary(ggml_blocks.Q1_0, raw, (1, 128)).tolist() == [values]
 
 
+@pytest.mark.parametrize("kind", list(ggml_blocks.TERNARY))
+def test_ternary_types_are_exact_in_float16(kind):
+    """With weights of +2 where there is room for them, and without, and scales that are small, negative or 0."""
+    block = ggml_blocks.BLOCKS[kind]
+    blocks = RNG.integers(0, 256, (40, block.num_bytes), dtype=np.uint8)
+    scales = np.array([0.5, -3.25, 6e-8, -6.1e-5, 0], np.float16)[np.arange(40) % 5]
+    blocks[:, ggml_blocks.TERNARY[kind].scale] = scales.view(np.uint8).reshape(40, 2)
+    for mask in (255, 0x55):
+        codes = slice(2, None) if ggml_blocks.TERNARY[kind].scale.start == 0 else slice(0, -2)
+        blocks[:, codes] &= np.uint8(mask)
+        raw, shape = blocks.reshape(-1), (40, block.num_values)
+        found = ggml_blocks.decode_ternary(kind, raw, shape)
+        assert found.dtype == np.float16 and np.array_equal(found, ggml_blocks.decode(kind, raw, shape))
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "TQ2_0", "F32"])
 def test_large_tensors_are_decoded_in_pieces(name):
     kind = int(gguf.GGMLQuantizationType[name])

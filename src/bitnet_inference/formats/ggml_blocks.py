@@ -6,7 +6,7 @@ Layouts as in ggml-common.h and ggml-quants.c of llama.cpp; I2_S as in Microsoft
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,24 +59,34 @@ def decode(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
         with np.errstate(all="ignore"):
             return codes.astype(np.float32) * np.float32(scale)
     values = np.empty(shape, np.float32)
-    _decode_into(values, type_id, raw)
+    for part, blocks in _pieces(values, type_id, raw):
+        with np.errstate(all="ignore"):
+            part[:] = BLOCKS[type_id].decode(blocks)
     return values
 
 
 def decode_ternary(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> NDArray[np.float16]:
     """The values of a tensor of TERNARY, exactly: float16, as their scales are. A weight of +2 may be infinite."""
-    values = np.empty(shape, np.float16)
-    _decode_into(values, type_id, raw)
+    values, kind = np.empty(shape, np.float16), TERNARY[type_id]
+    for part, blocks in _pieces(values, type_id, raw):
+        codes = kind.codes(blocks)
+        if codes.max(initial=0) > 1:
+            with np.errstate(all="ignore"):
+                part[:] = BLOCKS[type_id].decode(blocks)
+            continue
+        # A scale with the sign of its code, or nothing: NumPy takes long to make float16 of floats.
+        scales = np.ascontiguousarray(blocks[:, kind.scale]).view("<u2")
+        signs = (codes.astype(np.int16) & np.int16(-0x8000)).view(np.uint16)
+        part.view(np.uint16)[:] = (scales ^ signs) * (codes != 0)
     return values
 
 
-def _decode_into(values: NDArray[Any], type_id: int, raw: Bytes) -> None:
+def _pieces(values: NDArray[Any], type_id: int, raw: Bytes) -> Iterator[tuple[NDArray[Any], Bytes]]:
+    """The values, and the blocks that they are made of, some at a time: [n, num_values] and [n, num_bytes]."""
     block = BLOCKS[type_id]
     parts, blocks = values.reshape(-1, block.num_values), raw.reshape(-1, block.num_bytes)
     step = _DECODED_VALUES // block.num_values
-    with np.errstate(all="ignore"):
-        for begin in range(0, len(blocks), step):
-            parts[begin : begin + step] = block.decode(blocks[begin : begin + step])
+    return ((parts[begin : begin + step], blocks[begin : begin + step]) for begin in range(0, len(blocks), step))
 
 
 def block_scales(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
