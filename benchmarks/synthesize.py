@@ -134,8 +134,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> None:
-    """Write the checkpoint into a folder, which is made.
+def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> Path:
+    """Write the checkpoint into a folder, which is made; returns the file of its weights.
 
     Raises OSError, and before anything is written ValueError for a wrong seed or a peak that the shape cannot have.
     """
@@ -145,7 +145,7 @@ def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> No
     if shape == "bonsai-1.7b":
         folder.mkdir(parents=True, exist_ok=True)
         write_bonsai(folder / "model.gguf", read_config(fields, None), seed, peak)
-        return
+        return folder / "model.gguf"
     recipe = Recipe(read_config(fields, quantization), quantization, seed, peak)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -155,6 +155,7 @@ def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> No
     unfinished = folder / "model.safetensors.part"
     write_safetensors(unfinished, recipe.tensors())
     os.replace(unfinished, folder / "model.safetensors")
+    return folder / "model.safetensors"
 
 
 def main() -> None:
@@ -167,8 +168,7 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.perf_counter()
     try:
-        synthesize(arguments.shape, arguments.folder, arguments.seed, arguments.peak)
-        size = max(each.stat().st_size for each in arguments.folder.glob("model.*"))
+        size = synthesize(arguments.shape, arguments.folder, arguments.seed, arguments.peak).stat().st_size
     except (OSError, ValueError) as error:
         parser.exit(2, f"synthesize.py: {error}\n")
     print(f"{arguments.folder}: {size / 1e9:.2f} GB in {time.perf_counter() - start:.1f} s")

@@ -21,9 +21,10 @@ constexpr int kGroupRows = 32;
 constexpr int kStepColumns = 16;
 constexpr int kStepBytes = 128;
 // One bit a weight, for -1 and +1 alone: of a byte the high bits are the U2 codes 0 and 2 of a step, those below them
-// of the next. T5 layout: groups of 32 rows and steps of 128 bytes as in U2, five fields a byte, in blocks of four
-// steps and 80 columns. The fifth fields are the columns behind those of all other fields: B blocks are 5 B steps of
-// U2.
+// of the next.
+//
+// T5 layout: groups of 32 rows and steps of 128 bytes as in U2, five fields a byte, in blocks of four steps and 80
+// columns. The fifth fields are the columns behind those of all other fields: B blocks are 5 B steps of U2.
 constexpr int kBlockColumns = 80;
 constexpr int kBlockBytes = 512;
 constexpr int kBlockSteps = 5;

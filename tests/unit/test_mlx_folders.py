@@ -89,6 +89,7 @@ def test_packed_ternary_matrices_beside_a_quantised_table(tmp_path, name):
     (tmp_path / "mlx" / "config.json").write_text(json.dumps(config))
     checkpoint = open_checkpoint(tmp_path / "mlx")
     assert checkpoint.check() == [] and checkpoint.is_ternary("layers.0.q")
+    assert ("weight_scale multiplies" if name == "bitnet-packed" else "weight_scale divides") in checkpoint.notes()[2]
     assert checkpoint.matrix("layers.0.q").scale == source.matrix("layers.0.q").scale
     assert np.array_equal(checkpoint.matrix("embed").data, values)
     assert logits(tmp_path / "mlx").shape == (len(IDS), 384)

@@ -151,7 +151,12 @@ class HuggingFaceCheckpoint:
 
     def _notes(self) -> Iterator[str]:
         yield f"Hugging Face folder, safetensors files: {self._files.num_files}"
-        yield self._weights_note()
+        if self._is_mlx:
+            kinds = [affine.kind for affine in self._inventory.affine.values()]
+            counts = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in sorted(set(kinds)))
+            yield f"quantised by MLX: {counts or 'no matrix'}"
+        if not self._is_mlx or self._quantization is not None:
+            yield self._weights_note()
         if self.config.tie_embeddings:
             yield "the head is tied to the embeddings" + (": lm_head.weight is ignored" if self._head_ignored else "")
         elif self._fields.flag("tie_word_embeddings"):
@@ -160,18 +165,14 @@ class HuggingFaceCheckpoint:
             yield "auto_map names code to run: it is not run"
 
     def _weights_note(self) -> str:
-        if self._is_mlx:
-            kinds = [affine.kind for affine in self._inventory.affine.values()]
-            counts = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in sorted(set(kinds)))
-            packed = "; packed ternary ones, whose weight_scale multiplies" if self._quantization else ""
-            return f"quantised by MLX: {counts or 'no matrix'}{packed}"
         if self._quantization is None:
             return "dense weights (no quantization_config), used as they are"
         if self._quantization.online:
             return "master weights, ternarised at load by their mean magnitude"
         meant = "divides (bitlinear" if self._quantization.divides else "multiplies (autobitlinear"
         section = self._fields.section("quantization_config")
-        default = "" if section is not None and "linear_class" in section else ", transformers' default"
+        is_said = section is not None and "linear_class" in section
+        default = "" if is_said else ", MLX's default" if self._is_mlx else ", transformers' default"
         return f"ternary weights; weight_scale {meant}{default})"
 
 

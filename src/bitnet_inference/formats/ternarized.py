@@ -76,20 +76,30 @@ def exact_ternary(matrix: Dense) -> Ternary | None:
 
 
 def exact_group_size(matrix: Dense) -> int:
-    """How many columns of a row may share a scale so that all weights are m, 0 and -m; 0 where neither 128 nor 64."""
-    rows, columns = matrix.data.shape
-    step = max(1, _CHUNK_WEIGHTS // columns)
+    """How many columns of a row share a scale, 128 or 64, where all weights are m, 0 and -m; 0 where they are not.
+
+    And 0 where all of the matrix has one scale.
+    """
     for size in sorted(GROUP_SIZES, reverse=True):
-        parts = chain([slice(0, 1)], (slice(begin, begin + step) for begin in range(0, rows, step)))  # one row first
-        if columns % size == 0 and all(_is_exact(to_float32(matrix.data[part], matrix.dtype), size) for part in parts):
-            return size
+        scales = _exact_scales(matrix, size)
+        if scales is not None:
+            return size if len(scales) > 1 else 0
     return 0
 
 
-def _is_exact(weights: Floats, size: int) -> bool:
-    sizes = np.abs(weights).reshape(-1, size)
-    largest = sizes.max(axis=1, keepdims=True)
-    return bool(np.isfinite(largest).all() and ((sizes == largest) | (sizes == 0)).all())
+def _exact_scales(matrix: Dense, size: int) -> Floats | None:
+    """The different scales above 0 of groups of so many columns; None where a group has other weights too."""
+    rows, columns = matrix.data.shape
+    if columns % size:
+        return None
+    step, found = max(1, _CHUNK_WEIGHTS // columns), np.zeros(0, np.float32)
+    for part in chain([slice(0, 1)], (slice(begin, begin + step) for begin in range(0, rows, step))):  # one row first
+        sizes = np.abs(to_float32(matrix.data[part], matrix.dtype)).reshape(-1, size)
+        largest = sizes.max(axis=1, keepdims=True)
+        if not np.isfinite(largest).all() or not ((sizes == largest) | (sizes == 0)).all():
+            return None
+        found = np.union1d(found, largest[largest > 0])
+    return found
 
 
 def exact_groups(matrix: Dense, size: int) -> Ternary:
@@ -122,8 +132,7 @@ class TernarizedCheckpoint(ChangedCheckpoint):
         if name not in self._names:
             return self.original.group_size(name)
         if name not in self._group_sizes:
-            matrix = self._dense(name)
-            self._group_sizes[name] = 0 if exact_ternary(matrix) else exact_group_size(matrix)
+            self._group_sizes[name] = exact_group_size(self._dense(name))
             self.release(name)
         return self._group_sizes[name]
 
