@@ -3,60 +3,20 @@
 // A row is w = s (q - 128) + d with codes q in 1..255, kept apart as high = q / 4 in 6 bits and low = q % 4 in 2.
 // Without the low bits a weight is s (4 high + 1.5 - 128). In halves of s both are whole numbers:
 //     8 high + 2 low - 256    and    8 high - 253.
-// An input is x = a h + b l + e with int8 codes h and l, of which l may be left out. A score is (s / 2) (a sum_h + b
-// sum_l), the sums being exact integers, so it is the same to the bit on every path.
+// A score of an input (head_inputs.h) is (s / 2) (a sum_h + b sum_l), the sums being exact integers, so it is the same
+// to the bit on every path.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "executor.h"
+#include "head_inputs.h"
 
 namespace bitnet {
 
 constexpr int64_t kMaxHeadColumns = 32768;  // 256 * 127 * columns, and 253^2 * columns, stay inside int32
 constexpr int64_t kTilesOnEnd = 16;         // of rows, before anybody looks at their sums
 constexpr int64_t kTilesAtOnce = 2;         // of rows, which share the activations: at most, as HeadTask has it
-constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that are scored in one pass over the head
-
-// The codes of inputs: h and l of each side by side; h alone; or h and l as a matrix product takes them.
-enum class InputForm { whole, rough, matrix };
-
-// Up to kInputsInMatrix inputs [count, columns] as codes, with the constants that bound their errors (screen.h).
-class HeadInputs {
-  public:
-    HeadInputs(Executor& executor, const float* x, int count, int64_t columns, InputForm form);
-
-    int count() const { return count_; }
-    const HeadInput& operator[](int i) const { return inputs_[i]; }
-    InputForm form() const { return form_; }
-    int num_tiles() const {
-        const int most = most_vectors_ / vectors_each();
-        return form_ == InputForm::matrix ? 1 : (count_ + most - 1) / most;
-    }
-    int first_of(int tile) const { return count_ * tile / num_tiles(); }
-    int count_of(int tile) const { return first_of(tile + 1) - first_of(tile); }
-    // The vectors of each input: [columns / 4][vectors_of(tile)][4], in a matrix [vectors_of(tile)][padded_columns].
-    const int8_t* codes(int tile) const {
-        return reinterpret_cast<const int8_t*>(lines_.data()) + vectors_each() * first_of(tile) * padded_;
-    }
-    // The vectors of an input and of a tile.
-    int vectors_each() const { return form_ == InputForm::rough ? 1 : 2; }
-    int vectors_of(int tile) const { return vectors_each() * count_of(tile); }
-    int64_t padded_columns() const { return padded_; }
-
-  private:
-    void quantise(const float* x, int index, int64_t columns);
-
-    int count_, most_vectors_;
-    InputForm form_;
-    int64_t padded_;
-    HeadInput inputs_[kInputsInMatrix];
-    struct alignas(64) Line {  // tiles of a matrix product load several times slower off these boundaries
-        int8_t codes[64] = {};
-    };
-    std::vector<Line> lines_;
-};
 
 class QuantisedHead {
   public:
@@ -117,11 +77,8 @@ class QuantisedHead {
     // Of a tile's sums, of so many bits, for its tile of inputs.
     HeadScores scores_of(const HeadInputs& inputs, int input_tile, int64_t tile, int bits, const Sums& sums) const;
 
-    struct Errors {
-        std::vector<float> error, size;  // |d| and |s q| of each row, rounded up
-        void set(int64_t row, double error, double size);
-    };
-    Errors errors6, errors8;
+    HeadInputs inputs(Executor& executor, const float* x, int count, InputForm form) const;
+    RowErrors errors6, errors8;
 
   private:
     QuantisedHead(int64_t rows, int64_t columns, int bits);

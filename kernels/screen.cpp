@@ -27,7 +27,7 @@ InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, 
     return form == InputForm::whole && count >= kernels.rough_inputs && !is_fast ? InputForm::rough : form;
 }
 
-HeadErrors errors_of(const QuantisedHead::Errors& errors, int64_t row) {
+HeadErrors errors_of(const RowErrors& errors, int64_t row) {
     return {&errors.error[size_t(row)], &errors.size[size_t(row)]};
 }
 
@@ -93,7 +93,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 // The rows with the k largest lower ends of each input, and what has been seen of them all.
 std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int count, size_t k, int bits) const {
     const InputForm form = form_of(executor.kernels(), quantised_, count, k);
-    const HeadInputs inputs(executor, x, count, head_.columns, form);
+    const HeadInputs inputs = quantised_.inputs(executor, x, count, form);
     std::vector<Best> best(size_t(executor.num_threads() * count));
     seen_.reserve(quantised_.num_tiles(), count);
     executor.each(quantised_.num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, kTilesOnEnd,
@@ -163,8 +163,8 @@ void Screen::refine(Executor& executor, const float* x, int count, const std::ve
     const InputForm form = form_of(executor.kernels(), quantised_, count, 1);
     std::vector<float> some;
     for (const int index : indices) some.insert(some.end(), x + index * head_.columns, x + (index + 1) * head_.columns);
-    const HeadInputs inputs(executor, some.data(), int(indices.size()), head_.columns,
-                            form == InputForm::rough ? form : InputForm::whole);
+    const HeadInputs inputs = quantised_.inputs(executor, some.data(), int(indices.size()),
+                                                form == InputForm::rough ? form : InputForm::whole);
     const auto refine_tile = [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
         const int64_t row = tile * kHeadRows;
         HeadScores low = quantised_.scores_of(inputs, input_tile, tile, 2, sums);
