@@ -42,8 +42,9 @@ struct BoundScreen {
         screen =
             std::make_unique<Screen>(weight, QuantisedHead::Parts{high.data(), low.data(), numbers.data()}, executor);
     }
-    nb::tuple parts() {
-        const QuantisedHead& quantised = screen->quantised();
+    nb::object parts() {
+        if (screen->quantised() == nullptr) return nb::none();
+        const QuantisedHead& quantised = *screen->quantised();
         const auto codes = [&](const uint8_t* data, int bytes) {
             const size_t shape[2] = {size_t(quantised.num_tiles()), size_t(quantised.num_steps() * bytes)};
             return nb::ndarray<nb::numpy, const uint8_t>(data, 2, shape, nb::find(this));

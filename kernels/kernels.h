@@ -170,7 +170,7 @@ struct HeadInput {
 };
 // 16 rows of a quantised head and some inputs, whose scores are half_scale * (high * H + low * L): H is the sum of h
 // times 2^shift, less `offset` times its total, and L is that of l. `sums` is [inputs][vectors_each][16], h before l if
-// any.
+// any. Where scales are in them already, scaled_sums [inputs][vectors_each][32] are H and L, without half_scale.
 struct HeadScores {
     const float* half_scale;
     const HeadInput* inputs;
@@ -178,6 +178,7 @@ struct HeadScores {
     const int32_t* sums;
     int vectors_each, shift;
     uint32_t offset;
+    const float* scaled_sums = nullptr;
 };
 struct HeadErrors {  // |d| and |s q| of each row
     const float *error, *size;

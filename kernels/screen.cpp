@@ -21,12 +21,6 @@ constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
 constexpr int64_t kCostOfCode = 2;   // of a weight, in ternary ones
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-InputForm form_of(const Kernels& kernels, const QuantisedHead& head, int count, size_t k) {
-    const InputForm form = head.form(kernels, count);
-    const bool is_fast = kernels.head_matrix && k == 1;  // with AMX, VNNI too is as fast as the memory
-    return form == InputForm::whole && count >= kernels.rough_inputs && !is_fast ? InputForm::rough : form;
-}
-
 HeadErrors errors_of(const RowErrors& errors, int64_t row) {
     return {&errors.error[size_t(row)], &errors.size[size_t(row)]};
 }
@@ -51,11 +45,20 @@ struct Screen::Best {
     }
 };
 
-Screen::Screen(const DenseWeight& head, Executor& executor) : head_(head), quantised_(head, 8, executor) {}
+Screen::Screen(const DenseWeight& head, Executor& executor)
+    : head_(head),
+      ternary_(TernaryHead::of(head, executor)),
+      quantised_(ternary_ ? nullptr : std::make_unique<QuantisedHead>(head, 8, executor)) {}
 Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
-    : head_(head), quantised_(head.rows, head.columns, parts, executor) {}
+    : head_(head), quantised_(std::make_unique<QuantisedHead>(head.rows, head.columns, parts, executor)) {}
 
 Screen::~Screen() = default;
+
+InputForm Screen::form_of(const Kernels& kernels, int count, size_t k) const {
+    const InputForm form = ternary_ ? InputForm::whole : quantised_->form(kernels, count);
+    const bool is_fast = quantised_ && kernels.head_matrix && k == 1;  // with AMX, VNNI too is as fast as the memory
+    return form == InputForm::whole && count >= kernels.rough_inputs && !is_fast ? InputForm::rough : form;
+}
 
 // How many bits of the weights are read: 6 while that leaves few rows to compute.
 int Screen::bits_of(const Kernels& kernels, InputForm form, size_t k) const {
@@ -65,7 +68,7 @@ int Screen::bits_of(const Kernels& kernels, InputForm form, size_t k) const {
 }
 
 int64_t Screen::bytes_read(const Kernels& kernels, int num_inputs) const {
-    return quantised_.bytes() / 8 * bits_of(kernels, form_of(kernels, quantised_, num_inputs, 1), 1);
+    return ternary_ ? bytes() : bytes() / 8 * bits_of(kernels, form_of(kernels, num_inputs, 1), 1);
 }
 
 int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
@@ -76,7 +79,7 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
     for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
         const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
         const float* some = x + begin * head_.columns;
-        const InputForm form = form_of(executor.kernels(), quantised_, count, size_t(k));
+        const InputForm form = form_of(executor.kernels(), count, size_t(k));
         const int bits = bits_of(executor.kernels(), form, size_t(k));
         size_t left = 0;
         for (Logits& all : top_of_some(executor, some, count, size_t(k), bits)) {
@@ -92,22 +95,42 @@ int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int6
 
 // The rows with the k largest lower ends of each input, and what has been seen of them all.
 std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int count, size_t k, int bits) const {
-    const InputForm form = form_of(executor.kernels(), quantised_, count, k);
-    const HeadInputs inputs = quantised_.inputs(executor, x, count, form);
+    const Kernels& kernels = executor.kernels();
+    const RowErrors& errors = ternary_ ? ternary_->errors : bits == 6 ? quantised_->errors6 : quantised_->errors8;
     std::vector<Best> best(size_t(executor.num_threads() * count));
-    seen_.reserve(quantised_.num_tiles(), count);
-    executor.each(quantised_.num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, kTilesOnEnd,
-                  [&](int64_t first, int64_t last, int thread) {
-                      const Kernels& kernels = executor.kernels();
-                      quantised_.each_tile(kernels, inputs, first, last, bits,
-                                           [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
-                                               look_at_tile(kernels, inputs, input_tile, tile, bits, sums, k,
-                                                            &best[size_t(thread * count)]);
-                                           });
-                  });
+    seen_.reserve(num_tiles(), count);
+    score(executor, x, count, form_of(kernels, count, k), bits,
+          [&](int first, int64_t tile, const HeadScores& scores, int thread) {
+              look_at_tile(kernels, first, tile, scores, errors_of(errors, tile * kHeadRows), k,
+                           &best[size_t(thread * count)]);
+          });
     std::vector<RowNumbers> rows(static_cast<size_t>(count));
     for (size_t i = 0; i < rows.size(); i++) rows[i] = best_rows(best, i, size_t(count), k);
     return rows;
+}
+
+// The scores of all rows.
+void Screen::score(Executor& executor, const float* x, int count, InputForm form, int bits, const Look& look) const {
+    const Kernels& kernels = executor.kernels();
+    const auto each = [&](const auto& work) {
+        executor.each(num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, kTilesOnEnd, work);
+    };
+    if (ternary_) {
+        const TernaryHead::Inputs inputs = ternary_->inputs(executor, x, count, form);
+        each([&](int64_t first, int64_t last, int thread) {
+            ternary_->each_tile(kernels, inputs, first, last, [&](int t, int64_t tile, const HeadScores& scores) {
+                look(inputs.codes.first_of(t), tile, scores, thread);
+            });
+        });
+        return;
+    }
+    const HeadInputs inputs = quantised_->inputs(executor, x, count, form);
+    each([&](int64_t first, int64_t last, int thread) {
+        quantised_->each_tile(
+            kernels, inputs, first, last, bits, [&](int t, int64_t tile, const QuantisedHead::Sums& sums) {
+                look(inputs.first_of(t), tile, quantised_->scores_of(inputs, t, tile, bits, sums), thread);
+            });
+    });
 }
 
 // The logits of all rows that may be among the k best, k at least, of each input.
@@ -115,7 +138,7 @@ std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float*
                                                 int bits) const {
     std::vector<RowNumbers> rows = look(executor, x, count, k, bits);
     const std::vector<Logits> first = compute(executor, x, rows);
-    executor.each(count, quantised_.num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
+    executor.each(count, num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
     });
     return compute(executor, x, rows);
@@ -137,21 +160,19 @@ void Screen::Seen::reserve(int64_t num_tiles, int count) {
 }
 
 // The upper ends of a tile, for each input of a tile of inputs, and the largest lower ends.
-void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
-                          const QuantisedHead::Sums& sums, size_t k, Best* best) const {
+void Screen::look_at_tile(const Kernels& kernels, int first, int64_t tile, const HeadScores& scores,
+                          const HeadErrors& errors, size_t k, Best* best) const {
     const int64_t row = tile * kHeadRows, rows = std::min<int64_t>(kHeadRows, head_.rows - row);
-    const HeadErrors errors = errors_of(bits == 6 ? quantised_.errors6 : quantised_.errors8, row);
-    const int first = inputs.first_of(input_tile), count = inputs.count_of(input_tile);
     float lower[kInputsInMatrix][kHeadRows], least[kInputsInMatrix];
     const HeadEnds ends = seen_.ends(first, tile, lower[0], least);
     const int64_t soon = kTilesAtOnce * kHeadRows;  // what has not been near since the last token
-    for (const float* next : {errors.error, errors.size, quantised_.half_scales() + row})
-        __builtin_prefetch(next + soon);
-    for (int i = 0; i < count; i++) {
+    for (const float* next : {errors.error, errors.size, scores.half_scale})
+        if (next) __builtin_prefetch(next + soon);
+    for (int i = 0; i < scores.count; i++) {
         __builtin_prefetch(ends.upper + i * ends.upper_stride + soon, 1);
         least[i] = best[first + i].least;
     }
-    uint32_t higher = kernels.head_bounds(quantised_.scores_of(inputs, input_tile, tile, bits, sums), errors, ends);
+    uint32_t higher = kernels.head_bounds(scores, errors, ends);
     for (; higher != 0; higher &= higher - 1) {
         const int i = std::countr_zero(higher);
         for (int64_t r = 0; r < rows; r++) best[first + i].see(lower[i][r], row + r, k);
@@ -160,22 +181,22 @@ void Screen::look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int 
 
 // The upper ends by 8 bits of some of so many inputs that have been looked at by 6.
 void Screen::refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const {
-    const InputForm form = form_of(executor.kernels(), quantised_, count, 1);
+    const InputForm form = form_of(executor.kernels(), count, 1);
     std::vector<float> some;
     for (const int index : indices) some.insert(some.end(), x + index * head_.columns, x + (index + 1) * head_.columns);
-    const HeadInputs inputs = quantised_.inputs(executor, some.data(), int(indices.size()),
-                                                form == InputForm::rough ? form : InputForm::whole);
+    const HeadInputs inputs = quantised_->inputs(executor, some.data(), int(indices.size()),
+                                                 form == InputForm::rough ? form : InputForm::whole);
     const auto refine_tile = [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {
         const int64_t row = tile * kHeadRows;
-        HeadScores low = quantised_.scores_of(inputs, input_tile, tile, 2, sums);
+        HeadScores low = quantised_->scores_of(inputs, input_tile, tile, 2, sums);
         const int *index = &indices[size_t(inputs.first_of(input_tile))], *end = index + low.count;
         for (; index < end; index++, low.inputs++, low.sums += low.vectors_each * kHeadRows)
-            executor.kernels().head_refine(low, errors_of(quantised_.errors6, row), errors_of(quantised_.errors8, row),
-                                           seen_.upper(*index, tile));
+            executor.kernels().head_refine(low, errors_of(quantised_->errors6, row),
+                                           errors_of(quantised_->errors8, row), seen_.upper(*index, tile));
     };
-    executor.each(quantised_.num_tiles(), kHeadRows * head_.columns * int64_t(indices.size()), 8,
+    executor.each(num_tiles(), kHeadRows * head_.columns * int64_t(indices.size()), 8,
                   [&](int64_t first, int64_t last, int) {
-                      quantised_.each_tile(executor.kernels(), inputs, first, last, 2, refine_tile);
+                      quantised_->each_tile(executor.kernels(), inputs, first, last, 2, refine_tile);
                   });
 }
 
@@ -196,7 +217,7 @@ RowNumbers Screen::rows_above(int index, const Logits& known, size_t k) const {
     float least = known.size() == k ? kInfinity : -kInfinity;
     for (const Logit& logit : known) least = std::isnan(logit.value) ? -kInfinity : std::min(least, logit.value);
     RowNumbers rows;
-    for (int64_t tile = 0; tile < quantised_.num_tiles(); tile++) {
+    for (int64_t tile = 0; tile < num_tiles(); tile++) {
         if (seen_.most(index, tile) < least) continue;
         const float* upper = seen_.upper(index, tile);
         const int64_t row = tile * kHeadRows, count = std::min<int64_t>(kHeadRows, head_.rows - row);

@@ -1,14 +1,16 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
 // its bytes. All rows are scored with 6-bit weights and 16-bit inputs and a proven bound on the error; with 8 bits of
 // the weights where 6 leave too many rows, as for k > 1; several inputs, whose products take longer than fetching the
-// rows, with 8 bits of their own. Then the exact logits of the k best are computed, and those of every row whose bound
+// rows, with 8 bits of their own. A head that is ternary itself is scored by its own codes. Then the exact logits of the k best are computed, and those of every row whose bound
 // reaches the least.
 //
 // Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
 // l (quantised_head.h). Then
 //     w x = s (a q.h + b q.l) + (s q).e + d.x
 // and by Cauchy-Schwarz the score S = s (a q.h + b q.l) is off by at most |s q| |e| + |d| |x|. The sums q.h and q.l are
-// exact integers; S is evaluated in float32 with at most 4 roundings of terms no larger than |s q| (|a h| + |b l|). The
+// exact integers; S is evaluated in float32 with at most 4 roundings of terms no larger than |s q| (|a h| + |b l|). Where
+// the head is ternary with scales for groups of columns, s stands inside of the sums, so that each of these is rounded
+// once a group more, by no more than that either, as all of its partial sums are bounded likewise; and d = 0. The
 // exact head is itself a float32 sum, by 16 chains of columns / 16 fused multiply-adds and 4 additions, so what it
 // gives is off from w x by at most g |w| |x| with g = (columns / 16 + 6) 2^-24 * 1.01, and |w| <= |s q| + |d|. In all
 //     |exact - S| <= |d| c + |s q| f,   c = (1 + g) |x|,   f = |e| + g |x| + 4 * 2^-24 (|a h| + |b l|).
@@ -31,11 +33,13 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "quantised_head.h"
+#include "ternary_head.h"
 
 namespace bitnet {
 
@@ -46,7 +50,7 @@ constexpr int32_t kUndecided = -3;        // instead of a token: it takes all lo
 
 class Screen {
   public:
-    // Quantises the rows of a head, which must outlive this.
+    // Quantises the rows of a head, which must outlive this, or takes the codes of one that is ternary.
     Screen(const DenseWeight& head, Executor& executor);
     // The same from the parts that were made of this head before.
     Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor);
@@ -57,10 +61,10 @@ class Screen {
     int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
     // What each draw chooses from the logits of its input, x [num_inputs, columns]; below 0 where that is no token.
     void sample(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const;
-    int64_t bytes() const { return quantised_.bytes(); }
+    int64_t bytes() const { return ternary_ ? ternary_->bytes() : quantised_->bytes(); }
     // Bytes of the screen that the best row of each of so many inputs takes, 16 at most.
     int64_t bytes_read(const Kernels& kernels, int num_inputs) const;
-    const QuantisedHead& quantised() const { return quantised_; }
+    const QuantisedHead* quantised() const { return quantised_.get(); }  // null where the head itself is ternary
 
   private:
     struct Best;
@@ -94,12 +98,17 @@ class Screen {
         int turn = 0;
     };
 
+    int64_t num_tiles() const { return (head_.rows + kHeadRows - 1) / kHeadRows; }
+    InputForm form_of(const Kernels& kernels, int count, size_t k) const;
     int bits_of(const Kernels& kernels, InputForm form, size_t k) const;
     std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k, int bits) const;
     std::vector<RowNumbers> look(Executor& executor, const float* x, int count, size_t k, int bits) const;
+    // What looks at the scores of a tile of rows for the inputs from `first` on.
+    using Look = std::function<void(int first, int64_t tile, const HeadScores& scores, int thread)>;
+    void score(Executor& executor, const float* x, int count, InputForm form, int bits, const Look& look) const;
+    void look_at_tile(const Kernels& kernels, int first, int64_t tile, const HeadScores& scores,
+                      const HeadErrors& errors, size_t k, Best* best) const;
     void refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const;
-    void look_at_tile(const Kernels& kernels, const HeadInputs& inputs, int input_tile, int64_t tile, int bits,
-                      const QuantisedHead::Sums& sums, size_t k, Best* best) const;
     static RowNumbers best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
     bool pays_for_draws(int count) const;
     float sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
@@ -109,7 +118,8 @@ class Screen {
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<RowNumbers>& rows) const;
 
     DenseWeight head_;
-    QuantisedHead quantised_;
+    std::unique_ptr<TernaryHead> ternary_;  // one of the two is null
+    std::unique_ptr<QuantisedHead> quantised_;
     mutable Seen seen_;
     mutable std::atomic<bool> is_flat_ =
         false;                      // whether the last best logits hardly stood out: what to read, no result

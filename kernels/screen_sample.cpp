@@ -80,8 +80,8 @@ float Screen::sample_some(Executor& executor, const float* x, int count, const D
     for (int i = 0; i < count; i++) {
         float *upper = seen_.upper(i, 0), *most = &seen_.most(i, 0);
         std::fill(upper + head_.rows, upper + seen_.rows(), -kInfinity);
-        std::fill(most + quantised_.num_tiles(), most + seen_.rows() / kHeadRows, -kInfinity);
-        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(seen_.rows()), is_final);
+        std::fill(most + num_tiles(), most + seen_.rows() / kHeadRows, -kInfinity);
+        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(seen_.rows()), is_final || ternary_);
     }
     if (!sampler_ && std::any_of(draws, draws + count, [](const Draw& draw) { return draw.edits(); }))
         sampler_ = std::make_unique<RowSampler>(size_t(head_.rows));
@@ -127,7 +127,7 @@ std::vector<Screen::Logits> Screen::logits_of_allowed(Executor& executor, const 
         for (int32_t row = 0; row < head_.rows; row++)
             if (draws[i].allows(size_t(row))) rows.back().push_back(row);
     }
-    seen_.reserve(quantised_.num_tiles(), count);
+    seen_.reserve(num_tiles(), count);
     for (int i = 0; i < count; i++) std::fill_n(seen_.upper(i, 0), head_.rows, -kInfinity);
     return compute(executor, x, rows);
 }

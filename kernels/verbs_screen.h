@@ -114,14 +114,15 @@ void head_sums8_in_parts(const HeadTask& t) {
 
 BITNET_INLINE Lanes head_scores(const HeadScores& t, int i) {
     const HeadInput& input = t.inputs[i];
-    const auto centred = [&](const int32_t* sums, int32_t total) {
+    const auto sums = [&](int vector, int32_t total) {
+        const int at = i * t.vectors_each + vector;
+        if (t.scaled_sums) return load(t.scaled_sums + at * kGroupRows);
         const int32_t minus = int32_t(t.offset * uint32_t(total));  // what leaves int32 comes back: modulo 2^32
-        return to_lanes(scale_sums(load_sums(sums), t.shift, minus));
+        return to_lanes(scale_sums(load_sums(t.sums + at * kHeadRows), t.shift, minus));
     };
-    const int32_t* sums = t.sums + i * t.vectors_each * kHeadRows;
-    Lanes scores = mul(set1(input.high), centred(sums, input.high_total));
-    if (t.vectors_each == 2) scores = add(scores, mul(set1(input.low), centred(sums + kHeadRows, input.low_total)));
-    return mul(load(t.half_scale), scores);
+    Lanes scores = mul(set1(input.high), sums(0, input.high_total));
+    if (t.vectors_each == 2) scores = add(scores, mul(set1(input.low), sums(1, input.low_total)));
+    return t.scaled_sums ? scores : mul(load(t.half_scale), scores);
 }
 
 void head_scores(const HeadScores& t, float* scores) {
@@ -139,9 +140,9 @@ uint32_t head_bounds(const HeadScores& t, const HeadErrors& e, const HeadEnds& e
     uint32_t higher = 0;
     for (int i = 0; i < t.count; i++) {
         const Lanes scores = head_scores(t, i);
-        // Up by one rounding of each end.
+        // Up by one rounding of each end, and by what underflow has lost.
         const Lanes bound = add(add(head_errors(e, t.inputs[i]), mul(abs(scores), set1(1.2e-7f))),
-                                set1(std::numeric_limits<float>::min()));
+                                set1(8 * std::numeric_limits<float>::min()));
         const Lanes up = add(scores, bound), down = sub(scores, bound);
         store(ends.upper + i * ends.upper_stride, up);
         store(ends.lower + i * kHeadRows, down);

@@ -92,6 +92,45 @@ def test_a_clear_winner_costs_little() -> None:
     assert assert_same(bfloat16(weights), x, 1) < 20
 
 
+def ternary(rng: np.random.Generator, shape: tuple[int, int], group: int, lowest: int) -> NDArray[np.uint16]:
+    """Random codes, times a scale for each `group` columns of a row."""
+    scales = np.repeat(rng.uniform(0.5, 1.5, (shape[0], -(-shape[1] // group))), group, axis=1)[:, : shape[1]]
+    codes = rng.choice([-1, 0, 1] if lowest == 0 else [-1, 1], shape)
+    return bfloat16((scales * codes).astype(np.float32))
+
+
+def screen_of(weights: NDArray[np.uint16]) -> native.Screen:
+    return native.Screen(native.DenseWeight(weights, "bfloat16"), native.Executor(native.isas()[0], 1))
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("lowest", [0, 1], ids=["with zeros", "one bit"])
+@pytest.mark.parametrize("group, columns", [(128, 288), (64, 224), (1000, 100)])
+def test_heads_that_are_ternary_themselves(isa: str, group: int, columns: int, lowest: int) -> None:
+    """They are scored by their own codes, from one bit a weight, so that few rows are left."""
+    rng = np.random.default_rng(11)
+    weights = ternary(rng, (3001, columns), group, lowest)
+    weights[rng.integers(0, 3001, 300)] = weights[rng.integers(0, 3001, 300)]  # ties
+    weights[5, :group] = 0
+    screen = screen_of(weights)
+    assert screen.parts() is None
+    assert screen.num_bytes < 3001 * columns * (0.25 if lowest == 0 or columns % 32 else 0.125) * 1.3 + 2**15
+    for num_inputs in (1, 2, 5, 9, 17):
+        x = rng.standard_normal((num_inputs, columns)).astype(np.float32)
+        assert assert_same(weights, x, 3, isa) < 100 * num_inputs
+        share_unsure(weights, x, isa, temperature=0.7, top_p=0.9)
+    assert share_unsure(weights, x[:3] * 3, isa, top_p=0.95) == 0
+
+
+@pytest.mark.parametrize("column", [0, 130, 287])
+def test_heads_that_are_ternary_but_for_one_weight(column: int) -> None:
+    rng = np.random.default_rng(12)
+    weights = ternary(rng, (3001, 288), 128, 0)
+    for bits in (0x4040, 0x7F80, 0x7FC0, 0x0001):  # 3, infinite, no number, and next to nothing
+        weights[2777, column] = bits
+        assert screen_of(weights).parts() is not None
+
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0},
@@ -187,7 +226,7 @@ def test_draws_from_rows_whose_roundings_all_add_up(isa: str) -> None:
     columns=st.integers(1, 80),
     row_scale=st.sampled_from([0, 1e-38, 1e-6, 1, 1e6, 1e10]),
     x_scale=st.sampled_from([0, 1e-38, 1e-20, 1, 1e15]),
-    kind=st.sampled_from(["random", "ties", "near ties", "outliers", "mixed norms", "orthogonal"]),
+    kind=st.sampled_from(["random", "ties", "near ties", "outliers", "mixed norms", "orthogonal", "ternary"]),
 )
 def test_rows_that_are_made_to_break_it(
     seed: int, inputs: int, rows: int, columns: int, row_scale: float, x_scale: float, kind: str
@@ -205,6 +244,8 @@ def test_rows_that_are_made_to_break_it(
         weights *= 10.0 ** rng.integers(-8, 9, (rows, 1))
     if kind == "orthogonal":
         weights -= np.outer(weights @ x[0], x[0]) / (x[0] @ x[0])
+    if kind == "ternary":
+        weights = np.sign(weights) * rng.choice([1, 1 + 2.0**-7], (rows, 1)) * rng.choice([0, 1, 1], (rows, columns))
     weights_16 = bfloat16((weights * row_scale).astype(np.float32))
     x_32 = (x * x_scale).astype(np.float32)
     assert_same(weights_16, x_32, int(rng.integers(1, rows + 1)))
@@ -223,14 +264,17 @@ def test_rows_that_are_made_to_break_it(
     share_unsure(weights_16, x_32, tokens=rng.integers(0, rows, 20).astype(np.int32), mask=mask, **(options | edits))
 
 
+@pytest.mark.parametrize("is_ternary", [False, True])
 @pytest.mark.parametrize("inputs", [1, 6])
-def test_inputs_that_differ_in_the_bits_that_come_last(inputs: int) -> None:
+def test_inputs_that_differ_in_the_bits_that_come_last(inputs: int, is_ternary: bool) -> None:
     """Weights are what their codes say; the first element of an input sets the scale, and the others round apart."""
     rng = np.random.default_rng(4)
     for _ in range(10):
         weights = rng.integers(-1, 2, (150, 60)).astype(np.float32)
         x = np.where(rng.integers(0, 2, (inputs, 60)), np.float32(0.49), np.float32(0.51))
         weights[:, 0], x[:, 0] = 0, 127
+        if not is_ternary:
+            weights[0, 1:3] = 1, 2
         assert_same(bfloat16(weights), x, 3)
 
 

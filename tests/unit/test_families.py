@@ -18,6 +18,7 @@ from bitnet_inference import LLM, convert
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import LocalLayers, RopeScaling, expected_shapes
+from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.formats.safetensors_files import open_tensors
 from bitnet_inference.summary import summarize
 
@@ -282,6 +283,14 @@ def test_weights_of_one_bit_and_a_table_of_them(tmp_path):
         expected = llm.logits(IDS)
     with LLM.load(tmp_path / "f.gguf", device="cpu", cache_dtype="float32", threads=1) as llm:
         assert np.square(llm.logits(IDS) - expected).mean() < 0.03**2 * np.square(expected).mean()
+
+
+def test_a_ternary_head_gets_no_screen_in_a_file(tmp_path):
+    """Its own codes are one, and soon found again."""
+    write_default(tmp_path / "f.gguf", "Q1_0", "Q1_0")
+    write_packed(open_checkpoint(tmp_path / "f.gguf"), {}, tmp_path / "p.safetensors", min_screened=1)
+    packed = open_checkpoint(tmp_path / "p.safetensors")
+    assert packed.check() == [] and packed.screen() is None
 
 
 def test_an_added_token_that_the_model_has_no_row_for_is_a_note(tmp_path):

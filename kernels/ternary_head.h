@@ -1,0 +1,53 @@
+// A head whose weights are -s, 0 and +s, with a scale s for every 128 or 64 columns of each row, and its scores for
+// inputs of 16 bits.
+//
+// The codes say all there is in it, from 1.25 bits a weight. The score of a row for an input (head_inputs.h) is
+// a sum_h + b sum_l, where a sum is that of fused multiply-adds of the scales and exact integers.
+#pragma once
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "head_inputs.h"
+#include "weights.h"
+
+namespace bitnet {
+
+class TernaryHead {
+  public:
+    // Reads `head` only here; null where it is another one, which most are seen to be from their first row.
+    static std::unique_ptr<TernaryHead> of(const DenseWeight& head, Executor& executor);
+
+    int64_t bytes() const { return weight_.bytes(); }
+    // The inputs, and what their codes add up to over each group of columns, which the sums lack.
+    struct Inputs {
+        HeadInputs codes;
+        int64_t groups;
+        std::vector<int32_t> minus_sums;  // [vectors][groups]
+        int64_t first_sum(int tile) const { return codes.vectors_each() * codes.first_of(tile) * groups; }
+    };
+    Inputs inputs(Executor& executor, const float* x, int count, InputForm form) const;
+    // Calls work(input_tile, tile, scores) for the tiles of 16 rows from first to last and all inputs.
+    template <class Work>
+    void each_tile(const Kernels& kernels, const Inputs& inputs, int64_t first, int64_t last, const Work& work) const {
+        for (int64_t group = first / 2; 2 * group < last; group++)
+            for (int t = 0; t < inputs.codes.num_tiles(); t++) {
+                alignas(64) float sums[kMaxTileTokens * kGroupRows];
+                sum(kernels, inputs, t, group, sums);
+                for (int64_t tile = std::max(first, 2 * group); tile < std::min(last, 2 * group + 2); tile++)
+                    work(t, tile, scores_of(inputs.codes, t, sums + (tile % 2) * kHeadRows));
+            }
+    }
+    RowErrors errors;
+
+  private:
+    TernaryHead(const DenseWeight& head, int64_t group_columns);
+    bool read(const DenseWeight& head, Executor& executor);
+    void sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t group, float* sums) const;
+    static HeadScores scores_of(const HeadInputs& inputs, int input_tile, const float* sums);
+    int group_steps() const { return int(weight_.group_columns() / kStepColumns); }
+
+    TernaryWeight weight_;
+};
+
+}  // namespace bitnet
