@@ -1,17 +1,17 @@
 // The certified screen: the best k logits of a large head, to the bit those of the exact product, from a fraction of
 // its bytes. All rows are scored with 6-bit weights and 16-bit inputs and a proven bound on the error; with 8 bits of
 // the weights where 6 leave too many rows, as for k > 1; several inputs, whose products take longer than fetching the
-// rows, with 8 bits of their own. A head that is ternary itself is scored by its own codes. Then the exact logits of the k best are computed, and those of every row whose bound
-// reaches the least.
+// rows, with 8 bits of their own. A head that is ternary itself is scored by its own codes. Then the exact logits of
+// the k best are computed, and those of every row whose bound reaches the least.
 //
 // Proof. Row w = s q + d, where s q is what the 6 or 8 bits say, and the input x = a h + b l + e with int8 codes h and
 // l (quantised_head.h). Then
 //     w x = s (a q.h + b q.l) + (s q).e + d.x
 // and by Cauchy-Schwarz the score S = s (a q.h + b q.l) is off by at most |s q| |e| + |d| |x|. The sums q.h and q.l are
-// exact integers; S is evaluated in float32 with at most 4 roundings of terms no larger than |s q| (|a h| + |b l|). Where
-// the head is ternary with scales for groups of columns, s stands inside of the sums, so that each of these is rounded
-// once a group more, by no more than that either, as all of its partial sums are bounded likewise; and d = 0. The
-// exact head is itself a float32 sum, by 16 chains of columns / 16 fused multiply-adds and 4 additions, so what it
+// exact integers; S is evaluated in float32 with at most 4 roundings of terms no larger than |s q| (|a h| + |b l|).
+// Where the head is ternary with scales for groups of columns, s stands inside of the sums, so that each of these is
+// rounded once a group more, by no more than that either, as all of its partial sums are bounded likewise; and d = 0.
+// The exact head is itself a float32 sum, by 16 chains of columns / 16 fused multiply-adds and 4 additions, so what it
 // gives is off from w x by at most g |w| |x| with g = (columns / 16 + 6) 2^-24 * 1.01, and |w| <= |s q| + |d|. In all
 //     |exact - S| <= |d| c + |s q| f,   c = (1 + g) |x|,   f = |e| + g |x| + 4 * 2^-24 (|a h| + |b l|).
 // Without the lower bits of x the same holds with l = 0 and e = x - a h.
