@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kernels.h"
-#include "weights.h"
+#include "ternary_table.h"
 
 namespace bitnet {
 
@@ -75,10 +77,13 @@ inline Dtype dtype_of(const std::string& name) {
     return Dtype::bf16;
 }
 
-// A dense matrix that views an array; float16 and bfloat16 come as uint16.
+// A dense matrix that views an array, or is made of codes; float16 and bfloat16 come as uint16.
 struct Dense {
     nb::object owner;
+    std::shared_ptr<const TernaryTable> codes = nullptr;
     DenseWeight weight;
+    explicit Dense(std::shared_ptr<const TernaryTable> c, const DenseWeight& w)
+        : codes(std::move(c)), weight{nullptr, Dtype::f32, w.rows, w.columns, codes.get()} {}
     Dense(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> array, const std::string& dtype)
         : owner(nb::cast(array)),
           weight{array.data(), dtype_of(dtype), int64_t(array.shape(0)), int64_t(array.shape(1))} {

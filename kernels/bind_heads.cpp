@@ -31,6 +31,7 @@ struct BoundScreen {
     }
     BoundScreen(nb::object head_, Bytes high, Bytes low, Floats numbers, Executor& executor) : head(head_) {
         const DenseWeight weight = as<Dense>(head).weight;
+        require(weight.codes == nullptr, "a head that is made of codes is its own screen");
         const size_t tiles = size_t((weight.rows + kHeadRows - 1) / kHeadRows);
         const size_t steps = size_t((weight.columns + kStepColumns - 1) / kStepColumns);
         const auto is = [](const auto& a, size_t x, size_t y) { return a.shape(0) == x && a.shape(1) == y; };

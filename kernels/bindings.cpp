@@ -296,7 +296,19 @@ NB_MODULE(_native, m) {
              nb::arg("data"), nb::arg("dtype"))
         .def_prop_ro("rows", [](const Dense& d) { return d.weight.rows; })
         .def_prop_ro("columns", [](const Dense& d) { return d.weight.columns; })
-        .def_prop_ro("num_bytes", [](const Dense& d) { return d.weight.rows * d.weight.row_bytes(); });
+        .def("as_codes",
+             [](const Dense& d, Executor& executor) -> std::optional<Dense> {
+                 require(!d.codes, "a matrix that is made of codes has no array");
+                 std::shared_ptr<const TernaryTable> codes;
+                 {
+                     const ReleasedGil release;
+                     codes = TernaryTable::of(d.weight, executor);
+                 }
+                 return codes ? std::optional(Dense(codes, d.weight)) : std::nullopt;
+             })
+        .def_prop_ro("has_codes", [](const Dense& d) { return d.codes != nullptr; })
+        .def_prop_ro("num_bytes",
+                     [](const Dense& d) { return d.codes ? d.codes->bytes() : d.weight.rows * d.weight.row_bytes(); });
     nb::class_<Cache>(m, "Cache")
         .def(
             "__init__",

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "ternary_table.h"
+
 namespace bitnet {
 
 Int8Table::Int8Table(const DenseWeight& table, Executor& executor)
@@ -13,8 +15,7 @@ Int8Table::Int8Table(const DenseWeight& table, Executor& executor)
     executor.each(table.rows, 4 * table.columns, 64, [&](int64_t first, int64_t last, int) {
         std::vector<float> row(size_t(table.columns));
         for (int64_t r = first; r < last; r++) {
-            const auto* from = static_cast<const uint8_t*>(table.data) + r * table.row_bytes();
-            executor.kernels().embed(from, table.dtype, int(table.columns), row.data());
+            read_row(executor.kernels(), table, r, row.data());
             round_row(row.data(), r);
         }
     });

@@ -110,6 +110,15 @@ struct GroupTask {
     float* totals;  // [tokens][32]
 };
 
+// A row of such a group as floats.
+struct GroupRowTask {
+    const uint8_t* weights;  // of its first step, or line
+    bool one_bit;
+    const float* scales;  // [column groups][32], from its own on
+    int group_steps, columns;
+    float* out;
+};
+
 struct DenseTask {
     const void* weight;  // [rows, columns] row-major
     Dtype dtype;
@@ -221,6 +230,7 @@ struct Kernels {
                         int64_t out_stride, const float* residual, int64_t residual_stride);
     // minus_sums[group] = - the sum of one token's codes, of which every four stand 4 * lane_stride bytes apart.
     void (*group_sums)(const int8_t* codes, int lane_stride, int steps, int group_steps, int32_t* minus_sums);
+    void (*group_row)(const GroupRowTask& task);
     void (*embed)(const void* row, Dtype dtype, int width, float* out);
     void (*row)(const RowTask& task);
     void (*dense)(const DenseTask& task);

@@ -36,7 +36,7 @@ Result check_ternary(const Kernels& kernels, Random random) {
 }
 
 // The scores of a quantised head for up to 20 inputs, on two threads, and its rows as a table of embeddings in int8;
-// and the best rows of a ternary one.
+// and the rows and the best rows of a ternary one.
 Result check_head(const Kernels& kernels, Random random) {
     const int64_t rows = 1 + random.below(60), columns = 1 + random.below(300), inputs = 1 + random.below(20);
     const auto w = floats(random, rows * columns), x = floats(random, inputs * columns);
@@ -56,8 +56,11 @@ Result check_head(const Kernels& kernels, Random random) {
     std::vector<float> ternary(w.size()), best(static_cast<size_t>(inputs));
     for (size_t i = 0; i < w.size(); i++) ternary[i] = w[i] > 0.5f ? 0.7f : w[i] < -0.5f ? -0.7f : 0.0f;
     std::vector<int32_t> ids(static_cast<size_t>(inputs));
-    Screen({ternary.data(), Dtype::f32, rows, columns}, executor)
+    const auto codes = TernaryTable::of({ternary.data(), Dtype::f32, rows, columns}, executor);
+    for (int64_t r = 0; r < rows; r++) codes->read(kernels, r, &ternary[size_t(r * columns)]);
+    Screen({nullptr, Dtype::f32, rows, columns, codes.get()}, executor)
         .top(executor, x.data(), inputs, 1, ids.data(), best.data());
+    append(result, ternary);
     append(result, ids);
     append(result, best);
     return result;

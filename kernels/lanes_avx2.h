@@ -139,6 +139,12 @@ BITNET_INLINE Sums scale_sums(const Sums& x, int shift, int32_t minus) {
     const __m256i less = _mm256_set1_epi32(minus);
     return {_mm256_sub_epi32(_mm256_sll_epi32(x.a, count), less), _mm256_sub_epi32(_mm256_sll_epi32(x.b, count), less)};
 }
+BITNET_INLINE Lanes code_weights(uint32_t word, float scale) {
+    const __m256i x = _mm256_srlv_epi32(_mm256_set1_epi32(int(word)), _mm256_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26));
+    const __m256 signs = _mm256_setr_ps(-1, 0, 1, 2, -1, 0, 1, 2);  // by the low 3 bits of what is shifted
+    const __m256 weights = _mm256_mul_ps(signs, _mm256_set1_ps(scale));
+    return {_mm256_permutevar8x32_ps(weights, x), _mm256_permutevar8x32_ps(weights, _mm256_srli_epi32(x, 4))};
+}
 BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm256_srai_epi32(x.a, 2), _mm256_srai_epi32(x.b, 2)}; }
 BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm256_cvtepi32_ps(sums.a), _mm256_cvtepi32_ps(sums.b)}; }
 #ifdef __AVXVNNI__

@@ -120,6 +120,12 @@ BITNET_INLINE Sums add_sums(const Sums& x, const Sums& y) { return {_mm512_add_e
 BITNET_INLINE Sums scale_sums(const Sums& x, int shift, int32_t minus) {
     return {_mm512_sub_epi32(_mm512_sll_epi32(x.v, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(minus))};
 }
+BITNET_INLINE Lanes code_weights(uint32_t word, float scale) {
+    const __m512i shifts = _mm512_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30);
+    const __m512 signs = _mm512_broadcast_f32x4(_mm_setr_ps(-1, 0, 1, 2));  // by the low 4 bits of what is shifted
+    const __m512 weights = _mm512_mul_ps(signs, _mm512_set1_ps(scale));
+    return {_mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi32(int(word)), shifts), weights)};
+}
 BITNET_INLINE Sums quarter_sums(const Sums& x) { return {_mm512_srai_epi32(x.v, 2)}; }
 BITNET_INLINE Lanes to_lanes(const Sums& sums) { return {_mm512_cvtepi32_ps(sums.v)}; }
 // _mm512_dpbusd_epi32, which gcc 12 surrounds with copies of the sums.

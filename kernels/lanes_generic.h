@@ -202,6 +202,10 @@ BITNET_INLINE Sums scale_sums(Sums x, int shift, int32_t minus) {
     for (int i = 0; i < 16; i++) x.v[i] = int32_t((uint32_t(x.v[i]) << shift) - uint32_t(minus));
     return x;
 }
+// The 16 weights of a row in a step of U2, in the order of their columns.
+BITNET_INLINE Lanes code_weights(uint32_t word, float scale) {
+    return each([&](int i) { return (float(word >> (8 * (i % 4) + 2 * (i / 4)) & 3) - 1) * scale; });
+}
 // Of sums that four divides.
 BITNET_INLINE Sums quarter_sums(Sums x) {
     for (int i = 0; i < 16; i++) x.v[i] /= 4;

@@ -170,6 +170,14 @@ BITNET_INLINE Sums scale_sums(Sums x, int shift, int32_t minus) {
     for (int i = 0; i < 4; i++) x.v[i] = vsubq_s32(vshlq_s32(x.v[i], vdupq_n_s32(shift)), vdupq_n_s32(minus));
     return x;
 }
+BITNET_INLINE Lanes code_weights(uint32_t word, float scale) {
+    constexpr int32_t right[4] = {0, -8, -16, -24};
+    const uint32x4_t x = vshlq_u32(vdupq_n_u32(word), vld1q_s32(right));
+    return each([&](int i) {
+        const uint32x4_t code = vandq_u32(vshlq_u32(x, vdupq_n_s32(-2 * i)), vdupq_n_u32(3));
+        return vmulq_n_f32(vsubq_f32(vcvtq_f32_u32(code), vdupq_n_f32(1)), scale);
+    });
+}
 BITNET_INLINE Sums quarter_sums(Sums x) {
     for (int i = 0; i < 4; i++) x.v[i] = vshrq_n_s32(x.v[i], 2);
     return x;

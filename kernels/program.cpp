@@ -5,11 +5,13 @@
 #include <stdexcept>
 
 #include "attention_steps.h"
+#include "dense_step.h"
 #include "executor.h"
 #include "group_steps.h"
 #include "int8_step.h"
 #include "rotation.h"
 #include "ternary_step.h"
+#include "ternary_table.h"
 #include "tile_parts.h"
 
 namespace bitnet {
@@ -34,11 +36,10 @@ struct EmbedStep final : Step {
     const float* row_scales;
     EmbedStep(const DenseWeight* t, Rows o, float s, const float* r) : table(t), out(o), scale(s), row_scales(r) {}
     void work(const Context& c, int64_t first, int64_t last, int) const override {
-        const auto* rows = static_cast<const uint8_t*>(table->data);
         for (int64_t t = first; t < last; t++) {
             float* row = c.at(out, t);
             const int32_t id = c.batch->token_ids[t];
-            c.kernels.embed(rows + id * table->row_bytes(), table->dtype, int(table->columns), row);
+            read_row(c.kernels, *table, id, row);
             for (int64_t i = 0; i < out.width && row_scales; i++) row[i] *= row_scales[id];
             for (int64_t i = 0; i < out.width && scale != 1.0f; i++) row[i] *= scale;
         }
@@ -143,37 +144,6 @@ struct RowStep final : Step {
         if (use && use->in_ternary && c.kernels.pair_row && are_many(c.kernels, c.num_tokens))
             c.kernels.pair_row(row, task.padded_width, !use->elsewhere, c.pair_offsets(codes) + token,
                                c.pair_list(codes, token));
-    }
-};
-
-struct DenseStep final : Step {
-    const DenseWeight* weight;
-    Rows x, out, residual{};
-    bool has_residual;
-    static constexpr int64_t kRows = 8;  // a unit
-    DenseStep(const DenseWeight* w, Rows i, Rows o, const Rows* r)
-        : weight(w), x(i), out(o), has_residual(r != nullptr) {
-        if (r) residual = *r;
-    }
-    int64_t units(const Context&) const override { return (weight->rows + kRows - 1) / kRows; }
-    int64_t chunk(const Context&) const override {
-        return std::max<int64_t>(1, kChunkBytes / (kRows * weight->row_bytes()));
-    }
-    void work(const Context& c, int64_t first, int64_t last, int) const override {
-        const int64_t row = first * kRows, rows = std::min(last * kRows, weight->rows) - row;
-        DenseTask task{};
-        task.weight = static_cast<const uint8_t*>(weight->data) + row * weight->row_bytes();
-        task.dtype = weight->dtype;
-        task.rows = rows;
-        task.columns = int(weight->columns);
-        task.x = c.at(x, 0);
-        task.x_stride = x.stride;
-        task.tokens = int(c.num_tokens);
-        task.out = c.at(out, 0) + row;
-        task.out_stride = out.stride;
-        task.residual = has_residual ? c.at(residual, 0) + row : nullptr;
-        task.residual_stride = residual.stride;
-        c.kernels.dense(task);
     }
 };
 
@@ -322,7 +292,7 @@ void Program::dense(const DenseWeight* weight, Rows x, Rows out, const Rows* res
     check_written(out, weight->rows);
     if (residual) check(*residual, weight->rows);
     cost_ += kCostOfFloat * weight->rows * weight->columns;
-    push(std::make_unique<DenseStep>(weight, x, out, residual));
+    push(dense_step(weight, x, out, residual));
 }
 
 void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* residual) {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "lanes_generic.h"
+#include "ternary_table.h"
 
 namespace bitnet {
 
@@ -14,18 +15,6 @@ namespace {
 
 constexpr int kMatrixInputs = 5;  // from so many inputs on a matrix product is faster
 constexpr int kRoundings = 4;     // of a score, of terms no larger than it can be
-
-// A row of the head in float32; what is beyond its columns stays 0.
-void read_row(const DenseWeight& w, int64_t row, float* out) {
-    const auto* p = static_cast<const uint8_t*>(w.data) + row * w.row_bytes();
-    if (w.dtype == Dtype::f32) {
-        std::memcpy(out, p, size_t(w.row_bytes()));
-        return;
-    }
-    const auto* bits = reinterpret_cast<const uint16_t*>(p);
-    for (int64_t k = 0; k < w.columns; k++)
-        out[k] = w.dtype == Dtype::f16 ? half_to_float(bits[k]) : bits_to_float(uint32_t(bits[k]) << 16);
-}
 
 // 16 codes of a row into a step: bits 2..5 in two planes of 64 bytes, bits 6..7 in a third.
 void pack_high(const uint8_t* codes, uint8_t* out) {
@@ -66,7 +55,10 @@ QuantisedHead::QuantisedHead(const DenseWeight& head, int bits, Executor& execut
     executor.each(head.rows, 8 * head.columns, 64, [&](int64_t first, int64_t last, int) {
         std::vector<float> w(size_t(steps_ * kStepColumns));
         std::vector<uint8_t> codes(w.size());
-        for (int64_t row = first; row < last; row++) quantise_row(head, row, w, codes);
+        for (int64_t row = first; row < last; row++) {
+            read_row(executor.kernels(), head, row, w.data());  // what is beyond its columns stays 0
+            quantise_row(row, w, codes);
+        }
     });
 }
 
@@ -99,9 +91,7 @@ void QuantisedHead::copy_numbers(float* out) const {
         out = std::copy(each->begin(), each->end(), out);
 }
 
-void QuantisedHead::quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w,
-                                 std::vector<uint8_t>& codes) {
-    read_row(head, row, w.data());
+void QuantisedHead::quantise_row(int64_t row, const std::vector<float>& w, std::vector<uint8_t>& codes) {
     Lanes top = set1(0.0f);
     for (size_t k = 0; k < w.size(); k += 16) top = max(top, abs(load(&w[k])));
     const float largest = reduce_max(top);

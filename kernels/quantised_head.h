@@ -82,7 +82,7 @@ class QuantisedHead {
 
   private:
     QuantisedHead(int64_t rows, int64_t columns, int bits);
-    void quantise_row(const DenseWeight& head, int64_t row, std::vector<float>& w, std::vector<uint8_t>& codes);
+    void quantise_row(int64_t row, const std::vector<float>& w, std::vector<uint8_t>& codes);
 
     int64_t rows_, columns_, steps_, tiles_;
     Memory weights6_, weights2_;  // the second is empty where 6 bits are all

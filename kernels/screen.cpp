@@ -47,7 +47,7 @@ struct Screen::Best {
 
 Screen::Screen(const DenseWeight& head, Executor& executor)
     : head_(head),
-      ternary_(TernaryHead::of(head, executor)),
+      ternary_(head.codes),
       quantised_(ternary_ ? nullptr : std::make_unique<QuantisedHead>(head, 8, executor)) {}
 Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
     : head_(head), quantised_(std::make_unique<QuantisedHead>(head.rows, head.columns, parts, executor)) {}
@@ -68,7 +68,7 @@ int Screen::bits_of(const Kernels& kernels, InputForm form, size_t k) const {
 }
 
 int64_t Screen::bytes_read(const Kernels& kernels, int num_inputs) const {
-    return ternary_ ? bytes() : bytes() / 8 * bits_of(kernels, form_of(kernels, num_inputs, 1), 1);
+    return ternary_ ? ternary_->bytes() : bytes() / 8 * bits_of(kernels, form_of(kernels, num_inputs, 1), 1);
 }
 
 int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
@@ -116,7 +116,7 @@ void Screen::score(Executor& executor, const float* x, int count, InputForm form
         executor.each(num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, kTilesOnEnd, work);
     };
     if (ternary_) {
-        const TernaryHead::Inputs inputs = ternary_->inputs(executor, x, count, form);
+        const TernaryTable::Inputs inputs = ternary_->inputs(executor, x, count, form);
         each([&](int64_t first, int64_t last, int thread) {
             ternary_->each_tile(kernels, inputs, first, last, [&](int t, int64_t tile, const HeadScores& scores) {
                 look(inputs.codes.first_of(t), tile, scores, thread);
@@ -231,6 +231,18 @@ RowNumbers Screen::rows_above(int index, const Logits& known, size_t k) const {
     return rows;
 }
 
+void Screen::dense_rows(const Kernels& kernels, const float* input, const int32_t* rows, int64_t count,
+                        float* out) const {
+    const int columns = int(head_.columns);
+    if (!ternary_)
+        return kernels.dense({head_.data, head_.dtype, count, columns, input, columns, 1, out, 1, nullptr, 0, rows});
+    std::vector<float> row(size_t(head_.columns));
+    for (int64_t i = 0; i < count; i++) {
+        ternary_->read(kernels, rows[i], row.data());
+        kernels.dense({row.data(), Dtype::f32, 1, columns, input, columns, 1, out + i, 1, nullptr, 0, nullptr});
+    }
+}
+
 // The exact logits of rows, in ascending order, of each input.
 std::vector<Screen::Logits> Screen::compute(Executor& executor, const float* x,
                                             const std::vector<RowNumbers>& rows) const {
@@ -247,8 +259,7 @@ std::vector<Screen::Logits> Screen::compute(Executor& executor, const float* x,
             const auto next = std::upper_bound(starts.begin(), starts.end(), j);  // where the next input begins
             const float* input = x + (next - starts.begin() - 1) * head_.columns;
             end = std::min(*next, last);
-            executor.kernels().dense({head_.data, head_.dtype, end - j, int(head_.columns), input, head_.columns, 1,
-                                      &exact[size_t(j)], 1, nullptr, 0, &all[size_t(j)]});
+            dense_rows(executor.kernels(), input, &all[size_t(j)], end - j, &exact[size_t(j)]);
         }
     });
     std::vector<Logits> logits(rows.size());

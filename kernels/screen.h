@@ -39,7 +39,7 @@
 #include <vector>
 
 #include "quantised_head.h"
-#include "ternary_head.h"
+#include "ternary_table.h"
 
 namespace bitnet {
 
@@ -50,7 +50,7 @@ constexpr int32_t kUndecided = -3;        // instead of a token: it takes all lo
 
 class Screen {
   public:
-    // Quantises the rows of a head, which must outlive this, or takes the codes of one that is ternary.
+    // Quantises the rows of a head, which must outlive this, or uses the codes of one that has them.
     Screen(const DenseWeight& head, Executor& executor);
     // The same from the parts that were made of this head before.
     Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor);
@@ -61,10 +61,10 @@ class Screen {
     int64_t top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids, float* logits) const;
     // What each draw chooses from the logits of its input, x [num_inputs, columns]; below 0 where that is no token.
     void sample(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const;
-    int64_t bytes() const { return ternary_ ? ternary_->bytes() : quantised_->bytes(); }
+    int64_t bytes() const { return ternary_ ? 0 : quantised_->bytes(); }
     // Bytes of the screen that the best row of each of so many inputs takes, 16 at most.
     int64_t bytes_read(const Kernels& kernels, int num_inputs) const;
-    const QuantisedHead* quantised() const { return quantised_.get(); }  // null where the head itself is ternary
+    const QuantisedHead* quantised() const { return quantised_.get(); }  // null where the head has codes
 
   private:
     struct Best;
@@ -115,10 +115,11 @@ class Screen {
                       bool is_final, int32_t* tokens) const;
     std::vector<Logits> logits_of_allowed(Executor& executor, const float* x, int count, const Draw* draws) const;
     RowNumbers rows_above(int index, const Logits& known, size_t k) const;
+    void dense_rows(const Kernels& kernels, const float* input, const int32_t* rows, int64_t count, float* out) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<RowNumbers>& rows) const;
 
     DenseWeight head_;
-    std::unique_ptr<TernaryHead> ternary_;  // one of the two is null
+    const TernaryTable* ternary_ = nullptr;  // the one or
     std::unique_ptr<QuantisedHead> quantised_;
     mutable Seen seen_;
     mutable std::atomic<bool> is_flat_ =

@@ -25,6 +25,7 @@ constexpr Kernels make_kernels(const char* name, void (*tile)(const uint8_t*, co
     kernels.group_add = group_add;
     kernels.group_store = group_store;
     kernels.group_sums = group_sums;
+    kernels.group_row = group_row;
     kernels.embed = embed;
     kernels.row = row;
     kernels.dense = dense;

@@ -118,6 +118,30 @@ void group_tile(const GroupTask& task) {
     }
 }
 
+// S steps a line.
+template <int S>
+void group_row_of(const GroupRowTask t) {  // a copy: what is stored might else be the task
+    const int steps = (t.columns + kStepColumns - 1) / kStepColumns;
+    const uint8_t* w = t.weights;
+    const float* scale = t.scales;
+    for (int step = 0; step < steps; scale += kGroupRows) {
+        const float weight = *scale;
+        const int stop = step + t.group_steps < steps ? step + t.group_steps : steps;
+        for (; step < stop; step += S, w += kStepBytes) {
+            uint32_t word;
+            std::memcpy(&word, w, 4);
+#pragma GCC unroll 2
+            for (int i = 0; i < S; i++) {
+                const int k = (step + i) * kStepColumns;
+                const uint32_t high_bits = (i ? word << 1 : word) & 0xaaaaaaaa;  // see kernels.h
+                store_first(t.out + k, t.columns - k, code_weights(S == 2 ? high_bits : word, weight));
+            }
+        }
+    }
+}
+
+void group_row(const GroupRowTask& task) { (task.one_bit ? group_row_of<2> : group_row_of<1>)(task); }
+
 void group_add(const int32_t* acc, int tokens, const float* scales, const int32_t* minus_sums, int64_t sums_stride,
                float* totals) {
     const Lanes scale[2] = {load(scales), load(scales + 16)};

@@ -110,10 +110,13 @@ class TernaryWeight {
     Memory memory_, scales_;
 };
 
+class TernaryTable;
+
 struct DenseWeight {
     const void* data;  // [rows, columns] row-major, owned by whoever made this
     Dtype dtype;
     int64_t rows, columns;
+    const TernaryTable* codes = nullptr;  // of float32, instead of data: what rows are made of
     int64_t row_bytes() const { return columns * (dtype == Dtype::f32 ? 4 : dtype == Dtype::i8 ? 1 : 2); }
 };
 

@@ -23,10 +23,17 @@ def exact_logits(head: native.DenseWeight, executor: native.Executor, x: Floats)
     return output
 
 
+def head_of(weights: NDArray[np.uint16], executor: native.Executor) -> native.DenseWeight:
+    """As a backend has it: of codes where it is ternary."""
+    head = native.DenseWeight(weights, "bfloat16")
+    return head.as_codes(executor) or head
+
+
 def assert_same(weights: NDArray[np.uint16], x: Floats, k: int, isa: str = native.isas()[0]) -> int:
-    head, executor = native.DenseWeight(weights, "bfloat16"), native.Executor(isa, 2)
+    executor = native.Executor(isa, 2)
+    head = head_of(weights, executor)
     ids, logits, computed = native.Screen(head, executor).top(executor, x, k)
-    exact = exact_logits(head, executor, x)
+    exact = exact_logits(native.DenseWeight(weights, "bfloat16"), executor, x)
     best = np.argsort(-exact, axis=1, kind="stable")[:, :k]
     assert np.array_equal(ids, best)
     assert logits.tobytes() == np.take_along_axis(exact, best, axis=1).tobytes()
@@ -60,9 +67,11 @@ def share_unsure(
     **options: Any,
 ) -> float:
     """Draws four times from each input, as the sampler does from all logits; the share that the screen cannot tell."""
-    head, executor = native.DenseWeight(weights, "bfloat16"), native.Executor(isa, 2)
+    executor = native.Executor(isa, 2)
+    head = head_of(weights, executor)
     screen, sampler = native.Screen(head, executor), native.RowSampler(head.rows)
-    rule, exact = native.SamplingRule(head.rows, **(OFF | options)), exact_logits(head, executor, x)
+    exact = exact_logits(native.DenseWeight(weights, "bfloat16"), executor, x)
+    rule = native.SamplingRule(head.rows, **(OFF | options))
     told = []
     for seed in range(4):
         draws = [by(rule, seed, position, tokens, mask) for position in range(len(x))]
@@ -99,10 +108,6 @@ def ternary(rng: np.random.Generator, shape: tuple[int, int], group: int, lowest
     return bfloat16((scales * codes).astype(np.float32))
 
 
-def screen_of(weights: NDArray[np.uint16]) -> native.Screen:
-    return native.Screen(native.DenseWeight(weights, "bfloat16"), native.Executor(native.isas()[0], 1))
-
-
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("lowest", [0, 1], ids=["with zeros", "one bit"])
 @pytest.mark.parametrize("group, columns", [(128, 288), (64, 224), (1000, 100)])
@@ -112,23 +117,26 @@ def test_heads_that_are_ternary_themselves(isa: str, group: int, columns: int, l
     weights = ternary(rng, (3001, columns), group, lowest)
     weights[rng.integers(0, 3001, 300)] = weights[rng.integers(0, 3001, 300)]  # ties
     weights[5, :group] = 0
-    screen = screen_of(weights)
-    assert screen.parts() is None
-    assert screen.num_bytes < 3001 * columns * (0.25 if lowest == 0 or columns % 32 else 0.125) * 1.3 + 2**15
+    executor = native.Executor(isa, 2)
+    head = head_of(weights, executor)
+    assert head.has_codes and native.Screen(head, executor).num_bytes == 0
+    assert head.num_bytes < 3001 * columns * (0.25 if lowest == 0 or columns % 32 else 0.125) * 1.3 + 2**15
     for num_inputs in (1, 2, 5, 9, 17):
         x = rng.standard_normal((num_inputs, columns)).astype(np.float32)
         assert assert_same(weights, x, 3, isa) < 100 * num_inputs
+        exact = exact_logits(native.DenseWeight(weights, "bfloat16"), executor, x)
+        assert exact_logits(head, executor, x).tobytes() == exact.tobytes()
         share_unsure(weights, x, isa, temperature=0.7, top_p=0.9)
     assert share_unsure(weights, x[:3] * 3, isa, top_p=0.95) == 0
 
 
 @pytest.mark.parametrize("column", [0, 130, 287])
 def test_heads_that_are_ternary_but_for_one_weight(column: int) -> None:
-    rng = np.random.default_rng(12)
+    rng, executor = np.random.default_rng(12), native.Executor("generic", 2)
     weights = ternary(rng, (3001, 288), 128, 0)
     for bits in (0x4040, 0x7F80, 0x7FC0, 0x0001):  # 3, infinite, no number, and next to nothing
         weights[2777, column] = bits
-        assert screen_of(weights).parts() is not None
+        assert not head_of(weights, executor).has_codes
 
 
 OPTIONS: list[dict[str, Any]] = [

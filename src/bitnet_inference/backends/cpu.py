@@ -105,7 +105,7 @@ class CpuModel:
         fits = isinstance(weight, native.DenseWeight) and weight.columns <= native.MAX_HEAD_COLUMNS
         if head != "exact" or not fits or weight.rows * weight.columns < MIN_SCREENED_WEIGHTS:
             return None
-        if isinstance(checkpoint, PackedCheckpoint) and (parts := checkpoint.screen()):
+        if isinstance(checkpoint, PackedCheckpoint) and not weight.has_codes and (parts := checkpoint.screen()):
             return _screen_of(checkpoint, weight, parts, self._executor)
         return native.Screen(weight, self._executor)
 

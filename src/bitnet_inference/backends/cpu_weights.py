@@ -16,6 +16,7 @@ from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.in_threads import in_threads
 from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
 
+_TABLES = (("embed",), ("head",))
 _MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 
 
@@ -32,7 +33,7 @@ def load_weights(
     def room(names: tuple[str, ...]) -> Any:
         if checkpoint.is_ternary(names[0]):
             return _room(checkpoint, names, ternary_format, arena)
-        return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
+        return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names, executor)
 
     weights = {names: room(names) for names in groups}
     packed = in_threads(partial(_pack, checkpoint, weights), groups, min(executor.num_threads, _MAX_PACKERS))
@@ -81,19 +82,27 @@ def _group_scales(matrix: Ternary, group_size: int) -> NDArray[np.float32]:
     return np.full((rows, -(-columns // group_size)), matrix.scale, np.float32)
 
 
-def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
-    """One below the other, in the dtype that they have; in float32, which is exact, where dtypes differ."""
+def _dense(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:
+    """One below the other, in the dtype that they have; in float32, which is exact, where dtypes differ.
+
+    Embeddings and heads that are ternary with scales for groups of columns are kept as codes, which say the same.
+    """
     matrices = [checkpoint.matrix(name) for name in names]
     dense = [matrix for matrix in matrices if isinstance(matrix, Dense)]
     assert len(dense) == len(names), f"{names} are not all dense"
     if len({matrix.dtype for matrix in dense}) > 1:
         dense = [Dense(to_float32(matrix.data, matrix.dtype), "float32") for matrix in dense]
     data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
-    return native.DenseWeight(_bits(data), dense[0].dtype)
+    weight = native.DenseWeight(_bits(data), dense[0].dtype)
+    coded = weight.as_codes(executor) if names in _TABLES else None
+    if coded is None:
+        return weight
+    checkpoint.release(names[0])
+    return coded
 
 
 def _rounded(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:
-    weight = quantised(checkpoint, names, _dense(checkpoint, names), 8, executor)
+    weight = quantised(checkpoint, names, _dense(checkpoint, names, executor), 8, executor)
     for name in names:
         checkpoint.release(name)
     return weight

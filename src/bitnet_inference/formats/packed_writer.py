@@ -173,9 +173,9 @@ def _screen(checkpoint: Checkpoint, min_screened: int) -> Iterator[tuple[str, st
         return
     data = matrix.data if matrix.dtype == "float32" else matrix.data.view(np.uint16)
     head = native.DenseWeight(np.require(data, requirements=["C", "A"]), matrix.dtype)
-    parts = native.Screen(head, native.Executor("generic", 1)).parts()
-    if parts is not None:  # else the head is ternary itself: its codes are soon found again
-        yield from zip(SCREEN, ("U8", "U8", "F32"), parts, strict=True)
+    executor = native.Executor("generic", 1)
+    if head.as_codes(executor) is None:  # else they are its screen, and soon found again
+        yield from zip(SCREEN, ("U8", "U8", "F32"), native.Screen(head, executor).parts(), strict=True)
     checkpoint.release(name)
 
 

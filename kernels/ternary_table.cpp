@@ -1,4 +1,4 @@
-#include "ternary_head.h"
+#include "ternary_table.h"
 
 #include <algorithm>
 #include <atomic>
@@ -35,10 +35,10 @@ struct GroupReader {
     }
 };
 
-// The codes and the scale of some columns of a row of the head.
-bool read_group(const DenseWeight& head, int64_t row, int64_t column, int64_t count, int8_t* codes, float* scale) {
-    const auto* p = static_cast<const uint8_t*>(head.data) + row * head.row_bytes();
-    if (head.dtype == Dtype::f32) {
+// The codes and the scale of some columns of a row of the table.
+bool read_group(const DenseWeight& table, int64_t row, int64_t column, int64_t count, int8_t* codes, float* scale) {
+    const auto* p = static_cast<const uint8_t*>(table.data) + row * table.row_bytes();
+    if (table.dtype == Dtype::f32) {
         uint32_t bits;
         if (!GroupReader<uint32_t>::read(reinterpret_cast<const uint32_t*>(p) + column, count, codes, &bits))
             return false;
@@ -47,7 +47,7 @@ bool read_group(const DenseWeight& head, int64_t row, int64_t column, int64_t co
         uint16_t bits;
         if (!GroupReader<uint16_t>::read(reinterpret_cast<const uint16_t*>(p) + column, count, codes, &bits))
             return false;
-        *scale = head.dtype == Dtype::f16 ? half_to_float(bits) : bits_to_float(uint32_t(bits) << 16);
+        *scale = table.dtype == Dtype::f16 ? half_to_float(bits) : bits_to_float(uint32_t(bits) << 16);
     }
     return *scale == 0 || (*scale >= kLeast && std::isfinite(*scale));
 }
@@ -60,38 +60,38 @@ std::vector<int64_t> parts_of(int64_t rows) {
 
 }  // namespace
 
-TernaryHead::TernaryHead(const DenseWeight& head, int64_t group_columns)
-    : weight_(head.columns, parts_of(head.rows), Format::u2, group_columns) {
+TernaryTable::TernaryTable(const DenseWeight& table, int64_t group_columns)
+    : weight_(table.columns, parts_of(table.rows), Format::u2, group_columns) {
     for (auto* each : {&errors.error, &errors.size}) each->resize(weight_.groups().size() * kGroupRows);
 }
 
-std::unique_ptr<TernaryHead> TernaryHead::of(const DenseWeight& head, Executor& executor) {
+std::unique_ptr<TernaryTable> TernaryTable::of(const DenseWeight& table, Executor& executor) {
     for (const int64_t group_columns : {128, 64}) {
-        std::unique_ptr<TernaryHead> ternary(new TernaryHead(head, group_columns));
-        if (ternary->read(head, executor)) return ternary;
+        std::unique_ptr<TernaryTable> ternary(new TernaryTable(table, group_columns));
+        if (ternary->pack(table, executor)) return ternary;
     }
     return nullptr;
 }
 
 // False where a weight is another one.
-bool TernaryHead::read(const DenseWeight& head, Executor& executor) {
-    const int64_t columns = head.columns, groups = weight_.column_groups();
-    std::vector<int8_t> codes(size_t(std::min(kPartRows, head.rows) * columns));
-    std::vector<float> scales(size_t(std::min(kPartRows, head.rows) * groups));
+bool TernaryTable::pack(const DenseWeight& table, Executor& executor) {
+    const int64_t columns = table.columns, groups = weight_.column_groups();
+    std::vector<int8_t> codes(size_t(std::min(kPartRows, table.rows) * columns));
+    std::vector<float> scales(size_t(std::min(kPartRows, table.rows) * groups));
     for (int64_t part = 0; part < weight_.num_parts(); part++) {
         std::atomic<bool> is_ternary = true;
         const auto read_row = [&](int64_t row) {
-            const int64_t of_head = part * kPartRows + row;
+            const int64_t of_table = part * kPartRows + row;
             double squares = 0;
             for (int64_t g = 0; g < groups && is_ternary; g++) {
                 const int64_t column = g * weight_.group_columns();
                 const int64_t count = std::min(weight_.group_columns(), columns - column);
                 int8_t* of_group = &codes[size_t(row * columns + column)];
                 float* scale = &scales[size_t(row * groups + g)];
-                if (!read_group(head, of_head, column, count, of_group, scale)) is_ternary = false;
+                if (!read_group(table, of_table, column, count, of_group, scale)) is_ternary = false;
                 squares += double(*scale) * *scale * double(count - std::count(of_group, of_group + count, 0));
             }
-            errors.set(of_head, 0, std::sqrt(squares));
+            errors.set(of_table, 0, std::sqrt(squares));
         };
         executor.each(weight_.part_rows(int(part)), 4 * columns, 64, [&](int64_t first, int64_t last, int) {
             for (int64_t row = first; row < last && is_ternary; row++) read_row(row);
@@ -102,8 +102,20 @@ bool TernaryHead::read(const DenseWeight& head, Executor& executor) {
     return true;
 }
 
+void TernaryTable::read(const Kernels& kernels, int64_t row, float* out) const {
+    const int64_t group = row / kGroupRows, place = row % kGroupRows;
+    kernels.group_row({weight_.group_data(group) + 4 * place, weight_.one_bit(), weight_.group_scales(group) + place,
+                       group_steps(), int(weight_.columns()), out});
+}
+
+void read_row(const Kernels& kernels, const DenseWeight& weight, int64_t row, float* out) {
+    if (weight.codes) return weight.codes->read(kernels, row, out);
+    const auto* data = static_cast<const uint8_t*>(weight.data) + row * weight.row_bytes();
+    kernels.embed(data, weight.dtype, int(weight.columns), out);
+}
+
 // A score is rounded once a group in each of its two sums, and by the two products with a and b and their sum.
-TernaryHead::Inputs TernaryHead::inputs(Executor& executor, const float* x, int count, InputForm form) const {
+TernaryTable::Inputs TernaryTable::inputs(Executor& executor, const float* x, int count, InputForm form) const {
     const int groups = int(weight_.column_groups()), steps = int(weight_.steps());
     Inputs inputs{{executor, x, count, weight_.columns(), form, kMaxTileTokens, groups + 3}, groups, {}};
     inputs.minus_sums.resize(size_t(count * inputs.codes.vectors_each() * groups));
@@ -114,13 +126,13 @@ TernaryHead::Inputs TernaryHead::inputs(Executor& executor, const float* x, int 
     return inputs;
 }
 
-void TernaryHead::sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t group, float* sums) const {
+void TernaryTable::sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t group, float* sums) const {
     kernels.group_tile({weight_.group_data(group), weight_.one_bit(), weight_.group_scales(group), int(weight_.steps()),
                         group_steps(), inputs.codes.vectors_of(input_tile), inputs.codes.codes(input_tile),
                         &inputs.minus_sums[size_t(inputs.first_sum(input_tile))], inputs.groups, sums});
 }
 
-HeadScores TernaryHead::scores_of(const HeadInputs& inputs, int input_tile, const float* sums) {
+HeadScores TernaryTable::scores_of(const HeadInputs& inputs, int input_tile, const float* sums) {
     return {.half_scale = nullptr,
             .inputs = &inputs[inputs.first_of(input_tile)],
             .count = inputs.count_of(input_tile),

@@ -1,8 +1,8 @@
-// A head whose weights are -s, 0 and +s, with a scale s for every 128 or 64 columns of each row, and its scores for
-// inputs of 16 bits.
+// A head or a table of embeddings whose weights are -s, 0 and +s, with a scale s for every 128 or 64 columns of each
+// row.
 //
-// The codes say all there is in it, from 1.25 bits a weight. The score of a row for an input (head_inputs.h) is
-// a sum_h + b sum_l, where a sum is that of fused multiply-adds of the scales and exact integers.
+// The codes say all there is in it, from 1.25 bits a weight. The score of a row for an input of 16 bits (head_inputs.h)
+// is a sum_h + b sum_l, where a sum is that of fused multiply-adds of the scales and exact integers.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -13,12 +13,13 @@
 
 namespace bitnet {
 
-class TernaryHead {
+class TernaryTable {
   public:
-    // Reads `head` only here; null where it is another one, which most are seen to be from their first row.
-    static std::unique_ptr<TernaryHead> of(const DenseWeight& head, Executor& executor);
+    // Reads `table` only here; null where it is another one, which most are seen to be from their first row.
+    static std::unique_ptr<TernaryTable> of(const DenseWeight& table, Executor& executor);
 
     int64_t bytes() const { return weight_.bytes(); }
+    void read(const Kernels& kernels, int64_t row, float* out) const;
     // The inputs, and what their codes add up to over each group of columns, which the sums lack.
     struct Inputs {
         HeadInputs codes;
@@ -41,13 +42,16 @@ class TernaryHead {
     RowErrors errors;
 
   private:
-    TernaryHead(const DenseWeight& head, int64_t group_columns);
-    bool read(const DenseWeight& head, Executor& executor);
+    TernaryTable(const DenseWeight& table, int64_t group_columns);
+    bool pack(const DenseWeight& table, Executor& executor);
     void sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t group, float* sums) const;
     static HeadScores scores_of(const HeadInputs& inputs, int input_tile, const float* sums);
     int group_steps() const { return int(weight_.group_columns() / kStepColumns); }
 
     TernaryWeight weight_;
 };
+
+// A row of a dense matrix as float32, [columns].
+void read_row(const Kernels& kernels, const DenseWeight& weight, int64_t row, float* out);
 
 }  // namespace bitnet
