@@ -62,6 +62,13 @@ def test_the_estimate_is_close_where_types_become_float32(tmp_path, options):
     assert taken <= estimate_bytes(checkpoint, config, 0) <= taken * 1.02
 
 
+def test_the_estimate_is_close_where_embeddings_are_ternary(tmp_path):
+    write_default(tmp_path / "x.gguf", "TQ2_0", "TQ2_0")
+    config, checkpoint = EngineConfig(threads=1).resolve(), open_checkpoint(tmp_path / "x.gguf")
+    taken = load_model(checkpoint, config).num_bytes
+    assert taken <= estimate_bytes(checkpoint, config, 0) <= taken * 1.02
+
+
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"head": "int8"}, {"embedding": "int8"}])
 def test_numbers_tell_of_every_rounding(options):
     with models_of(None) as exact, models_of(None, **options) as rounded:

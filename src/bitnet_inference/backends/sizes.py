@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
+from bitnet_inference.backends.cpu_weights import TABLES
 from bitnet_inference.backends.packing import packed_bytes, packing
 from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, is_projection
@@ -69,11 +70,21 @@ def _dense_bytes(
     """
     dense = 0
     for names in stacks:
+        if names in TABLES and (coded := _coded_bytes(checkpoint, config, shapes, names[0])):
+            dense += coded
+            continue
         is_rounded = config.quantize == "int8" and is_projection(names[0])
         dense += (1 if is_rounded else _width(checkpoint, names)) * num_weights(shapes, names)
     if config.embedding == "int8":
         dense += _rounded_table(checkpoint)
     return dense + (_beside_head(checkpoint, config, shapes) if "norm" in shapes else 0)
+
+
+def _coded_bytes(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes, name: str) -> int:
+    """Of embeddings or a head that the CPU backend keeps as two bits and scales for groups of columns; 0 of others."""
+    group_size = 0 if config.device != "cpu" or checkpoint.is_ternary(name) else checkpoint.group_size(name)
+    rows, columns = shapes[name]
+    return packed_bytes((rows, columns), "u2") + 4 * rows * -(-columns // group_size) if group_size else 0
 
 
 def _width(checkpoint: Checkpoint, names: Iterable[str]) -> int:
@@ -91,6 +102,8 @@ def _rounded_table(checkpoint: Checkpoint) -> int:
 def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -> int:
     name = "embed" if checkpoint.config.tie_embeddings else "head"
     if config.device == "mlx" or checkpoint.is_ternary(name):
+        return 0
+    if config.head not in ROUNDED_HEADS and _coded_bytes(checkpoint, config, shapes, name):
         return 0
     head = math.prod(shapes[name])
     if config.head in ROUNDED_HEADS:

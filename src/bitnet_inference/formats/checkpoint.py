@@ -173,7 +173,10 @@ class Checkpoint(Protocol):
         ...
 
     def group_size(self, name: str) -> int:
-        """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read."""
+        """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read.
+
+        Of a Dense too, where it consists of such codes and scales; 0 where that is not known.
+        """
         ...
 
     def dtype(self, name: str) -> FloatName:

@@ -102,8 +102,10 @@ class GgufCheckpoint:
 
     def group_size(self, name: str) -> int:
         """How many columns share a scale, 0 for one scale a matrix; reads the scales."""
-        tensor = self._tensors[tensor_name(name)]
-        if not self.is_ternary(name) or tensor.type_id not in ggml.TERNARY or self._one_scale(name) is not None:
+        tensor = self._tensors.get(tensor_name(name))
+        if tensor is None or tensor.type_id not in ggml.TERNARY:
+            return 0
+        if self.is_ternary(name) and self._one_scale(name) is not None:
             return 0
         return min(ggml.BLOCKS[tensor.type_id].num_values, 128)
 

@@ -84,7 +84,9 @@ class HuggingFaceCheckpoint:
     def group_size(self, name: str) -> int:
         """How many columns share a scale, as in some of MLX's matrices, whose scales it reads; else 0."""
         affine = self._inventory.affine.get(name)
-        return affine.group_size if affine is not None and self.is_ternary(name) else 0
+        if affine is None or not affine.is_ternary:
+            return 0
+        return affine.group_size if self.is_ternary(name) else affine.columns_a_group
 
     def dtype(self, name: str) -> FloatName:
         """The dtype of the Dense that `matrix` gives for this canonical name; reads scales of MLX's matrices."""

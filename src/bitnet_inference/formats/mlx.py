@@ -44,7 +44,7 @@ class Affine:
         if self.scales.dtype not in FLOATS or self.biases.dtype != self.scales.dtype:
             return f"scales in {self.scales.dtype} and biases in {self.biases.dtype} are not floats of one dtype"
         groups = (self.shape[0], self.scales.shape[-1] if self.scales.shape else 0)
-        if self.scales.shape != groups or self.biases.shape != groups or self._columns_a_group not in _GROUP_SIZES:
+        if self.scales.shape != groups or self.biases.shape != groups or self.columns_a_group not in _GROUP_SIZES:
             told = f"{shown(self.scales.shape)} scales and {shown(self.biases.shape)} biases"
             return f"{told} are not for groups of {_GROUP_SIZES} columns of {self.shape}"
         return ""
@@ -52,18 +52,18 @@ class Affine:
     @property
     def kind(self) -> str:
         """How it is packed, in words."""
-        return f"{self._bits} bits in groups of {self._columns_a_group}"
+        return f"{self._bits} bits in groups of {self.columns_a_group}"
 
     @cached_property
     def is_ternary(self) -> bool:
         """Whether scales and biases are those of a ternary matrix, in groups that kernels know; reads them."""
-        return bool(self._unit) and self._columns_a_group in GROUP_SIZES
+        return bool(self._unit) and self.columns_a_group in GROUP_SIZES
 
     @cached_property
     def group_size(self) -> int:
         """How many columns share a scale of the Ternary, 0 where all do; reads the scales."""
         scales = float_values(self.scales)
-        return 0 if scales[0, 0] > 0 and (scales == scales[0, 0]).all() else self._columns_a_group
+        return 0 if scales[0, 0] > 0 and (scales == scales[0, 0]).all() else self.columns_a_group
 
     @property
     def dtype(self) -> FloatName:
@@ -115,7 +115,8 @@ class Affine:
         return 0 if rest else bits
 
     @property
-    def _columns_a_group(self) -> int:
+    def columns_a_group(self) -> int:
+        """How many columns share a scale and a bias in the file; 0 where they don't come out even."""
         size, rest = divmod(self.shape[1], max(1, self.scales.shape[-1]))
         return 0 if rest else size
 
@@ -141,7 +142,7 @@ class Affine:
         return fields - np.int8(1) if self._bits == 2 else fields * np.int8(2) - np.int8(1)
 
     def _by_groups(self, values: NDArray[np.uint8] | NDArray[np.int8]) -> Floats:
-        return values.astype(np.float32).reshape(len(values), -1, self._columns_a_group)
+        return values.astype(np.float32).reshape(len(values), -1, self.columns_a_group)
 
 
 def find_affine(tensors: Mapping[str, Tensor], module: str, shape: tuple[int, ...]) -> Affine | None:
