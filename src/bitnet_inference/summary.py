@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bitnet_inference.amounts import told_bytes, told_count
 from bitnet_inference.backends import decided
+from bitnet_inference.backends.packing import code_bytes, is_coded
 from bitnet_inference.config import EngineConfig
 from bitnet_inference.coreml_summary import describe_coreml
 from bitnet_inference.errors import BitNetError, Unsupported
@@ -130,24 +131,25 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
             ("files", told_bytes(checkpoint.num_bytes)),
             ("state", f"{state} (float16) for {config.max_positions} tokens"),
         ]
-    ternary, floats = told_bytes(sum(_num_ternary(checkpoint)) // 4), told_bytes(_dense_bytes(checkpoint))
+    ternary, floats = map(told_bytes, _weight_bytes(checkpoint))
     bytes_a_number = {"bfloat16": 2, "float32": 4, "int8": 1 + 4 / checkpoint.config.head_dim}  # and its scale
     caches = [f"{told_bytes(int(1000 * a_token * size))} ({dtype})" for dtype, size in bytes_a_number.items()]
     return [
         ("files", told_bytes(checkpoint.num_bytes)),
-        ("loaded", f"{ternary} of ternary weights at 2 bits, {floats} of floats"),
+        ("loaded", f"{ternary} of ternary weights at 2 bits or less, {floats} of floats"),
         ("cache", f"{' or '.join(caches)} for 1000 tokens"),
     ]
 
 
-def _dense_bytes(checkpoint: Checkpoint) -> int:
-    """Matrices are kept in the dtype in which they are read, vectors in float32."""
-    wide = (
-        math.prod(shape) * (4 if len(shape) == 1 or checkpoint.dtype(name) == "float32" else 2)
-        for name, shape in expected_shapes(checkpoint.config)
-        if len(shape) == 1 or not checkpoint.is_ternary(name)
-    )
-    return sum(wide)
+def _weight_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Of ternary codes with their scales, and of floats: matrices as they are read, vectors in float32."""
+    ternary = floats = 0
+    for name, shape in expected_shapes(checkpoint.config):
+        if len(shape) == 2 and (checkpoint.is_ternary(name) or is_coded(checkpoint, name)):
+            ternary += code_bytes(checkpoint, name, shape, "u2")
+        else:
+            floats += math.prod(shape) * (4 if len(shape) == 1 or checkpoint.dtype(name) == "float32" else 2)
+    return ternary, floats
 
 
 def _runs_on(checkpoint: Checkpoint) -> str:

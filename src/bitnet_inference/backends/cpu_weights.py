@@ -16,7 +16,7 @@ from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.in_threads import in_threads
 from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
 
-TABLES = (("embed",), ("head",))
+_TABLES = (("embed",), ("head",))
 _MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 
 
@@ -94,7 +94,7 @@ def _dense(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any
         dense = [Dense(to_float32(matrix.data, matrix.dtype), "float32") for matrix in dense]
     data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
     weight = native.DenseWeight(_bits(data), dense[0].dtype)
-    coded = weight.as_codes(executor) if names in TABLES else None
+    coded = weight.as_codes(executor) if names in _TABLES else None
     if coded is None:
         return weight
     checkpoint.release(names[0])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from bitnet_inference.backends.cpu import MIN_SCREENED_WEIGHTS, ROUNDED_HEADS
-from bitnet_inference.backends.cpu_weights import TABLES
-from bitnet_inference.backends.packing import packed_bytes, packing
+from bitnet_inference.backends.packing import code_bytes, is_coded, packing
 from bitnet_inference.config import GRAPH_DEVICES, EngineConfig
 from bitnet_inference.formats.checkpoint import Checkpoint, ModelConfig, is_projection
 from bitnet_inference.formats.ternarized import quantized
@@ -35,14 +34,14 @@ def estimate_bytes(
 
 
 def _ternary_bytes(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -> int:
-    """As `packed_bytes`; on a GPU tiles of 16 times 256 are whole."""
+    """As `code_bytes`; on a GPU tiles of 16 times 256 are whole."""
     if config.device == "mlx":
         return _mlx_bytes(checkpoint, shapes)
-    ternary = _ternary_shapes(checkpoint, shapes)
+    ternary = {name: shape for name, shape in shapes.items() if len(shape) == 2 and checkpoint.is_ternary(name)}
     if config.on_gpu:
-        return sum(-(-rows // 16) * 16 * -(-columns // 256) * 256 for rows, columns in ternary) // 4
+        return sum(-(-rows // 16) * 16 * -(-columns // 256) * 256 for rows, columns in ternary.values()) // 4
     kind = packing(checkpoint, config)
-    return sum(packed_bytes(shape, kind) for shape in ternary)
+    return sum(code_bytes(checkpoint, name, shape, kind) for name, shape in ternary.items())
 
 
 def _mlx_bytes(checkpoint: Checkpoint, shapes: Shapes) -> int:
@@ -57,10 +56,6 @@ def _mlx_bytes(checkpoint: Checkpoint, shapes: Shapes) -> int:
     return total
 
 
-def _ternary_shapes(checkpoint: Checkpoint, shapes: Shapes) -> Iterator[tuple[int, ...]]:
-    return (shape for name, shape in shapes.items() if len(shape) == 2 and checkpoint.is_ternary(name))
-
-
 def _dense_bytes(
     checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes, stacks: Iterable[tuple[str, ...]]
 ) -> int:
@@ -70,21 +65,14 @@ def _dense_bytes(
     """
     dense = 0
     for names in stacks:
-        if names in TABLES and (coded := _coded_bytes(checkpoint, config, shapes, names[0])):
-            dense += coded
+        if config.device == "cpu" and is_coded(checkpoint, names[0]):
+            dense += code_bytes(checkpoint, names[0], shapes[names[0]], "u2")
             continue
         is_rounded = config.quantize == "int8" and is_projection(names[0])
         dense += (1 if is_rounded else _width(checkpoint, names)) * num_weights(shapes, names)
     if config.embedding == "int8":
         dense += _rounded_table(checkpoint)
     return dense + (_beside_head(checkpoint, config, shapes) if "norm" in shapes else 0)
-
-
-def _coded_bytes(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes, name: str) -> int:
-    """Of embeddings or a head that the CPU backend keeps as two bits and scales for groups of columns; 0 of others."""
-    group_size = 0 if config.device != "cpu" or checkpoint.is_ternary(name) else checkpoint.group_size(name)
-    rows, columns = shapes[name]
-    return packed_bytes((rows, columns), "u2") + 4 * rows * -(-columns // group_size) if group_size else 0
 
 
 def _width(checkpoint: Checkpoint, names: Iterable[str]) -> int:
@@ -103,7 +91,7 @@ def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -
     name = "embed" if checkpoint.config.tie_embeddings else "head"
     if config.device == "mlx" or checkpoint.is_ternary(name):
         return 0
-    if config.head not in ROUNDED_HEADS and _coded_bytes(checkpoint, config, shapes, name):
+    if config.head not in ROUNDED_HEADS and config.device == "cpu" and is_coded(checkpoint, name):
         return 0
     head = math.prod(shapes[name])
     if config.head in ROUNDED_HEADS:
