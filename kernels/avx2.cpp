@@ -76,9 +76,11 @@ template <class Steps, int T>
 BITNET_APART void scaled_tile(const GroupTask& task) {
     constexpr int R = Steps::kRegisters, Q = kAtOnce<T, R>, S = Steps::kFields / 4;
     const int end = task.steps / S, group = task.group_steps / S;
-    const float* scales = task.scales;
     const int32_t* minus_sums = task.minus_sums;
-    for (int begin = 0; begin < end; begin += group, scales += kGroupRows, minus_sums++)
+    int64_t at = 0;  // of the scales
+    for (int begin = 0; begin < end; begin += group, at += kGroupRows, minus_sums++) {
+        float scales[kGroupRows];
+        for (int i = 0; i < kGroupRows; i += 16) store(scales + i, load_scales(task.scales, at + i));
         for (int first = 0; first < R; first += Q)
             pass<Steps, T, Q>(task.weights, task.codes, 4 * T, begin, least(end, begin + group), first,
                               [&](int t, int r, __m256i sum) {
@@ -88,6 +90,7 @@ BITNET_APART void scaled_tile(const GroupTask& task) {
                                   const __m256 whole = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, minus));
                                   _mm256_storeu_ps(out, _mm256_fmadd_ps(whole, _mm256_loadu_ps(scales + 8 * r), total));
                               });
+    }
 }
 
 void ternary_tile(const uint8_t* w, const int8_t* a, int steps, int tokens, int32_t* acc) {

@@ -71,8 +71,7 @@ struct GroupProductStep final : Step {
             const int steps = std::min(group_steps(*weight), int(weight->steps()) - s);
             c.kernels.matrix_product({two_bits(g, s, steps, expanded), false, 1, steps, codes + s * kStepColumns,
                                       x.padded, tokens, acc, int(kBlock)});
-            c.kernels.group_add(acc, tokens, weight->group_scales(g) + i * kGroupRows, sums.at(c, t) + i, sums.stride,
-                                totals);
+            c.kernels.group_add(acc, tokens, weight->group_scales(g, i), sums.at(c, t) + i, sums.stride, totals);
         }
         store(c, g, totals, t, tokens);
     }

@@ -98,11 +98,17 @@ struct ManyTask {
 constexpr int kPairList = 15;
 constexpr uint16_t kNegated = 1 << 15;
 
+// Scales of 32 rows for one group of columns after the other, as float32 or float16.
+struct ScaleLines {
+    const uint8_t* data;
+    bool is_half;
+};
+
 // One group of 32 rows with a scale for every `group_steps` steps of columns, and up to 12 interleaved tokens.
 struct GroupTask {
     const uint8_t* weights;  // U2 steps, or where they have one bit, half as many lines of two steps
     bool one_bit;
-    const float* scales;  // [column groups][32]
+    ScaleLines scales;  // [column groups][32]
     int steps, group_steps, tokens;
     const int8_t* codes;
     const int32_t* minus_sums;  // what group_sums says of each token, `sums_stride` apart
@@ -112,10 +118,10 @@ struct GroupTask {
 
 // A row of such a group as floats.
 struct GroupRowTask {
-    const uint8_t* weights;  // of its first step, or line
+    const uint8_t* weights;
     bool one_bit;
-    const float* scales;  // [column groups][32], from its own on
-    int group_steps, columns;
+    ScaleLines scales;
+    int row, group_steps, columns;
     float* out;
 };
 
@@ -223,7 +229,7 @@ struct Kernels {
     // (the sum of code * activation over the group + minus_sums[t][group]) * scale[group][r] to 0.
     void (*group_tile)(const GroupTask& task);
     // The same for sums of one group that are known: acc[token][32] is added to totals[token][32].
-    void (*group_add)(const int32_t* acc, int tokens, const float* scales, const int32_t* minus_sums,
+    void (*group_add)(const int32_t* acc, int tokens, const ScaleLines& scales, const int32_t* minus_sums,
                       int64_t sums_stride, float* totals);
     // out[t][r] = residual[t][r] + totals[t][r] * inverse_scale[t]
     void (*group_store)(const float* totals, int tokens, int rows, const float* inverse_scale, float* out,

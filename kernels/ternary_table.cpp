@@ -103,8 +103,8 @@ bool TernaryTable::pack(const DenseWeight& table, Executor& executor) {
 }
 
 void TernaryTable::read(const Kernels& kernels, int64_t row, float* out) const {
-    const int64_t group = row / kGroupRows, place = row % kGroupRows;
-    kernels.group_row({weight_.group_data(group) + 4 * place, weight_.one_bit(), weight_.group_scales(group) + place,
+    const int64_t group = row / kGroupRows;
+    kernels.group_row({weight_.group_data(group), weight_.one_bit(), weight_.group_scales(group), int(row % kGroupRows),
                        group_steps(), int(weight_.columns()), out});
 }
 

@@ -23,6 +23,15 @@ BITNET_INLINE void split_fields(const Bytes& x, Bytes* fields) {
     fields[3] = C > 1 ? masked(y, M << 2) : masked(shift_right<6>(x), M);
 }
 
+BITNET_INLINE const uint8_t* scales_at(const ScaleLines& scales, int64_t index) {
+    return scales.data + index * (scales.is_half ? 2 : 4);
+}
+
+BITNET_INLINE Lanes load_scales(const ScaleLines& scales, int64_t index) {
+    const uint8_t* p = scales_at(scales, index);
+    return scales.is_half ? load_f16((const uint16_t*)p) : load((const float*)p);
+}
+
 // The chains together, each in turn a quarter of the next.
 template <int C>
 BITNET_INLINE Sums joined(const Sums* chains) {
@@ -37,7 +46,6 @@ BITNET_INLINE Sums joined(const Sums* chains) {
 template <int T, int H, int C, int S>
 void group_rows(const GroupTask& task, int half, int first) {
     const uint8_t* w = task.weights + 64 * half;
-    const float* scales = task.scales + 16 * half;
     const int8_t* codes = task.codes + 4 * first;
     const int32_t* minus_sums = task.minus_sums + first * task.sums_stride;
     // Where all tokens fit into one part the compiler knows how far apart their codes are.
@@ -47,7 +55,8 @@ void group_rows(const GroupTask& task, int half, int first) {
     for (int h = 0; h < H; h++)
 #pragma GCC unroll 12
         for (int t = 0; t < T; t++) totals[h][t] = set1(0.0f);
-    for (int s = 0; s < task.steps; scales += kGroupRows, minus_sums++) {
+    int64_t at = 16 * half;  // of the scales
+    for (int s = 0; s < task.steps; at += kGroupRows, minus_sums++) {
         const int stop = s + task.group_steps < task.steps ? s + task.group_steps : task.steps;
         Sums sums[C][H][T];
 #pragma GCC unroll 12
@@ -82,8 +91,8 @@ void group_rows(const GroupTask& task, int half, int first) {
         }
 #pragma GCC unroll 2
         for (int h = 0; h < H; h++) {
-            __builtin_prefetch(scales + 16 * h + 8 * kGroupRows, 0, 2);
-            const Lanes scale = load(scales + 16 * h);
+            __builtin_prefetch(scales_at(task.scales, at + 16 * h + 8 * kGroupRows), 0, 2);
+            const Lanes scale = load_scales(task.scales, at + 16 * h);
 #pragma GCC unroll 12
             for (int t = 0; t < T; t++) {
                 Sums chains[C];
@@ -122,10 +131,12 @@ void group_tile(const GroupTask& task) {
 template <int S>
 void group_row_of(const GroupRowTask t) {  // a copy: what is stored might else be the task
     const int steps = (t.columns + kStepColumns - 1) / kStepColumns;
-    const uint8_t* w = t.weights;
-    const float* scale = t.scales;
-    for (int step = 0; step < steps; scale += kGroupRows) {
-        const float weight = *scale;
+    const uint8_t* w = t.weights + 4 * t.row;
+    int64_t at = t.row / 16 * 16;
+    for (int step = 0; step < steps; at += kGroupRows) {
+        float scales[16];
+        store(scales, load_scales(t.scales, at));
+        const float scale = scales[t.row % 16];
         const int stop = step + t.group_steps < steps ? step + t.group_steps : steps;
         for (; step < stop; step += S, w += kStepBytes) {
             uint32_t word;
@@ -134,7 +145,7 @@ void group_row_of(const GroupRowTask t) {  // a copy: what is stored might else 
             for (int i = 0; i < S; i++) {
                 const int k = (step + i) * kStepColumns;
                 const uint32_t high_bits = (i ? word << 1 : word) & 0xaaaaaaaa;  // see kernels.h
-                store_first(t.out + k, t.columns - k, code_weights(S == 2 ? high_bits : word, weight));
+                store_first(t.out + k, t.columns - k, code_weights(S == 2 ? high_bits : word, scale));
             }
         }
     }
@@ -142,9 +153,9 @@ void group_row_of(const GroupRowTask t) {  // a copy: what is stored might else 
 
 void group_row(const GroupRowTask& task) { (task.one_bit ? group_row_of<2> : group_row_of<1>)(task); }
 
-void group_add(const int32_t* acc, int tokens, const float* scales, const int32_t* minus_sums, int64_t sums_stride,
+void group_add(const int32_t* acc, int tokens, const ScaleLines& scales, const int32_t* minus_sums, int64_t sums_stride,
                float* totals) {
-    const Lanes scale[2] = {load(scales), load(scales + 16)};
+    const Lanes scale[2] = {load_scales(scales, 0), load_scales(scales, 16)};
     for (int t = 0; t < tokens; t++, acc += kGroupRows, totals += kGroupRows, minus_sums += sums_stride) {
         const Sums minus = set_sums(*minus_sums);
         for (int h = 0; h < 2; h++) {

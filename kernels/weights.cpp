@@ -1,12 +1,8 @@
 #include "weights.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -15,53 +11,6 @@
 #include "t5.h"
 
 namespace bitnet {
-
-constexpr size_t kHugePage = 1 << 21;
-constexpr int64_t kArenaChunk = 1 << 26;
-
-Memory::Memory(int64_t bytes) : bytes_(bytes) {
-    if (bytes < 0 || bytes > int64_t(1) << 46) throw std::bad_alloc();
-    if (bytes == 0) return;
-    const size_t size = size_t(bytes), whole = size + kHugePage;
-    void* p = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) throw std::bad_alloc();
-    const auto unmap = [p, whole](uint8_t*) { munmap(p, whole); };
-    const size_t misaligned = reinterpret_cast<uintptr_t>(p) % kHugePage;
-    data_ = {static_cast<uint8_t*>(p) + (misaligned ? kHugePage - misaligned : 0), unmap};
-#ifdef MADV_HUGEPAGE
-    madvise(data_.get(), size, MADV_HUGEPAGE);
-#endif
-}
-
-int64_t Memory::untouched_bytes() const {
-    const size_t page = size_t(sysconf(_SC_PAGESIZE)), at_a_time = size_t(1) << 16;
-    std::vector<unsigned char> here(at_a_time);
-    int64_t untouched = 0;
-    for (size_t at = 0; at < size_t(bytes_); at += at_a_time * page) {
-        const size_t length = std::min(size_t(bytes_) - at, at_a_time * page), count = (length + page - 1) / page;
-#ifdef __APPLE__
-        if (mincore(data() + at, length, reinterpret_cast<char*>(here.data()))) return 0;
-#else
-        if (mincore(data() + at, length, here.data())) return 0;
-#endif
-        untouched +=
-            std::count_if(here.begin(), here.begin() + int64_t(count), [](unsigned char is) { return !(is & 1); });
-    }
-    return std::min(bytes_, untouched * int64_t(page));
-}
-
-Memory Arena::take(int64_t bytes) {
-    if (bytes <= 0) return Memory(bytes);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const int64_t start = (used_ + 63) / 64 * 64;
-    if (bytes > chunk_.bytes() - start) {
-        chunk_ = Memory(std::max(bytes, kArenaChunk));
-        used_ = bytes;
-        return Memory(bytes, {chunk_.data_, chunk_.data()});
-    }
-    used_ = start + bytes;
-    return Memory(bytes, {chunk_.data_, chunk_.data() + start});
-}
 
 namespace {
 
@@ -191,7 +140,7 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
     }
     const int64_t bytes = num_groups * group_bytes_;
     memory_ = group_columns ? Memory(bytes) : take(bytes);  // before anything else: it may be more than there is
-    scales_ = take(num_groups * column_groups_ * kGroupRows * int64_t(sizeof(float)));
+    scales_ = GroupScales(num_groups * column_groups_ * kGroupRows);
     first_groups_.push_back(0);
     for (int64_t part : rows) {
         for (int64_t r = 0; r < part; r += kGroupRows)
@@ -225,7 +174,7 @@ void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float sca
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, const float* scales) {
     unsettle(part);
     read(part, data, layout);
-    float* out = scale_data() + first_groups_[size_t(part)] * column_groups_ * kGroupRows;
+    float* out = scales_.floats() + first_groups_[size_t(part)] * column_groups_ * kGroupRows;
     for (int64_t row = 0; row < part_rows_[size_t(part)]; row++)
         for (int64_t g = 0; g < column_groups_; g++) {
             const float scale = scales[row * column_groups_ + g];
@@ -262,6 +211,7 @@ void TernaryWeight::settle(int part) {
                 uint8_t((memory_.data()[at + i] & kHighBits) | (memory_.data()[at + kStepBytes + i] & kHighBits) >> 1);
     memory_ = settled;
     one_bit_ = fits;
+    scales_.settle([this](int64_t bytes) { return take(bytes); });
 }
 
 // Whether a code of its rows is not 0 or 2; what pads them may be.

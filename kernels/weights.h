@@ -1,45 +1,11 @@
 // Weights in the layouts that the kernels read.
 #pragma once
 #include <cstdint>
-#include <memory>
-#include <mutex>
-#include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "group_scales.h"
 
 namespace bitnet {
-
-// Zeroed memory on a page boundary, taken from the system page by page as it is touched, in huge pages where it can.
-class Memory {
-  public:
-    Memory() = default;
-    explicit Memory(int64_t bytes);
-    uint8_t* data() const { return data_.get(); }
-    int64_t bytes() const { return bytes_; }
-    // So many the system has not had to give yet, because nobody has written to their pages; 0 where it does not tell.
-    int64_t untouched_bytes() const;
-
-  private:
-    friend class Arena;
-    Memory(int64_t bytes, std::shared_ptr<uint8_t> data) : bytes_(bytes), data_(std::move(data)) {}
-
-    int64_t bytes_ = 0;
-    std::shared_ptr<uint8_t> data_;
-};
-
-// Pieces of memory on end, so that huge pages cover all of it: a matrix by itself has small ones at both ends, which
-// cost a tenth of the speed at which it is read.
-class Arena {
-  public:
-    // Zeroed, on a boundary of 64 bytes; lives as long as it is used.
-    Memory take(int64_t bytes);
-
-  private:
-    std::mutex mutex_;
-    Memory chunk_;
-    int64_t used_ = 0;
-};
 
 enum class Layout : int { codes, quarters, u2, t5 };  // ternary.py says what they are
 
@@ -86,10 +52,11 @@ class TernaryWeight {
     void write(uint8_t* out) const;  // [groups][written_bytes()], in the layout of ternary.py
     const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes(); }
     // Scales of a group of rows: [column_groups()][32].
-    const float* group_scales(int64_t group) const { return scale_data() + group * column_groups_ * kGroupRows; }
+    ScaleLines group_scales(int64_t group, int64_t column_group = 0) const {
+        return scales_.from((group * column_groups_ + column_group) * kGroupRows);
+    }
 
   private:
-    float* scale_data() const { return reinterpret_cast<float*>(scales_.data()); }
     void read(int part, const uint8_t* data, Layout layout);
     void pack_codes(int part, const uint8_t* data, Layout layout);
     void copy_u2(int part, const uint8_t* data);
@@ -107,7 +74,8 @@ class TernaryWeight {
     std::vector<int64_t> part_rows_, first_groups_;
     std::vector<char> packed_;
     std::vector<Group> groups_;
-    Memory memory_, scales_;
+    Memory memory_;
+    GroupScales scales_;
 };
 
 class TernaryTable;

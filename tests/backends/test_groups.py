@@ -112,6 +112,27 @@ def test_a_zero_or_half_a_line_takes_two_bits() -> None:
     assert not packed(codes, scales, 64).one_bit
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_scales_take_16_bits_where_these_hold_all_of_them(isa: str) -> None:
+    codes, _, x = case(70, 300, 130, 64)
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    scales = np.resize(every[np.isfinite(every)][::181], (70, 5)).copy()  # subnormal ones too
+    for last, size in (
+        (1 + 2.0**-10, 2),
+        (1 + 2.0**-11, 4),
+        (65504, 2),
+        (65536, 4),
+        (2.0**-24, 2),
+        (1.5 * 2.0**-24, 4),
+    ):
+        scales[69, 4] = last
+        weight = packed(codes, scales, 64)
+        assert weight.num_bytes == 96 * (304 // 4 + size * 5)
+        expected = fused_truth(x[:, :300], codes, scales, 64)
+        for tokens in (1, 9, 130):
+            assert np.array_equal(product(weight, isa, x[:tokens]), expected[:tokens])
+
+
 def test_one_bit_is_packed_anew_and_written_as_two() -> None:
     """Of two stacked matrices the second gets a zero, and loses it again."""
     _, scales, x = case(72, 96, 5, 64)

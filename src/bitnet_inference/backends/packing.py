@@ -29,9 +29,9 @@ def is_coded(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def code_bytes(checkpoint: Checkpoint, name: str, shape: Sequence[int], ternary_format: str) -> int:
-    """Of a matrix of codes with its scales; half of the codes where all turn out to be -1 or +1."""
+    """Of a matrix of codes with its scales, in 16 bits; half of the codes where all turn out to be -1 or +1."""
     group_size = checkpoint.group_size(name)
-    scales = 4 * shape[0] * -(-shape[1] // group_size) if group_size else 0
+    scales = 2 * shape[0] * -(-shape[1] // group_size) if group_size else 0
     return packed_bytes(shape, ternary_format) + scales
 
 
