@@ -82,7 +82,7 @@ struct Dense {
     nb::object owner;
     std::shared_ptr<const TernaryTable> codes = nullptr;
     DenseWeight weight;
-    explicit Dense(std::shared_ptr<const TernaryTable> c, const DenseWeight& w)
+    Dense(std::shared_ptr<const TernaryTable> c, const DenseWeight& w)
         : codes(std::move(c)), weight{nullptr, Dtype::f32, w.rows, w.columns, codes.get()} {}
     Dense(nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro> array, const std::string& dtype)
         : owner(nb::cast(array)),

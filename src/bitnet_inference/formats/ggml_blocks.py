@@ -97,7 +97,10 @@ def block_scales(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Floats:
 
 def block_codes(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Codes:
     """The codes of a ternary type: int8 of `shape`. They may be 2 where the type has room for it."""
-    return TERNARY[type_id].codes(raw.reshape(-1, BLOCKS[type_id].num_bytes)).reshape(shape)
+    codes = np.empty(shape, np.int8)
+    for part, blocks in _pieces(codes, type_id, raw):
+        part[:] = TERNARY[type_id].codes(blocks)
+    return codes
 
 
 def i2_s(raw: Bytes, shape: tuple[int, ...], arm: bool = False) -> tuple[Codes, float]:
