@@ -95,13 +95,15 @@ def _attention(isa: str, dtype: str, dim: int) -> bytes:
 
 
 def screen(isa: str) -> bytes:
-    """The best logits of a head through the certified screen."""
+    """The best logits of a head, and of one that is ternary itself, through the certified screen."""
     random = np.random.default_rng(4)
     head = native.DenseWeight(_as_dtype(_normal(random, 3001, 100), "bfloat16"), "bfloat16")
+    signs = native.DenseWeight(np.sign(_normal(random, 3001, 96)), "float32")
     executor, results = native.Executor(isa, 2), []
-    for inputs in (1, 3, 5, 16):
-        ids, logits, _ = native.Screen(head, executor).top(executor, _normal(random, inputs, 100), 3)
-        results += [ids.tobytes(), logits.tobytes()]
+    for each in (head, signs.as_codes(executor)):
+        for inputs in (1, 3, 5, 16):
+            ids, logits, _ = native.Screen(each, executor).top(executor, _normal(random, inputs, each.columns), 3)
+            results += [ids.tobytes(), logits.tobytes()]
     return b"".join(results)
 
 
