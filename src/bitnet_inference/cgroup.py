@@ -14,13 +14,13 @@ class _Files(NamedTuple):
     """The names of one version."""
 
     quota: str
-    memory: str
+    limits: tuple[str, ...]  # of memory: above the second, processes are slowed down until they hardly go on
     used: str
     of_all: str  # how names in memory.stat begin that count the groups within, too
 
 
-_VERSION_2 = _Files("cpu.max", "memory.max", "memory.current", "")
-_VERSION_1 = _Files("cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_VERSION_2 = _Files("cpu.max", ("memory.max", "memory.high"), "memory.current", "")
+_VERSION_1 = _Files("cpu.cfs_quota_us", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_")
 
 
 def num_cpus(root: Path = Path("/")) -> int | None:
@@ -38,9 +38,10 @@ def memory_left(root: Path = Path("/")) -> int | None:
     """Bytes that the tightest limit leaves; None without one. Below 0 where more is taken than may be."""
     rooms: list[int] = []
     for folder, files in _groups("memory", root):
-        limit, used = read(folder / files.memory), read(folder / files.used)
-        if limit.isdigit() and used.isdigit():
-            rooms.append(int(limit) - int(used) + _given_back(read(folder / "memory.stat"), files))
+        limits, used = [read(folder / name) for name in files.limits], read(folder / files.used)
+        if used.isdigit():
+            free = _given_back(read(folder / "memory.stat"), files) - int(used)
+            rooms += [int(limit) + free for limit in limits if limit.isdigit()]
     return min(rooms, default=None)
 
 

@@ -45,12 +45,13 @@ STAT_1 = "mapped_file 900\n" + STAT + "total_mapped_file 7\ntotal_inactive_file 
         ("0::/\n", {"memory.max": "1000\n", "memory.current": "600\n"}, 400),
         ("0::/\n", {"memory.max": "1000\n", "memory.current": "600\n", "memory.stat": STAT}, 423),
         ("0::/\n", {"memory.max": "max\n", "memory.current": "600\n"}, None),
+        ("0::/\n", {"memory.max": "1000\n", "memory.high": "900\n", "memory.current": "600\n"}, 300),
         ("0::/a/b\n", {"a/memory.max": "1000\n", "a/memory.current": "600\n", "a/b/memory.max": "max\n"}, 400),
         ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "1000\n", "memory/a/memory.usage_in_bytes": "600\n",
                            "memory/a/memory.stat": STAT_1}, 630),
         ("0::/\n", {"memory.max": "1000\n", "memory.current": "600\n", "memory.stat": "file_mapped 10\n"}, 400),
     ],
-    ids=["2", "pages of files", "unlimited", "around it", "1", "all mapped"],
+    ids=["2", "pages of files", "unlimited", "slowed down", "around it", "1", "all mapped"],
 )  # fmt: skip
 def test_memory(tmp_path: Path, groups: str, files: dict[str, str], expected: int | None) -> None:
     assert cgroup.memory_left(system(tmp_path, groups, files)) == expected

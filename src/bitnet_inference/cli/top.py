@@ -43,7 +43,9 @@ def top(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="BITNET_API_KEY", help="A key of the server, where it wants one: the first that is no hash."
+            metavar="KEY",
+            envvar="BITNET_API_KEY",
+            help="A key of the server, where it wants one: the first that is no hash.",
         ),
     ] = None,
     once: Annotated[
