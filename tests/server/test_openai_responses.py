@@ -115,6 +115,16 @@ def test_calls_that_are_sent_back_are_one_message_with_the_text_in_front_of_them
     assert more["content"] == "" and len(more["tool_calls"]) == 1
 
 
+def test_what_a_client_made_of_an_answer_may_be_sent_back_with_it(client: openai.OpenAI) -> None:
+    """openai's `responses.parse` before 3 has the object beside the text, and writes it into the next request."""
+    part = {"type": "output_text", "text": '{"kind":"fox"}', "annotations": []}
+    counts = [
+        client.responses.input_tokens.count(model="story", input=[{"role": "assistant", "content": [each]}])  # type: ignore[list-item]
+        for each in (part, part | {"parsed": {"kind": "fox"}})
+    ]
+    assert counts[0] == counts[1]
+
+
 def test_a_conversation_may_go_on_without_input(client: openai.OpenAI) -> None:
     made = client.responses.create(model="story", input=ASK, max_output_tokens=2)
     more = client.responses.create(model="story", previous_response_id=made.id, max_output_tokens=2)

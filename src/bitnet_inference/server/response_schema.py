@@ -35,12 +35,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(Inner):
-    """A part of a message. Annotations and log-probabilities of an earlier answer say nothing to the model."""
+    """A part of a message. Annotations, log-probabilities and what clients made of an earlier answer are left out."""
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Annotated[Any, Field(exclude=True)] = None
 
 
 class RefusalPart(Inner):
