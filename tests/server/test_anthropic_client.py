@@ -103,6 +103,13 @@ def test_refusals_have_anthropics_shape(claude: anthropic.Anthropic, options: An
         claude.messages.create(model="other", messages=TALK, max_tokens=3)
 
 
+def test_the_system_may_speak_between_others() -> None:
+    said: Any = [*TALK, {"role": "system", "content": [{"type": "text", "text": "Be brief"}]}, *TALK]
+    messages = CountRequest.model_validate({"messages": said, "system": "Be kind"}).talk.messages
+    assert [each["role"] for each in messages] == ["system", "user", "system", "user"]
+    assert messages[2]["content"] == "Be brief"
+
+
 def test_what_another_model_has_thought_is_left_out(claude: anthropic.Anthropic) -> None:
     thought: Any = [{"type": "thinking", "thinking": "a", "signature": "b"}, {"type": "redacted_thinking", "data": "c"}]
     said: Any = {"type": "text", "text": "Hello"}

@@ -86,9 +86,9 @@ Block = Annotated[
 
 
 class Turn(Inner):
-    """A message of the conversation."""
+    """A message of the conversation; the system's may stand between others, too."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: TextOrList[Each[Block]]
 
 
