@@ -104,13 +104,14 @@ def test_what_is_stored_is_its_callers_own(running: Running) -> None:
 
 def test_calls_that_are_sent_back_are_one_message_with_the_text_in_front_of_them() -> None:
     """As `previous_response_id` has it: many chat templates want the roles in turn."""
-    call = {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}"}
+    direct = {"caller": {"type": "direct"}}  # of the model itself, as OpenAI's API tells of each
+    call = {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}", **direct}
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
-    given = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
+    given = {"type": "function_call_output", "call_id": "c1", "name": "clock", "output": "noon", **direct}
     ask = {"role": "user", "content": ASK}
     items = [ask, text, call, call, given, call]
     asked, said, told, more = InputTokensRequest.model_validate({"input": items}).messages
-    assert asked["content"] == ASK and told["role"] == "tool"
+    assert asked["content"] == ASK and (told["role"], told["name"]) == ("tool", "clock")
     assert said["content"] == "I look." and [each["id"] for each in said["tool_calls"]] == ["c1", "c1"]
     assert more["content"] == "" and len(more["tool_calls"]) == 1
 

@@ -11,6 +11,7 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.grammar.response_format import read_response_format
+from bitnet_inference.server.message_schema import Caller
 from bitnet_inference.server.once import once
 from bitnet_inference.server.schema import (
     Count,
@@ -84,6 +85,7 @@ class CallItem(Inner):
     arguments: str
     id: str | None = None
     status: Status | None = None
+    caller: Caller | None = None
 
 
 class CallOutputItem(Inner):
@@ -94,6 +96,8 @@ class CallOutputItem(Inner):
     output: TextOrList[Each[TextPart]]
     id: str | None = None
     status: Status | None = None
+    name: str | None = None
+    caller: Caller | None = None
 
 
 class ReferenceItem(Inner):
@@ -347,7 +351,8 @@ def _messages(items: list[Item]) -> list[dict[str, Any]]:
         elif isinstance(item, MessageItem):
             messages.append({"role": item.role, "content": _text(item.content)})
         else:
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            named = {} if item.name is None else {"name": item.name}
+            messages.append({"role": "tool", "tool_call_id": item.call_id, **named, "content": _text(item.output)})
     return messages
 
 
