@@ -160,6 +160,8 @@ def test_response_formats():
     [
         ("json", "response_format is 'json': give"),
         ({"type": "xml"}, "response_format is"),
+        ({"type": {}}, "response_format is"),
+        ({"type": "json_object", "value": 1}, "value is 1: give a JSON schema"),
         ({"type": "json_object", "schema": {}}, "'schema' is unknown"),
         ({"type": "json_schema"}, "give an object with a name and a schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "name is None"),
@@ -171,6 +173,11 @@ def test_response_formats():
 def test_response_formats_that_are_refused(llm, value, message):
     with pytest.raises(InvalidParams, match=message):
         chat_completion(llm, [HI], response_format=value)
+
+
+def test_hugging_faces_client_puts_the_schema_into_a_json_object():
+    named = {"type": "json_schema", "json_schema": {"name": "pair", "schema": SCHEMA}}
+    assert read_response_format({"type": "json_object", "value": SCHEMA}) == read_response_format(named)
 
 
 @pytest.mark.parametrize("more, is_open", [({}, False), ({"additionalProperties": True}, True)])
