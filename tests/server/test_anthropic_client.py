@@ -141,10 +141,14 @@ def test_models_are_listed_in_anthropics_words(claude: anthropic.Anthropic, runn
 
 def test_a_form_is_that_of_a_response_format() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    form = {"format": {"type": "json_schema", "schema": schema}}
-    asked = CountRequest.model_validate({"model": "story", "messages": TALK, "output_config": form})
+    form = {"type": "json_schema", "schema": schema}
+    now, before = {"output_config": {"format": form}}, {"output_format": form}  # its old name
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
-    assert asked.talk.grammar == read_response_format(wanted)
+    for each in (now, before):
+        asked = CountRequest.model_validate({"model": "story", "messages": TALK, **each})
+        assert asked.talk.grammar == read_response_format(wanted) and asked.told_as("grammar") in each
+    with pytest.raises(ValueError, match="output_format is the old name of output_config"):
+        CountRequest.model_validate({"model": "story", "messages": TALK, **now, **before})
 
 
 def test_an_answer_has_the_id_that_its_line_in_the_log_has(running: Running, tmp_path: Path) -> None:

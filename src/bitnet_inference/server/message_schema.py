@@ -152,8 +152,15 @@ class CountRequest(Fields):
     tool_choice: ToolWish | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     thread: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> CountRequest:
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            raise ValueError("output_format is the old name of output_config.format: give one")
+        return self
 
     def check(self) -> None:
         """See Fields."""
@@ -164,10 +171,16 @@ class CountRequest(Fields):
         check_messages(self.talk.messages)
         check_tools(self.talk.tools, self.talk.shown_tools)
 
+    def told_as(self, word: str) -> str:
+        """See Fields; the form of the answer by the name under which it was given."""
+        if word == "grammar":
+            return "output_config" if self.output_format is None else "output_format"
+        return super().told_as(word)
+
     @once
     def talk(self) -> Talk:
         """The conversation as the library knows it. Raises InvalidParams."""
-        form = self.output_config.format if self.output_config else None
+        form = (self.output_config and self.output_config.format) or self.output_format
         return Talk(
             messages=[*self._system(), *(each for turn in self.messages for each in _messages(turn))],
             sampling={},
@@ -205,7 +218,7 @@ class MessagesRequest(CountRequest):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    TOLD_AS: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences", "grammar": "output_config"}
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"stop": "stop_sequences"}
 
     def check(self) -> None:
         """See Fields."""
