@@ -167,6 +167,7 @@ KINDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": TALK, "guided_json": 5}, "guided_json: 'number' is not supported"),
     ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot': give"),
     ("/tokenize", {"messages": [*TALK, {"role": "robot", "content": "x"}]}, "messages[1].role is 'robot': give one"),
+    ("/v1/embeddings", {"input": ["x", ""]}, "input[1]: the prompt is empty: give some text"),
     ("/v1/embeddings", {"input": [True]}, "input.0: Input should be a valid string"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format: name is missing"),
     ("/v1/messages", CLOCK | {"tool_choice": {"type": "tool"}}, "tool_choice: name is missing: say which tool"),

@@ -195,7 +195,8 @@ class Engine:
         vocab_size, max_positions = self._model.config.vocab_size, self._model.config.max_positions
         highest = int(request.tokens.view.max())
         if highest >= vocab_size:
-            raise InvalidParams(f"the prompt holds token {highest}: the vocabulary has 0 to {vocab_size - 1}")
+            cure = "give a text, or ids of this model's tokenizer"
+            raise InvalidParams(f"the prompt holds token {highest}: the vocabulary has 0 to {vocab_size - 1}: {cure}")
         if request.num_prompt + request.least_room > max_positions:
             raise PromptTooLong(request.num_prompt, self.max_context - request.least_room)
         if request.num_prompt + request.least_room > self.max_context:

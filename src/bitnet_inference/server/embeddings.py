@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
+from bitnet_inference.prompts import encode_each
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import CLIENT_GONE, Failure
@@ -55,7 +56,7 @@ def embed(asked: Asked, body: EmbeddingRequest) -> dict[str, Any]:
         if asked.gone.is_set():
             raise Failure(CLIENT_GONE, "the client has left")
 
-    ids = [_encode(llm, prompt) for prompt in each_of(body.input)]
+    ids = list(encode_each(each_of(body.input), lambda prompt: _encode(llm, prompt), "input"))
     vectors = llm.embed(ids, progress=progress, **asked.terms)
     shape = _base64 if body.encoding_format == "base64" else _numbers
     data = [{"object": "embedding", "index": at, "embedding": shape(each)} for at, each in enumerate(vectors)]
@@ -66,7 +67,7 @@ def embed(asked: Asked, body: EmbeddingRequest) -> dict[str, Any]:
 
 def _encode(llm: LLM, prompt: str | list[int]) -> list[int]:
     if not prompt:
-        raise InvalidParams("input has an empty text: give some text")
+        raise InvalidParams("the prompt is empty: give some text")
     return llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
