@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.server import ServerOptions, read_keys
-from bitnet_inference.server.response_schema import InputTokensRequest
+from bitnet_inference.server.response_items import input_items
+from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
 
 ASK = "Tell me a story about a cat called Tom"
 CITY = {
@@ -116,14 +117,16 @@ def test_calls_that_are_sent_back_are_one_message_with_the_text_in_front_of_them
     assert more["content"] == "" and len(more["tool_calls"]) == 1
 
 
-def test_what_a_client_made_of_an_answer_may_be_sent_back_with_it(client: openai.OpenAI) -> None:
-    """openai's `responses.parse` before 3 has the object beside the text, and writes it into the next request."""
+def test_what_a_client_made_of_an_answer_may_be_sent_back_with_it() -> None:
+    """`responses.parse` has objects beside texts, and beside arguments in JavaScript, and writes them into requests."""
     part = {"type": "output_text", "text": '{"kind":"fox"}', "annotations": []}
-    counts = [
-        client.responses.input_tokens.count(model="story", input=[{"role": "assistant", "content": [each]}])  # type: ignore[list-item]
-        for each in (part, part | {"parsed": {"kind": "fox"}})
-    ]
-    assert counts[0] == counts[1]
+    call = {"type": "function_call", "call_id": "c1", "name": "save", "arguments": '{"kind":"fox"}'}
+    made = {"kind": "fox"}
+    items = [[{"role": "assistant", "content": [part]}, call]]
+    items.append([{"role": "assistant", "content": [part | {"parsed": made}]}, call | {"parsed_arguments": made}])
+    plain, parsed = (ResponsesRequest.model_validate({"input": each}) for each in items)
+    assert plain.messages == parsed.messages
+    assert [each | {"id": ""} for each in input_items(plain)] == [each | {"id": ""} for each in input_items(parsed)]
 
 
 def test_a_conversation_may_go_on_without_input(client: openai.OpenAI) -> None:

@@ -86,6 +86,7 @@ class CallItem(Inner):
     id: str | None = None
     status: Status | None = None
     caller: Caller | None = None
+    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
 
 
 class CallOutputItem(Inner):
