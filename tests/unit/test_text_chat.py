@@ -196,6 +196,8 @@ CALL = with_arguments('{"city": "Rome</s>"}')
         ([{"role": "user", "content": "x", "type": "image"}], "unknown key 'type'"),
         ([{"role": "assistant", "content": "x", "refusal": "y"}], "unknown key 'refusal'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] must be"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x", "role": "user"}]}], r"content\[0\] must be"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "x", "role": "user"}]}], r"content\[0\] must be"),
         ([{"role": "user", "content": [{"type": "image", "text": ""}]}], "only text"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"content\[0\]\.text"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only the assistant's"),
@@ -249,6 +251,8 @@ ANSWER = {"role": "assistant", "content": "Hello."}
         ANSWER | {"content": None, "refusal": "Hello."},
         ANSWER | {"content": [{"type": "text", "text": "Hel"}, {"type": "refusal", "refusal": "lo."}]},
         ANSWER | {"content": [{"type": "text", "text": "Hello.", "cache_control": {"type": "ephemeral"}}]},
+        ANSWER | {"content": [{"type": "text", "text": "Hello.", "role": "assistant", "refusal": None}]},
+        ANSWER | {"content": [{"type": "text", "text": "Hello.", "annotations": [], "logprobs": []}]},
     ],
 )
 def test_an_answer_can_be_given_back_as_clients_hold_it(tmp_path, answer):

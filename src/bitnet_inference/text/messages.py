@@ -66,11 +66,21 @@ def _check_message(place: str, message: Message) -> dict[str, Any]:
 
 
 def _without_extras(answer: dict[str, Any]) -> dict[str, Any]:
-    """An assistant's message as it was answered, without what is nothing to say again."""
+    """An assistant's message as it was answered, without what is nothing to say again.
+
+    @openai/agents writes that into the parts of its text, too, with the role and log-probabilities.
+    """
     kept = {key: value for key, value in answer.items() if key not in _ANSWER_KEYS}
+    if isinstance(parts := kept.get("content"), list):
+        kept["content"] = [_without_answers(part) for part in parts]
     if "refusal" in kept and not kept.get("content"):
         kept["content"] = kept.pop("refusal")
     return kept
+
+
+def _without_answers(part: Any) -> Any:
+    is_object = isinstance(part, Mapping) and part.get("role", "assistant") == "assistant"
+    return {key: part[key] for key in part if key not in (*_ANSWER_KEYS, "role", "logprobs")} if is_object else part
 
 
 def _calls(place: str, calls: object) -> list[dict[str, Any]]:
