@@ -1,7 +1,7 @@
 """Write a checkpoint with the shape of a real model and random weights: `synthesize.py --shape bitnet-2b-4t DIR`.
 
 The files are those of the real repositories (config.json, packed model.safetensors, tokenizer.json), so that
-everything that reads a model reads these; bonsai-1.7b is DIR/model.gguf, in Q1_0 and without words. Norms and scales
+everything that reads a model reads these; Bonsai's are DIR/model.gguf, in Q1_0 and without words. Norms and scales
 keep activations near 1 in every layer. Random weights give flat logits; `--peak 8` makes the best logit stand about 8
 standard deviations out, as it does in text: the head is the embedding table, so the share that a token's own
 embedding keeps of the last hidden state sets how far its logit stands out, and the layers add as much as leaves it
@@ -82,6 +82,23 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_BONSAI: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "bitnet-2b-4t": _BITNET,
     "falcon3-1b": _LLAMA
@@ -114,21 +131,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
-    "bonsai-1.7b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_act": "silu",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
+    "bonsai-1.7b": _BONSAI,
+    "bonsai-8b": _BONSAI
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
     },
     "tiny": _BITNET | _TINY,
 }
@@ -142,7 +151,7 @@ def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> Pa
     config = SHAPES[shape]
     fields = Fields(folder / "config.json", config)
     quantization = read_quantization(fields)
-    if shape == "bonsai-1.7b":
+    if shape.startswith("bonsai"):
         folder.mkdir(parents=True, exist_ok=True)
         write_bonsai(folder / "model.gguf", read_config(fields, None), seed, peak)
         return folder / "model.gguf"
