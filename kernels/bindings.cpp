@@ -44,7 +44,8 @@ Layout layout_of(const TernaryWeight& self, int part, const Bytes& data, const s
     if (layout == "codes") return is(rows, columns), Layout::codes;
     if (layout == "quarters") return is((rows + 3) / 4, columns), Layout::quarters;
     if (layout == "t5") return is(groups, (columns + kBlockColumns - 1) / kBlockColumns * kBlockBytes), Layout::t5;
-    require(layout == "u2", "a layout is codes, quarters, u2 or t5");
+    if (layout == "signs") return is(rows, (columns + 7) / 8), Layout::signs;
+    require(layout == "u2", "a layout is codes, quarters, u2, t5 or signs");
     return is(groups, (columns + kStepColumns - 1) / kStepColumns * kStepBytes), Layout::u2;
 }
 

@@ -37,6 +37,22 @@ uint64_t read_row(const uint8_t* row, int64_t columns, int shift, bool signed_co
     return bad;
 }
 
+// Each bit of a byte as a code, 0 or 2.
+struct SignCodes {
+    uint8_t of[256][8] = {};
+    constexpr SignCodes() {
+        for (int x = 0; x < 256; x++)
+            for (int i = 0; i < 8; i++) of[x][i] = uint8_t(x >> i & 1) * 2;
+    }
+};
+constexpr SignCodes kSignCodes;
+
+void read_signs(const uint8_t* row, int64_t columns, uint8_t* out) {
+    int64_t k = 0;
+    for (; k + 8 <= columns; k += 8) std::memcpy(out + k, kSignCodes.of[*row++], 8);
+    std::memcpy(out + k, kSignCodes.of[k < columns ? *row : 0], size_t(columns - k));
+}
+
 [[noreturn]] void refuse(const uint8_t* codes, int64_t row, int64_t columns) {
     int64_t column = 0;
     while (column < columns - 1 && codes[column] <= 2) column++;
@@ -237,7 +253,9 @@ void TernaryWeight::pack_codes(int part, const uint8_t* data, Layout layout) {
     const std::vector<uint8_t> padding = codes;
     for (int64_t row = 0; row < (last - first) * kGroupRows; row++) {
         const int64_t group = first + row / kGroupRows;
-        if (row < rows) {
+        if (row < rows && layout == Layout::signs) {
+            read_signs(data + row * ((columns_ + 7) / 8), columns_, codes.data());
+        } else if (row < rows) {
             const uint8_t* source = data + (signed_codes ? row : row % quarter) * columns_;
             if (read_row(source, columns_, signed_codes ? 0 : int(2 * (row / quarter)), signed_codes, codes.data()))
                 refuse(codes.data(), row, columns_);

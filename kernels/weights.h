@@ -7,7 +7,7 @@
 
 namespace bitnet {
 
-enum class Layout : int { codes, quarters, u2, t5 };  // ternary.py says what they are
+enum class Layout : int { codes, quarters, u2, t5, signs };  // ternary.py says what they are
 
 enum class Format : int { u2 = 0, t5 = 1 };  // 2 bits or 1.6 bits a weight, see kernels.h
 

@@ -6,8 +6,9 @@ A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
     quarters  uint8 [ceil(out / 4), in], Hugging Face's packing
     u2        uint8 [ceil(out / 32), ceil(in / 16), 128], the kernels' R32/U2 layout
     t5        uint8 [ceil(out / 32), ceil(in / 80) * 4, 128], five values a byte
+    signs     uint8 [out, ceil(in / 8)], a bit a value where all are -1 or +1
 
-Packed, a value is stored as value + 1, in two bits but for t5; the fourth pattern, 3, is invalid everywhere, and so are
+Packed, a value is stored as value + 1, in two bits but for t5 and signs; the fourth pattern, 3, is invalid everywhere, and so are
 the bytes of t5 from 243 on.
 Scales stand beside it: one a matrix, or float32 [out, ceil(in / group)], one for every `group` columns of a row.
 """
@@ -19,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Layout = Literal["codes", "quarters", "u2", "t5"]
+Layout = Literal["codes", "quarters", "u2", "t5", "signs"]
 GROUP_ROWS = 32
 STEP_COLUMNS = 16
 STEP_BYTES = 128
@@ -127,6 +128,17 @@ def unpack_t5(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.i
     return _codes(rows[: shape[0], : shape[1]])
 
 
+def unpack_signs(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.int8]:
+    """signs uint8 [out, ceil(in / 8)] to codes int8 of `shape` [out, in]: bit i of byte j is column 8 * j + i, 1 for +1.
+
+    Raises ValueError for a wrong number of rows or bytes.
+    """
+    if packed.shape != (shape[0], -(-shape[1] // 8)):
+        raise ValueError(f"{shape} takes {(shape[0], -(-shape[1] // 8))} bytes, the array has {packed.shape}")
+    bits = np.unpackbits(packed, axis=1, count=shape[1], bitorder="little")
+    return bits.view(np.int8) * np.int8(2) - np.int8(1)
+
+
 def u2_shape(rows: int, columns: int) -> tuple[int, int, int]:
     """The shape of the array that holds a matrix [rows, columns] in u2."""
     return -(-rows // GROUP_ROWS), -(-columns // STEP_COLUMNS), STEP_BYTES
@@ -145,6 +157,8 @@ def unpack(data: NDArray[np.generic], layout: Layout, shape: tuple[int, int]) ->
         return unpack_quarters(data.view(np.uint8), shape[0])
     if layout == "t5":
         return unpack_t5(data.view(np.uint8), shape)
+    if layout == "signs":
+        return unpack_signs(data.view(np.uint8), shape)
     return unpack_u2(data.view(np.uint8), shape)
 
 

@@ -135,6 +135,21 @@ def test_packing_gives_the_bytes_of_the_specification(layout: str) -> None:
     assert packed(codes, 1.0, layout, "t5").packed().tobytes() == ternary.pack_t5(codes).tobytes()
 
 
+@pytest.mark.parametrize("columns", [330, 1, 7, 160])
+def test_signs_are_packed_as_their_codes(columns: int) -> None:
+    codes = np.random.default_rng(4).choice(np.array([-1, 1], np.int8), (70, columns))
+    signs = np.packbits(codes > 0, axis=1, bitorder="little")
+    assert np.array_equal(ternary.unpack(signs, "signs", codes.shape), codes)
+    for ternary_format, pack in (("u2", ternary.pack_u2), ("t5", ternary.pack_t5)):
+        weight = native.TernaryWeight(columns, [70], ternary_format)
+        weight.pack(0, signs, "signs", 1.0)
+        assert weight.packed().tobytes() == pack(codes).tobytes()
+        with pytest.raises(ValueError, match="wrong shape"):
+            weight.pack(0, signs[:69], "signs", 1.0)
+    with pytest.raises(ValueError, match="bytes, the array has"):
+        ternary.unpack(signs[:69], "signs", codes.shape)
+
+
 def test_an_invalid_code_is_named() -> None:
     codes = np.zeros((8, 32), np.int8)
     data = ternary.pack_quarters(codes)

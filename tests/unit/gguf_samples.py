@@ -14,7 +14,7 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.model_folder import find_model
-from bitnet_inference.ternary import unpack_quarters
+from bitnet_inference.ternary import unpack
 
 I2_S, Q1_0, Q2_0 = 36, 41, 42
 NAMES = {
@@ -35,9 +35,7 @@ def own_name(name: str) -> str:
 
 def codes_of(matrix: Ternary) -> NDArray[np.int8]:
     """The codes of a matrix, int8 [out, in]."""
-    if matrix.layout == "quarters":
-        return unpack_quarters(matrix.data, matrix.shape[0])
-    return np.ascontiguousarray(matrix.data).view(np.int8)
+    return unpack(np.ascontiguousarray(matrix.data), matrix.layout, matrix.shape)
 
 
 def i2_s_bytes(codes: NDArray[np.int8], scale: float, part: int = 32) -> NDArray[np.uint8]:

@@ -158,14 +158,15 @@ def test_more_ranks_than_heads_are_refused() -> None:
         shard(fused(record(made.config), made), made.config, 0, 3)
 
 
-@pytest.mark.parametrize("layout", ["codes", "quarters", "u2", "t5"])
+@pytest.mark.parametrize("layout", ["codes", "quarters", "u2", "t5", "signs"])
 @given(st.integers(1, 100), st.integers(1, 90), st.data())
 def test_rows_are_cut_out_of_every_layout(layout: ternary.Layout, num_rows: int, columns: int, data: Any) -> None:
     codes = np.random.default_rng(num_rows * columns).integers(-1, 2, (num_rows, columns)).astype(np.int8)
+    codes[codes == 0] = layout == "signs"
     begin = data.draw(st.integers(0, num_rows - 1) | st.just(num_rows // 64 * 32))
     end = data.draw(st.integers(begin + 1, num_rows) | st.just(num_rows))
     pack = {"codes": lambda codes: codes, "quarters": ternary.pack_quarters, "u2": ternary.pack_u2,
-            "t5": ternary.pack_t5}  # fmt: skip
+            "t5": ternary.pack_t5, "signs": lambda codes: np.packbits(codes > 0, 1, "little")}  # fmt: skip
     scale = np.arange(num_rows, dtype=np.float32)[:, None]
     found = cut(Ternary(pack[layout](codes), layout, codes.shape, scale, 128), (begin, end))
     assert found.shape == (end - begin, columns) and not found.problem()

@@ -103,6 +103,12 @@ def block_codes(type_id: int, raw: Bytes, shape: tuple[int, ...]) -> Codes:
     return codes
 
 
+def block_signs(raw: Bytes, shape: tuple[int, ...]) -> Bytes:
+    """The codes of Q1_0 as they stand there, as signs (ternary.py): uint8 [rows, columns / 8]."""
+    blocks = raw.reshape(-1, BLOCKS[Q1_0].num_bytes)
+    return np.ascontiguousarray(blocks[:, 2:]).reshape(shape[0], -1)
+
+
 def i2_s(raw: Bytes, shape: tuple[int, ...], arm: bool = False) -> tuple[Codes, float]:
     """I2_S: codes int8 of `shape`, and the scale of all of them, which stands behind the codes.
 

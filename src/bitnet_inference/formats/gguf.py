@@ -30,6 +30,7 @@ from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
 from bitnet_inference.formats.gguf_parts import read_whole
 from bitnet_inference.formats.json_files import shown
 from bitnet_inference.formats.sizes import MAX_HEAD_DIM
+from bitnet_inference.ternary import Layout
 
 _NAMES = {
     "embed": "token_embd", "norm": "output_norm", "head": "output",
@@ -176,6 +177,8 @@ class GgufCheckpoint:
             raise FormatError(self.path, tensor_name(name), f"a scale is NaN or infinite: {_AGAIN}")
         if one is not None and one > 0 and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
             return self._ternary(name, quarters, one)
+        if one is None and tensor.type_id == ggml.Q1_0:
+            return self._grouped(name, ggml.block_signs(rows, tensor.shape), "signs", scales)
         codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
         if one is not None or codes.max(initial=0) > 1:
             codes.reshape(*scales.shape, -1)[scales == 0] = 0
@@ -185,10 +188,14 @@ class GgufCheckpoint:
             )
         if one is not None:
             return self._ternary(name, -codes if one < 0 else codes, abs(one))
-        group_size = self.group_size(name)
-        repeats = ggml.BLOCKS[tensor.type_id].num_values // group_size
+        return self._grouped(name, codes, "codes", scales)
+
+    def _grouped(self, name: str, data: NDArray[Any], layout: Layout, scales: NDArray[np.float32]) -> Ternary:
+        """With a scale for each block."""
+        (num_rows, num_columns), group_size = self._tensors[tensor_name(name)].shape, self.group_size(name)
+        repeats = num_columns // (scales.shape[1] * group_size)
         groups = np.repeat(scales, repeats, axis=1) * np.float32(self._factor(name))
-        return Ternary(codes, "codes", (tensor.shape[0], tensor.shape[1]), groups, group_size)
+        return Ternary(data, layout, (num_rows, num_columns), groups, group_size)
 
     def _find_one_scale(self, name: str) -> float | None:
         """The scale that all blocks have but for those that are 0; None where there are several."""

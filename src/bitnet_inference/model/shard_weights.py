@@ -42,6 +42,8 @@ def cut(matrix: Ternary, part: Rows) -> Ternary:
     data, layout, shape = matrix.data, matrix.layout, (end - begin, matrix.shape[1])
     if layout == "quarters":
         data, layout = _from_quarters(data.view(np.uint8), part), "codes"
+    elif layout == "signs":
+        data = data[begin:end]
     elif layout != "codes" and begin % group == 0 and (end % group == 0 or end == matrix.shape[0]):
         data = data[begin // group : -(-end // group)]
     else:
