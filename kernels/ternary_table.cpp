@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <stdexcept>
 
 #include "lanes_generic.h"
 
@@ -60,17 +61,36 @@ std::vector<int64_t> parts_of(int64_t rows) {
 
 }  // namespace
 
-TernaryTable::TernaryTable(const DenseWeight& table, int64_t group_columns)
-    : weight_(table.columns, parts_of(table.rows), Format::u2, group_columns) {
+TernaryTable::TernaryTable(int64_t rows, int64_t columns, int64_t group_columns)
+    : weight_(columns, parts_of(rows), Format::u2, group_columns) {
     for (auto* each : {&errors.error, &errors.size}) each->resize(weight_.groups().size() * kGroupRows);
 }
 
 std::unique_ptr<TernaryTable> TernaryTable::of(const DenseWeight& table, Executor& executor) {
     for (const int64_t group_columns : {128, 64}) {
-        std::unique_ptr<TernaryTable> ternary(new TernaryTable(table, group_columns));
+        std::unique_ptr<TernaryTable> ternary(new TernaryTable(table.rows, table.columns, group_columns));
         if (ternary->pack(table, executor)) return ternary;
     }
     return nullptr;
+}
+
+TernaryTable::TernaryTable(const Codes& codes) : TernaryTable(codes.rows, codes.columns, codes.group_columns) {
+    const int64_t groups = weight_.column_groups();
+    const int64_t row_bytes = codes.layout == Layout::signs ? (codes.columns + 7) / 8 : codes.columns;
+    for (int64_t part = 0; part < weight_.num_parts(); part++) {
+        const int64_t row = part * kPartRows;
+        weight_.pack(int(part), codes.data + row * row_bytes, codes.layout, codes.scales + row * groups);
+    }
+    for (int64_t row = 0; row < codes.rows; row++) {
+        double squares = 0;  // as if no code were 0: the bound may be larger than it need be
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t count = std::min(codes.group_columns, codes.columns - g * codes.group_columns);
+            const float scale = codes.scales[row * groups + g];
+            if (scale != 0 && std::fabs(scale) < kLeast) throw std::invalid_argument("a scale is too small");
+            squares += double(scale) * scale * double(count);
+        }
+        errors.set(row, 0, std::sqrt(squares));
+    }
 }
 
 // False where a weight is another one.

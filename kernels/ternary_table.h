@@ -17,6 +17,15 @@ class TernaryTable {
   public:
     // Reads `table` only here; null where it is another one, which most are seen to be from their first row.
     static std::unique_ptr<TernaryTable> of(const DenseWeight& table, Executor& executor);
+    // Rows of codes or signs, and a scale for each group of their columns; throws std::invalid_argument where they are
+    // none.
+    struct Codes {
+        int64_t rows, columns, group_columns;
+        const uint8_t* data;
+        Layout layout;
+        const float* scales;
+    };
+    explicit TernaryTable(const Codes& codes);
 
     int64_t bytes() const { return weight_.bytes(); }
     void read(const Kernels& kernels, int64_t row, float* out) const;
@@ -42,7 +51,7 @@ class TernaryTable {
     RowErrors errors;
 
   private:
-    TernaryTable(const DenseWeight& table, int64_t group_columns);
+    TernaryTable(int64_t rows, int64_t columns, int64_t group_columns);
     bool pack(const DenseWeight& table, Executor& executor);
     void sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t group, float* sums) const;
     static HeadScores scores_of(const HeadInputs& inputs, int input_tile, const float* sums);

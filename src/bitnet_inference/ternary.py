@@ -8,8 +8,8 @@ A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
     t5        uint8 [ceil(out / 32), ceil(in / 80) * 4, 128], five values a byte
     signs     uint8 [out, ceil(in / 8)], a bit a value where all are -1 or +1
 
-Packed, a value is stored as value + 1, in two bits but for t5 and signs; the fourth pattern, 3, is invalid everywhere, and so are
-the bytes of t5 from 243 on.
+Packed, a value is stored as value + 1, in two bits but for t5 and signs; the fourth pattern, 3, is invalid everywhere,
+and so are the bytes of t5 from 243 on.
 Scales stand beside it: one a matrix, or float32 [out, ceil(in / group)], one for every `group` columns of a row.
 """
 
@@ -129,9 +129,9 @@ def unpack_t5(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.i
 
 
 def unpack_signs(packed: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.int8]:
-    """signs uint8 [out, ceil(in / 8)] to codes int8 of `shape` [out, in]: bit i of byte j is column 8 * j + i, 1 for +1.
+    """signs uint8 [out, ceil(in / 8)] to codes int8 of `shape` [out, in].
 
-    Raises ValueError for a wrong number of rows or bytes.
+    Bit i of byte j is column 8 * j + i, and 1 stands for +1. Raises ValueError for a wrong number of rows or bytes.
     """
     if packed.shape != (shape[0], -(-shape[1] // 8)):
         raise ValueError(f"{shape} takes {(shape[0], -(-shape[1] // 8))} bytes, the array has {packed.shape}")

@@ -130,6 +130,44 @@ def test_heads_that_are_ternary_themselves(isa: str, group: int, columns: int, l
     assert share_unsure(weights, x[:3] * 3, isa, top_p=0.95) == 0
 
 
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("layout", ["codes", "signs"])
+def test_heads_that_are_given_as_codes(isa: str, layout: str) -> None:
+    rng, executor = np.random.default_rng(13), native.Executor(isa, 2)
+    codes = rng.choice([-1, 0, 1] if layout == "codes" else [-1, 1], (9001, 288)).astype(np.int8)
+    scales = bfloat16(rng.standard_normal((9001, 3)).astype(np.float32))
+    scales[::7, 1] = 0
+    floats = (scales.astype(np.uint32) << 16).view(np.float32)
+    data = codes.view(np.uint8) if layout == "codes" else np.packbits(codes > 0, axis=1, bitorder="little")
+    head = native.DenseWeight.of_codes(data, layout, floats, 288, 128)
+    weights = codes * np.repeat(floats, 128, axis=1)[:, :288]
+    x = rng.standard_normal((5, 288)).astype(np.float32)
+    exact = exact_logits(native.DenseWeight(weights, "float32"), executor, x)
+    assert np.array_equal(exact_logits(head, executor, x), exact)
+    ids, logits, computed = native.Screen(head, executor).top(executor, x, 1)
+    assert np.array_equal(ids[:, 0], exact.argmax(axis=1)) and np.array_equal(logits[:, 0], exact.max(axis=1))
+    assert computed < 1000
+
+
+def test_codes_of_another_shape_are_refused() -> None:
+    data, scales = np.zeros((5, 288), np.uint8), np.ones((5, 3), np.float32)
+    for wrong in (
+        (data[:, :287], "codes", scales, 288, 128),
+        (data, "signs", scales, 288, 128),
+        (data, "quarters", scales, 288, 128),
+        (data, "codes", scales[:, :2], 288, 128),
+        (data, "codes", scales[:4], 288, 128),
+        (data, "codes", scales, 288, 96),
+        (data, "codes", scales * np.float32(np.nan), 288, 128),
+        (data, "codes", scales * np.float32(1e-35), 288, 128),
+        (data + np.uint8(2), "codes", scales, 288, 128),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            native.DenseWeight.of_codes(
+                np.ascontiguousarray(wrong[0]), wrong[1], np.ascontiguousarray(wrong[2]), *wrong[3:]
+            )
+
+
 @pytest.mark.parametrize("column", [0, 130, 287])
 def test_heads_that_are_ternary_but_for_one_weight(column: int) -> None:
     rng, executor = np.random.default_rng(12), native.Executor("generic", 2)

@@ -285,6 +285,14 @@ def test_weights_of_one_bit_and_a_table_of_them(tmp_path):
         assert np.square(llm.logits(IDS) - expected).mean() < 0.03**2 * np.square(expected).mean()
 
 
+@pytest.mark.parametrize("kind", ["Q1_0", "TQ1_0", "TQ2_0"])
+def test_a_table_in_a_ternary_type_knows_its_codes(tmp_path, kind):
+    write_default(tmp_path / "f.gguf", "TQ2_0", kind)
+    table = open_checkpoint(tmp_path / "f.gguf").matrix("embed")
+    scales = np.repeat(table.codes.scale, table.codes.group_size, axis=1)
+    assert np.array_equal(codes_of(table.codes) * scales, table.data)
+
+
 def test_a_ternary_head_gets_no_screen_in_a_file(tmp_path):
     """Its own codes are one, and soon found again."""
     write_default(tmp_path / "f.gguf", "Q1_0", "Q1_0")

@@ -90,15 +90,21 @@ def _dense(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any
     matrices = [checkpoint.matrix(name) for name in names]
     dense = [matrix for matrix in matrices if isinstance(matrix, Dense)]
     assert len(dense) == len(names), f"{names} are not all dense"
+    if names in _TABLES and (coded := _coded(dense[0], executor)) is not None:
+        checkpoint.release(names[0])
+        return coded
     if len({matrix.dtype for matrix in dense}) > 1:
         dense = [Dense(to_float32(matrix.data, matrix.dtype), "float32") for matrix in dense]
     data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
-    weight = native.DenseWeight(_bits(data), dense[0].dtype)
-    coded = weight.as_codes(executor) if names in _TABLES else None
-    if coded is None:
-        return weight
-    checkpoint.release(names[0])
-    return coded
+    return native.DenseWeight(_bits(data), dense[0].dtype)
+
+
+def _coded(matrix: Dense, executor: Any) -> Any:
+    """Made of the codes that it consists of, whether they are known or found; None where it does not."""
+    if (codes := matrix.codes) is None:
+        return native.DenseWeight(_bits(matrix.data), matrix.dtype).as_codes(executor)
+    data, scales = np.ascontiguousarray(codes.data).view(np.uint8), _group_scales(codes, codes.group_size)
+    return native.DenseWeight.of_codes(data, codes.layout, scales, codes.shape[1], codes.group_size)
 
 
 def _rounded(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:

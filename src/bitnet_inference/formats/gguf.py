@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +153,25 @@ class GgufCheckpoint:
     def _dense(self, name: str, tensor: GgufTensor) -> Dense:
         factor = self._factor(name)
         if tensor.type_id in ggml.TERNARY and factor == 1:
-            return Dense(ggml.decode_ternary(tensor.type_id, tensor.raw(), tensor.shape), "float16")
+            unpack = partial(ggml.decode_ternary, tensor.type_id, tensor.raw(), tensor.shape)
+            return Dense(unpack, "float16", self._codes_of(name, tensor))
         if tensor.type_id not in _FLOATS or factor != 1:
             values = self._in_halves(name, self._values(tensor))
             return Dense(values if factor == 1 else values * np.float32(factor), "float32")
         form, dtype = _FLOATS[tensor.type_id]
         data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
         return Dense(self._in_halves(name, data), dtype)
+
+    def _codes_of(self, name: str, tensor: GgufTensor) -> Ternary | None:
+        """Of a table; None where one is +2, or a scale is no number: that is told where the floats are used."""
+        rows = tensor.raw().reshape(tensor.shape[0], -1)
+        scales = ggml.block_scales(tensor.type_id, rows, tensor.shape)
+        if not np.isfinite(scales).all():
+            return None
+        if tensor.type_id == ggml.Q1_0:
+            return self._grouped(name, ggml.block_signs(rows, tensor.shape), "signs", scales)
+        codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
+        return None if codes.max(initial=0) > 1 else self._grouped(name, codes, "codes", scales)
 
     def _from_i2_s(self, name: str, tensor: GgufTensor) -> Ternary:
         raw, columns = tensor.raw(), tensor.shape[1]
