@@ -288,9 +288,10 @@ def test_weights_of_one_bit_and_a_table_of_them(tmp_path):
 @pytest.mark.parametrize("kind", ["Q1_0", "TQ1_0", "TQ2_0"])
 def test_a_table_in_a_ternary_type_knows_its_codes(tmp_path, kind):
     write_default(tmp_path / "f.gguf", "TQ2_0", kind)
-    table = open_checkpoint(tmp_path / "f.gguf").matrix("embed")
-    scales = np.repeat(table.codes.scale, table.codes.group_size, axis=1)
-    assert np.array_equal(codes_of(table.codes) * scales, table.data)
+    checkpoint = open_checkpoint(tmp_path / "f.gguf")
+    codes, table = checkpoint.table_codes("embed"), checkpoint.matrix("embed")
+    assert np.array_equal(codes_of(codes) * np.repeat(codes.scale, codes.group_size, axis=1), table.data)
+    assert checkpoint.table_codes("layers.0.q") is None
 
 
 def test_a_ternary_head_gets_no_screen_in_a_file(tmp_path):

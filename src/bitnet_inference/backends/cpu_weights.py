@@ -13,6 +13,7 @@ from bitnet_inference.backends.cpu_program import Weights
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
+from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.in_threads import in_threads
 from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
 
@@ -33,7 +34,9 @@ def load_weights(
     def room(names: tuple[str, ...]) -> Any:
         if checkpoint.is_ternary(names[0]):
             return _room(checkpoint, names, ternary_format, arena)
-        return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names, executor)
+        if names in _TABLES:
+            return _table(checkpoint, names[0], executor)
+        return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
 
     weights = {names: room(names) for names in groups}
     packed = in_threads(partial(_pack, checkpoint, weights), groups, min(executor.num_threads, _MAX_PACKERS))
@@ -82,33 +85,37 @@ def _group_scales(matrix: Ternary, group_size: int) -> NDArray[np.float32]:
     return np.full((rows, -(-columns // group_size)), matrix.scale, np.float32)
 
 
-def _dense(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:
-    """One below the other, in the dtype that they have; in float32, which is exact, where dtypes differ.
+def _table(checkpoint: Checkpoint, name: str, executor: Any) -> Any:
+    """Embeddings or a head: made of codes where they are ternary with scales for groups of columns, which is the same.
 
-    Embeddings and heads that are ternary with scales for groups of columns are kept as codes, which say the same.
+    GGUF files tell; of others it is seen.
     """
+    codes = checkpoint.table_codes(name) if isinstance(checkpoint, GgufCheckpoint) else None
+    if codes is not None:
+        data, scales = np.ascontiguousarray(codes.data).view(np.uint8), _group_scales(codes, codes.group_size)
+        coded = native.DenseWeight.of_codes(data, codes.layout, scales, codes.shape[1], codes.group_size)
+    else:
+        weight = _dense(checkpoint, (name,))
+        coded = weight.as_codes(executor)
+        if coded is None:
+            return weight
+    checkpoint.release(name)
+    return coded
+
+
+def _dense(checkpoint: Checkpoint, names: tuple[str, ...]) -> Any:
+    """One below the other, in the dtype that they have; in float32, which is exact, where dtypes differ."""
     matrices = [checkpoint.matrix(name) for name in names]
     dense = [matrix for matrix in matrices if isinstance(matrix, Dense)]
     assert len(dense) == len(names), f"{names} are not all dense"
-    if names in _TABLES and (coded := _coded(dense[0], executor)) is not None:
-        checkpoint.release(names[0])
-        return coded
     if len({matrix.dtype for matrix in dense}) > 1:
         dense = [Dense(to_float32(matrix.data, matrix.dtype), "float32") for matrix in dense]
     data = dense[0].data if len(dense) == 1 else np.concatenate([matrix.data for matrix in dense])
     return native.DenseWeight(_bits(data), dense[0].dtype)
 
 
-def _coded(matrix: Dense, executor: Any) -> Any:
-    """Made of the codes that it consists of, whether they are known or found; None where it does not."""
-    if (codes := matrix.codes) is None:
-        return native.DenseWeight(_bits(matrix.data), matrix.dtype).as_codes(executor)
-    data, scales = np.ascontiguousarray(codes.data).view(np.uint8), _group_scales(codes, codes.group_size)
-    return native.DenseWeight.of_codes(data, codes.layout, scales, codes.shape[1], codes.group_size)
-
-
 def _rounded(checkpoint: Checkpoint, names: tuple[str, ...], executor: Any) -> Any:
-    weight = quantised(checkpoint, names, _dense(checkpoint, names, executor), 8, executor)
+    weight = quantised(checkpoint, names, _dense(checkpoint, names), 8, executor)
     for name in names:
         checkpoint.release(name)
     return weight

@@ -14,7 +14,7 @@ Canonical names (N counts the layers from 0):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -103,24 +103,12 @@ class ModelConfig:
         return self.local.window if self.local is not None and layer in self.local.layers else 0
 
 
+@dataclass(frozen=True)
 class Dense:
-    """A matrix [out, in] in a float format. `data` is row-major; bfloat16 is kept as its uint16 bits.
+    """A matrix [out, in] in a float format. `data` is row-major; bfloat16 is kept as its uint16 bits."""
 
-    `codes`: those that it consists of, with scales for groups of columns, where that is known; then `data` may be
-    given as what makes it, once it is asked for.
-    """
-
-    def __init__(
-        self, data: NDArray[Any] | Callable[[], NDArray[Any]], dtype: FloatName, codes: Ternary | None = None
-    ) -> None:
-        self._data, self.dtype, self.codes = data, dtype, codes
-
-    @property
-    def data(self) -> NDArray[Any]:
-        """The weights, in `dtype`."""
-        if callable(self._data):
-            self._data = self._data()
-        return self._data
+    data: NDArray[Any]
+    dtype: FloatName
 
 
 @dataclass(frozen=True)

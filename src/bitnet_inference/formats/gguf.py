@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,23 @@ class GgufCheckpoint:
         codes, scale = _as_ternary(name, tensor)
         return self._ternary(name, self._in_halves(name, codes), scale)
 
+    def table_codes(self, name: str) -> Ternary | None:
+        """What embeddings or a head in a ternary type consist of; None for others, with a weight of +2, or no number.
+
+        Raises as `matrix`, whose floats say the same in more memory.
+        """
+        tensor = self._tensor(name)
+        if self.is_ternary(name) or tensor.type_id not in ggml.TERNARY or self._factor(name) != 1:
+            return None
+        rows = tensor.raw().reshape(tensor.shape[0], -1)
+        scales = ggml.block_scales(tensor.type_id, rows, tensor.shape)
+        if not np.isfinite(scales).all():
+            return None
+        if tensor.type_id == ggml.Q1_0:
+            return self._grouped(name, ggml.block_signs(rows, tensor.shape), "signs", scales)
+        codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
+        return None if codes.max(initial=0) > 1 else self._grouped(name, codes, "codes", scales)
+
     def release(self, name: str) -> None:
         """Let the system take back the memory of a matrix that was read."""
         self._tensors[tensor_name(name)].release()
@@ -153,25 +170,13 @@ class GgufCheckpoint:
     def _dense(self, name: str, tensor: GgufTensor) -> Dense:
         factor = self._factor(name)
         if tensor.type_id in ggml.TERNARY and factor == 1:
-            unpack = partial(ggml.decode_ternary, tensor.type_id, tensor.raw(), tensor.shape)
-            return Dense(unpack, "float16", self._codes_of(name, tensor))
+            return Dense(ggml.decode_ternary(tensor.type_id, tensor.raw(), tensor.shape), "float16")
         if tensor.type_id not in _FLOATS or factor != 1:
             values = self._in_halves(name, self._values(tensor))
             return Dense(values if factor == 1 else values * np.float32(factor), "float32")
         form, dtype = _FLOATS[tensor.type_id]
         data: NDArray[Any] = tensor.raw().view(form).reshape(tensor.shape)
         return Dense(self._in_halves(name, data), dtype)
-
-    def _codes_of(self, name: str, tensor: GgufTensor) -> Ternary | None:
-        """Of a table; None where one is +2, or a scale is no number: that is told where the floats are used."""
-        rows = tensor.raw().reshape(tensor.shape[0], -1)
-        scales = ggml.block_scales(tensor.type_id, rows, tensor.shape)
-        if not np.isfinite(scales).all():
-            return None
-        if tensor.type_id == ggml.Q1_0:
-            return self._grouped(name, ggml.block_signs(rows, tensor.shape), "signs", scales)
-        codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
-        return None if codes.max(initial=0) > 1 else self._grouped(name, codes, "codes", scales)
 
     def _from_i2_s(self, name: str, tensor: GgufTensor) -> Ternary:
         raw, columns = tensor.raw(), tensor.shape[1]
