@@ -297,6 +297,15 @@ def test_the_class_of_code_llama_knows_nothing_of_legacy(tmp_path, name):
     assert (tokenizer.id_to_token(ids[0])[0], tokenizer.decode(ids)) == ("▁", "a")
 
 
+def test_no_class_has_a_say_beside_mistral(tmp_path):
+    """What Transformers 5.24 makes of the same files: tokenizer.json as it stands, spaces behind special tokens too."""
+    folder = write_folder(tmp_path, sentencepiece_json(), tokenizer_class="LlamaTokenizer", legacy=False)
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = tokenizer.encode(" a</s>b", add_special_tokens=False, parse_special=True)
+    assert "".join(map(tokenizer.id_to_token, ids)) == "▁▁a</s>▁b"
+
+
 def test_the_space_of_sentencepiece_is_added_once(tmp_path):
     tokenizer = Tokenizer.from_folder(write_folder(tmp_path, sentencepiece_json(), bos_token="<s>"))
     whole = tokenizer.encode_pieces([("</s>the fox", False), (" met", False)])

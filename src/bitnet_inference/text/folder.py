@@ -89,7 +89,8 @@ def read_text_files(path: str | Path, vocabulary: TextFiles | None = None) -> Te
     if vocabulary:
         tokenizer_json = vocabulary.tokenizer_json
     else:
-        tokenizer_json = as_its_class_reads_it(_read_tokenizer(folder / "tokenizer.json"), config)
+        tokenizer_json, model = _read_tokenizer(folder / "tokenizer.json"), read_json(folder / "config.json")
+        tokenizer_json = as_its_class_reads_it(tokenizer_json, config, model)
     tokenizer_json = with_added(source, tokenizer_json, added, have_flags=source == config_file)
     return TextFiles(
         path=folder,

@@ -10,6 +10,7 @@ Scheme = Literal["always", "first", "never"]
 
 _CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 _CODE_CLASSES = ("CodeLlamaTokenizer", "CodeLlamaTokenizerFast")  # which know nothing of `legacy`
+_AS_IT_STANDS = ("mistral",)  # kinds of models with whose tokenizer.json no class has a say
 _SPACE = "▁"
 _BYTES: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
 _NORMALIZERS = ["Prepend", "Replace"]  # of Llama 2's tokenizer.json
@@ -21,11 +22,14 @@ def with_space(spec: Mapping[str, Any], scheme: Scheme) -> dict[str, Any]:
     return {**spec, "normalizer": None, "pre_tokenizer": space}
 
 
-def as_its_class_reads_it(tokenizer_json: bytes, config: Mapping[str, Any]) -> bytes:
+def as_its_class_reads_it(tokenizer_json: bytes, config: Mapping[str, Any], model: Mapping[str, Any]) -> bytes:
     """Llama 2's tokenizer.json as Transformers 5 has it where tokenizer_config.json names that class.
 
-    Transformers takes words and merges from the file, and the rest from `legacy` and `add_prefix_space`.
+    Transformers takes words and merges from the file, and the rest from `legacy` and `add_prefix_space`; but not where
+    `model`, the config.json beside it, is of a kind whose tokenizer.json it takes as it stands, as Mistral's.
     """
+    if model.get("model_type") in _AS_IT_STANDS:
+        return tokenizer_json
     is_code = config.get("tokenizer_class") in _CODE_CLASSES
     if not is_code and config.get("tokenizer_class") not in _CLASSES:
         return tokenizer_json
