@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from bitnet_inference import bench, bench_engine, cli
 from bitnet_inference.cli import conversation
 from bitnet_inference.config import num_processors
+from bitnet_inference.formats.safetensors_files import read_header
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
 
@@ -270,6 +271,19 @@ def test_numbers_go_to_stdout_alone(tmp_path, monkeypatch):
         result = bitnet(*command, "--json", "-", "--threads", "1")
         assert result.exit_code == 0 and isinstance(json.loads(result.stdout), dict), result.output
     assert os.listdir() == ["story.txt"]
+
+
+def test_a_perplexity_that_no_float_holds_is_null_in_json(tmp_path):
+    model = Path(shutil.copytree(LLAMA, tmp_path / "model"))
+    norm = dict(read_header(model / "model.safetensors"))["model.norm.weight"]
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(norm.begin)
+        file.write(b"\x74\x49" * (norm.num_bytes // 2))  # a million, in bfloat16
+    (tmp_path / "text").write_text("The fox ran.")
+    result = bitnet("eval", str(model), "--text", str(tmp_path / "text"), "--json", "-", "--threads", "1")
+    assert result.exit_code == 0, result.output
+    numbers = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert numbers["perplexity"] is None and numbers["mean_logprob"] < -1000
 
 
 @needs_full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -164,11 +165,20 @@ def _write_json(file: Path | None, numbers: dict[str, Any]) -> None:
     """Write the numbers where they shall go, at the end: what was measured for minutes is shown even if this fails."""
     from bitnet_inference.output_files import write_whole
 
-    text = json.dumps(numbers, indent=2)
+    text = json.dumps(_in_json(numbers), indent=2)
     if file == _STDOUT:
         typer.echo(text)
     elif file is not None:
         write_whole(file, text + "\n")
+
+
+def _in_json(value: Any) -> Any:
+    """A copy with null for what is infinite, which JSON cannot say, as the perplexity of a broken model."""
+    if isinstance(value, dict):
+        return {key: _in_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def doctor() -> None:
