@@ -69,6 +69,15 @@ def test_control_tokens_in_a_text_are_text():
     assert tokenizer.eos_ids == (end,)
 
 
+def test_merges_of_a_small_file_do_not_fill_memory():
+    tokens = ["<unk>", "<s>", "</s>", *("a" * length for length in range(1, 513))]
+    sample = {"tokens": tokens, "scores": [0.0] * len(tokens), "types": [2, 3, 3] + [1] * 512}
+    with pytest.raises(
+        FormatError, match=r"model\.gguf: tokenizer\.ggml\.tokens: have more than 16777216 characters of"
+    ):
+        Tokenizer.from_metadata("model.gguf", sentencepiece_metadata(sample, True))
+
+
 def test_begin_and_end_of_sentencepiece_need_no_name():
     metadata = sentencepiece_metadata(SAMPLES["prefix"], True)
     named = Tokenizer.from_metadata("model.gguf", dict(metadata))

@@ -25,6 +25,7 @@ _MARKS = frozenset(END_OF_TURN) - {"</s>"}
 _NO_WORDS = (NO_WORDS, "no_vocab")  # both are llama.cpp's names
 _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
+_MAX_MERGES = 1 << 24  # characters of all of them; Gemma's have 3.6 million
 NFC = {"type": "NFC"}
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
 _TEMPLATE = "tokenizer.chat_template"
@@ -221,6 +222,7 @@ class _Vocab:
 
     def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
         found: list[tuple[float, str, str]] = []
+        size = 0
         for token, token_id in self.ids.items():
             if self._types[token_id] in (CONTROL, USER_DEFINED, BYTE) or len(token) > _MAX_PIECE:
                 continue
@@ -228,6 +230,9 @@ class _Vocab:
             known = [pair for pair in pairs if pair[0] in self.ids and pair[1] in self.ids]
             known.sort(key=lambda pair: (self.ids[pair[0]], self.ids[pair[1]]))
             found += [(scores[token_id], *pair) for pair in known]
+            size += len(known) * (len(token) + 1)
+            if size > _MAX_MERGES:
+                raise self._wrong("tokens", f"have more than {_MAX_MERGES} characters of merges")
         found.sort(key=lambda merge: -merge[0])
         return [(left, right) for _, left, right in found]
 
