@@ -62,9 +62,12 @@ def test_the_estimate_is_close_where_types_become_float32(tmp_path, options):
     assert taken <= estimate_bytes(checkpoint, config, 0) <= taken * 1.02
 
 
-def test_the_estimate_is_close_where_embeddings_are_ternary(tmp_path):
+@pytest.mark.parametrize(
+    "options", [{}, {"head": "int8"}, {"embedding": "int8"}, {"head": "int6", "embedding": "int8"}]
+)
+def test_the_estimate_is_close_where_embeddings_are_ternary(tmp_path, options):
     write_default(tmp_path / "x.gguf", "TQ2_0", "TQ2_0")
-    config, checkpoint = EngineConfig(threads=1).resolve(), open_checkpoint(tmp_path / "x.gguf")
+    config, checkpoint = EngineConfig(threads=1, **options).resolve(), open_checkpoint(tmp_path / "x.gguf")
     taken = load_model(checkpoint, config).num_bytes
     assert taken <= estimate_bytes(checkpoint, config, 0) <= taken * 1.02
 

@@ -65,14 +65,21 @@ def _dense_bytes(
     """
     dense = 0
     for names in stacks:
-        if config.device == "cpu" and is_coded(checkpoint, names[0]):
-            dense += code_bytes(checkpoint, names[0], shapes[names[0]], "u2")
+        if not is_projection(names[0]):
+            dense += sum(_table_bytes(checkpoint, config, name, shapes[name]) for name in names)
             continue
-        is_rounded = config.quantize == "int8" and is_projection(names[0])
-        dense += (1 if is_rounded else _width(checkpoint, names)) * num_weights(shapes, names)
+        width = 1 if config.quantize == "int8" else _width(checkpoint, names)
+        dense += width * num_weights(shapes, names)
     if config.embedding == "int8":
-        dense += _rounded_table(checkpoint)
+        dense += _rounded_table(checkpoint, config)
     return dense + (_beside_head(checkpoint, config, shapes) if "norm" in shapes else 0)
+
+
+def _table_bytes(checkpoint: Checkpoint, config: EngineConfig, name: str, shape: tuple[int, ...]) -> int:
+    """Of embeddings or a head as they are read: floats, or on the CPU codes where they are ternary themselves."""
+    if config.device == "cpu" and is_coded(checkpoint, name):
+        return code_bytes(checkpoint, name, shape, "u2")
+    return _width(checkpoint, [name]) * math.prod(shape)
 
 
 def _width(checkpoint: Checkpoint, names: Iterable[str]) -> int:
@@ -80,11 +87,12 @@ def _width(checkpoint: Checkpoint, names: Iterable[str]) -> int:
     return 2 if {*map(checkpoint.dtype, names)} in ({"bfloat16"}, {"float16"}) else 4
 
 
-def _rounded_table(checkpoint: Checkpoint) -> int:
-    """Codes and scales, without the floats, which only a tied head still needs."""
+def _rounded_table(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """Codes and scales, without the table as it was read, which only a tied head still needs."""
     sizes = checkpoint.config
-    floats = 0 if sizes.tie_embeddings else _width(checkpoint, ["embed"]) * sizes.hidden_size
-    return sizes.vocab_size * (sizes.hidden_size + 4 - floats)
+    shape = (sizes.vocab_size, sizes.hidden_size)
+    unread = 0 if sizes.tie_embeddings else _table_bytes(checkpoint, config, "embed", shape)
+    return sizes.vocab_size * (sizes.hidden_size + 4) - unread
 
 
 def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -> int:
@@ -96,7 +104,8 @@ def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -
     head = math.prod(shapes[name])
     if config.head in ROUNDED_HEADS:
         is_kept = config.on_gpu and checkpoint.config.tie_embeddings and "layers.0.q" in shapes
-        return head * ROUNDED_HEADS[config.head] // 8 - (0 if is_kept else _width(checkpoint, [name]) * head)
+        unread = 0 if is_kept else _table_bytes(checkpoint, config, name, shapes[name])
+        return head * ROUNDED_HEADS[config.head] // 8 - unread
     return head if config.head == "exact" and head >= MIN_SCREENED_WEIGHTS and not config.on_gpu else 0
 
 
