@@ -179,11 +179,25 @@ void Screen::look_at_tile(const Kernels& kernels, int first, int64_t tile, const
     }
 }
 
-// The upper ends by 8 bits of some of so many inputs that have been looked at by 6.
+// The upper ends of some of so many inputs by what has not been looked at: the low 2 bits of weights, or where a head
+// is ternary, the low codes of inputs.
 void Screen::refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const {
     const InputForm form = form_of(executor.kernels(), count, 1);
     std::vector<float> some;
     for (const int index : indices) some.insert(some.end(), x + index * head_.columns, x + (index + 1) * head_.columns);
+    if (ternary_) {
+        const auto lower_ends = [&](int first, int64_t tile, const HeadScores& scores, int) {
+            float upper[kInputsInMatrix][kHeadRows], lower[kInputsInMatrix][kHeadRows];
+            float most[kInputsInMatrix], least[kInputsInMatrix] = {};
+            executor.kernels().head_bounds(scores, errors_of(ternary_->errors, tile * kHeadRows),
+                                           {upper[0], kHeadRows, most, 1, lower[0], least});
+            for (int i = 0; i < scores.count; i++) {
+                float* before = seen_.upper(indices[size_t(first + i)], tile);
+                for (int r = 0; r < kHeadRows; r++) before[r] = upper[i][r] < before[r] ? upper[i][r] : before[r];
+            }
+        };
+        return score(executor, some.data(), int(indices.size()), InputForm::whole, 8, lower_ends);
+    }
     const HeadInputs inputs = quantised_->inputs(executor, some.data(), int(indices.size()),
                                                  form == InputForm::rough ? form : InputForm::whole);
     const auto refine_tile = [&](int input_tile, int64_t tile, const QuantisedHead::Sums& sums) {

@@ -30,6 +30,7 @@
 // S8 = S6 + P, where P is the score of p. S6 and P were evaluated with 4 roundings, off by at most |s q6| r and |s p| r
 // with r = 4 * 2^-24 (|a h| + |b l|), which f holds for |s q|, and |s p| <= |s q6| + |s q|. So
 //     exact <= U - bound6 + P + |d| c + |s q| f + 2 |s q6| r.
+// A ternary head whose rows were scored without the lower bits of x is scored with them instead.
 #pragma once
 #include <atomic>
 #include <cstdint>

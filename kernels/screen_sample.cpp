@@ -77,11 +77,12 @@ bool Screen::pays_for_draws(int count) const {
 float Screen::sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
                           bool is_final, int32_t* tokens) const {
     std::vector<Race> races;
+    const bool is_fine = is_final || (ternary_ && form_of(executor.kernels(), count, 1) == InputForm::whole);
     for (int i = 0; i < count; i++) {
         float *upper = seen_.upper(i, 0), *most = &seen_.most(i, 0);
         std::fill(upper + head_.rows, upper + seen_.rows(), -kInfinity);
         std::fill(most + num_tiles(), most + seen_.rows() / kHeadRows, -kInfinity);
-        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(seen_.rows()), is_final || ternary_);
+        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(seen_.rows()), is_fine);
     }
     if (!sampler_ && std::any_of(draws, draws + count, [](const Draw& draw) { return draw.edits(); }))
         sampler_ = std::make_unique<RowSampler>(size_t(head_.rows));
