@@ -1,8 +1,9 @@
 // A head or a table of embeddings whose weights are -s, 0 and +s, with a scale s for every 128 or 64 columns of each
 // row.
 //
-// The codes say all there is in it but the sign of a 0, from 1.1 bits a weight. The score of a row for an input of 16 bits (head_inputs.h)
-// is a sum_h + b sum_l, where a sum is that of fused multiply-adds of the scales and exact integers.
+// The codes say all there is in it but the sign of a 0, from 1.1 bits a weight. The score of a row for an input of 16
+// bits (head_inputs.h) is a sum_h + b sum_l, where a sum is that of fused multiply-adds of the scales and exact
+// integers.
 #pragma once
 #include <algorithm>
 #include <memory>
