@@ -43,8 +43,8 @@ struct BoundScreen {
         screen =
             std::make_unique<Screen>(weight, QuantisedHead::Parts{high.data(), low.data(), numbers.data()}, executor);
     }
-    nb::object parts() {
-        if (screen->quantised() == nullptr) return nb::none();
+    nb::tuple parts() {
+        require(screen->quantised() != nullptr, "a head that is made of codes is its own screen");
         const QuantisedHead& quantised = *screen->quantised();
         const auto codes = [&](const uint8_t* data, int bytes) {
             const size_t shape[2] = {size_t(quantised.num_tiles()), size_t(quantised.num_steps() * bytes)};

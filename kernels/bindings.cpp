@@ -301,11 +301,10 @@ NB_MODULE(_native, m) {
             "of_codes",
             [](Bytes data, const std::string& layout, Floats scales, int64_t columns, int64_t group_columns) {
                 require(layout == "codes" || layout == "signs", "a table is made of codes or signs");
-                require(columns >= 1 && columns <= kMaxColumns, "a dense matrix has 1 to 262144 columns");
                 require(group_columns == 64 || group_columns == 128, "64 or 128 columns share a scale");
                 const bool are_signs = layout == "signs";
                 const int64_t rows = int64_t(data.shape(0)), bytes = are_signs ? (columns + 7) / 8 : columns;
-                require(rows >= 1 && int64_t(data.shape(1)) == bytes, "the array has the wrong shape");
+                require(int64_t(data.shape(1)) == bytes, "the array has the wrong shape");
                 require(int64_t(scales.shape(0)) == rows &&
                             int64_t(scales.shape(1)) == (columns + group_columns - 1) / group_columns,
                         "there must be one scale for each group of columns");

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import Weights
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.in_threads import in_threads
 from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
 
-_TABLES = (("embed",), ("head",))
 _MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 
 
@@ -34,7 +33,7 @@ def load_weights(
     def room(names: tuple[str, ...]) -> Any:
         if checkpoint.is_ternary(names[0]):
             return _room(checkpoint, names, ternary_format, arena)
-        if names in _TABLES:
+        if not is_projection(names[0]):
             return _table(checkpoint, names[0], executor)
         return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
 

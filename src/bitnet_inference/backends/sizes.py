@@ -77,9 +77,13 @@ def _dense_bytes(
 
 def _table_bytes(checkpoint: Checkpoint, config: EngineConfig, name: str, shape: tuple[int, ...]) -> int:
     """Of embeddings or a head as they are read: floats, or on the CPU codes where they are ternary themselves."""
-    if config.device == "cpu" and is_coded(checkpoint, name):
+    if _is_coded(checkpoint, config, name):
         return code_bytes(checkpoint, name, shape, "u2")
     return _width(checkpoint, [name]) * math.prod(shape)
+
+
+def _is_coded(checkpoint: Checkpoint, config: EngineConfig, name: str) -> bool:
+    return config.device == "cpu" and is_coded(checkpoint, name)
 
 
 def _width(checkpoint: Checkpoint, names: Iterable[str]) -> int:
@@ -99,7 +103,7 @@ def _beside_head(checkpoint: Checkpoint, config: EngineConfig, shapes: Shapes) -
     name = "embed" if checkpoint.config.tie_embeddings else "head"
     if config.device == "mlx" or checkpoint.is_ternary(name):
         return 0
-    if config.head not in ROUNDED_HEADS and config.device == "cpu" and is_coded(checkpoint, name):
+    if config.head not in ROUNDED_HEADS and _is_coded(checkpoint, config, name):
         return 0
     head = math.prod(shapes[name])
     if config.head in ROUNDED_HEADS:

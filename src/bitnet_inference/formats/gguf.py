@@ -139,12 +139,7 @@ class GgufCheckpoint:
             return None
         rows = tensor.raw().reshape(tensor.shape[0], -1)
         scales = ggml.block_scales(tensor.type_id, rows, tensor.shape)
-        if not np.isfinite(scales).all():
-            return None
-        if tensor.type_id == ggml.Q1_0:
-            return self._grouped(name, ggml.block_signs(rows, tensor.shape), "signs", scales)
-        codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
-        return None if codes.max(initial=0) > 1 else self._grouped(name, codes, "codes", scales)
+        return self._grouped(name, tensor, rows, scales) if np.isfinite(scales).all() else None
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a matrix that was read."""
@@ -194,25 +189,31 @@ class GgufCheckpoint:
             raise FormatError(self.path, tensor_name(name), f"a scale is NaN or infinite: {_AGAIN}")
         if one is not None and one > 0 and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
             return self._ternary(name, quarters, one)
-        if one is None and tensor.type_id == ggml.Q1_0:
-            return self._grouped(name, ggml.block_signs(rows, tensor.shape), "signs", scales)
-        codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
-        if one is not None or codes.max(initial=0) > 1:
+        if one is None:
+            found = self._grouped(name, tensor, rows, scales)
+        elif (codes := _block_codes(tensor, rows, scales)) is not None:
             codes.reshape(*scales.shape, -1)[scales == 0] = 0
-        if codes.max(initial=0) > 1:
+            found = self._ternary(name, -codes if one < 0 else codes, abs(one))
+        else:
+            found = None
+        if found is None:
             raise Unsupported(
                 f"{self.path}: {tensor_name(name)}: holds weights of +2, so it is not ternary: convert it to Q8_0"
             )
-        if one is not None:
-            return self._ternary(name, -codes if one < 0 else codes, abs(one))
-        return self._grouped(name, codes, "codes", scales)
+        return found
 
-    def _grouped(self, name: str, data: NDArray[Any], layout: Layout, scales: NDArray[np.float32]) -> Ternary:
-        """With a scale for each block."""
-        (num_rows, num_columns), group_size = self._tensors[tensor_name(name)].shape, self.group_size(name)
-        repeats = num_columns // (scales.shape[1] * group_size)
+    def _grouped(
+        self, name: str, tensor: GgufTensor, rows: NDArray[np.uint8], scales: NDArray[np.float32]
+    ) -> Ternary | None:
+        """With a scale for each block; None where a weight is +2."""
+        layout: Layout = "signs" if tensor.type_id == ggml.Q1_0 else "codes"
+        data = ggml.block_signs(rows, tensor.shape) if layout == "signs" else _block_codes(tensor, rows, scales)
+        if data is None:
+            return None
+        group_size = self.group_size(name)
+        repeats = ggml.BLOCKS[tensor.type_id].num_values // group_size
         groups = np.repeat(scales, repeats, axis=1) * np.float32(self._factor(name))
-        return Ternary(data, layout, (num_rows, num_columns), groups, group_size)
+        return Ternary(data, layout, (tensor.shape[0], tensor.shape[1]), groups, group_size)
 
     def _find_one_scale(self, name: str) -> float | None:
         """The scale that all blocks have but for those that are 0; None where there are several."""
@@ -295,6 +296,14 @@ class GgufCheckpoint:
             yield "projections in types for any weights are used as ternary ones: codes and scale as their values show"
         if any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
             yield "I2_S in blocks of " + ("64 (ARM)" if self.is_arm else "128")
+
+
+def _block_codes(tensor: GgufTensor, rows: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.int8] | None:
+    """Codes int8; None where one is +2 in a block whose scale is not 0."""
+    codes = ggml.block_codes(tensor.type_id, rows, tensor.shape)
+    if codes.max(initial=0) > 1:
+        codes.reshape(*scales.shape, -1)[scales == 0] = 0
+    return None if codes.max(initial=0) > 1 else codes
 
 
 def _quarters(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
