@@ -20,6 +20,7 @@ const Kernels* avxvnni_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 void add_avx512vbmi(Kernels&) {}
 void add_avx512pairs(Kernels&) {}
+void add_avx512lookups(Kernels&) {}
 void add_avx512bf16(Kernels&) {}
 void add_avx512amx(Kernels&) {}
 void add_avx512amx_attention(Kernels&) {}
@@ -119,6 +120,7 @@ struct Available {
             offer(&avx512amx);
         }
         if (has_pairs()) add_avx512pairs(avx512);
+        if (has_pairs()) add_avx512lookups(avx512);
         if (has_bf16()) add_avx512bf16(avx512);
         offer(&avx512);
     }

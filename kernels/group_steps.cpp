@@ -8,6 +8,9 @@ namespace {
 
 // So many tokens at a time in a matrix product: their sums and totals, 128 bytes each, stay in the nearest cache.
 constexpr int64_t kBlock = 64;
+// Groups of 32 rows that lookups do at a time: so many at least pay for the tables, and the totals of so many at most
+// are 128 KB.
+constexpr int64_t kLeastGroups = 16, kMostGroups = 128;
 
 int group_steps(const TernaryWeight& weight) { return int(weight.group_columns() / kStepColumns); }
 
@@ -44,22 +47,50 @@ struct GroupProductStep final : Step {
         : weight(w), x(c), sums(s), out(o), has_residual(r != nullptr) {
         if (r) residual = *r;
     }
-    int64_t units(const Context&) const override { return int64_t(weight->groups().size()); }
+    int64_t num_groups() const { return int64_t(weight->groups().size()); }
+    bool looks_up(const Context& c) const {
+        return weight->one_bit() && c.kernels.signs_product && c.num_tokens >= c.kernels.signs_tokens;
+    }
+    // Of lookups a unit is a tile of tokens and a part of the groups.
+    int64_t parts(const Context& c) const {
+        const int64_t tiles = Tiles(c).count, threads = int64_t(c.scratch.size());
+        const int64_t shared = std::min((4 * threads + tiles - 1) / tiles, num_groups() / kLeastGroups);
+        return std::max<int64_t>({1, shared, (num_groups() + kMostGroups - 1) / kMostGroups});
+    }
+    int64_t units(const Context& c) const override { return looks_up(c) ? Tiles(c).count * parts(c) : num_groups(); }
     int64_t chunk(const Context& c) const override {
+        if (looks_up(c)) return 1;
         if (c.num_tokens > kMaxTileTokens) return 1;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
-    // For a matrix product the sums and the totals of a block of tokens, and a group of columns in two bits.
+    // For lookups their tables, and the totals of a part; for a matrix product the sums and the totals of a block of
+    // tokens, and a group of columns in two bits.
     int64_t scratch_floats(int64_t num_tokens) const override {
-        return num_tokens < kMatrixTokens ? 0 : 2 * kBlock * kGroupRows + group_steps(*weight) * kStepBytes / 4;
+        const int64_t lookups = kSignsTableBytes / 4 + kMostGroups * kSignsTile * kGroupRows,
+                      matrix = 2 * kBlock * kGroupRows + group_steps(*weight) * kStepBytes / 4;
+        return std::max(weight->one_bit() && num_tokens > 1 ? lookups : 0, num_tokens < kMatrixTokens ? 0 : matrix);
     }
     void work(const Context& c, int64_t first, int64_t last, int thread) const override {
-        for (int64_t g = first; g < last; g++)
-            if (c.tile_tokens == 1 && c.num_tokens > 1)
+        for (int64_t unit = first; unit < last; unit++)
+            if (looks_up(c))
+                look_up(c, unit, c.scratch_of(thread));
+            else if (c.tile_tokens == 1 && c.num_tokens > 1)
                 for (int64_t t = 0; t < c.num_tokens; t += kBlock)
-                    matrix(c, g, t, int(std::min(kBlock, c.num_tokens - t)), c.scratch_of(thread));
+                    matrix(c, unit, t, int(std::min(kBlock, c.num_tokens - t)), c.scratch_of(thread));
             else
-                tiles(c, g);
+                tiles(c, unit);
+    }
+    void look_up(const Context& c, int64_t unit, float* scratch) const {
+        const Tiles tiles(c);
+        const int64_t part = unit / tiles.count, tile = unit % tiles.count, t = tiles.begin(tile);
+        const int64_t begin = num_groups() * part / parts(c), end = num_groups() * (part + 1) / parts(c);
+        const int tokens = int(tiles.begin(tile + 1) - t);
+        float* totals = scratch + kSignsTableBytes / 4;
+        c.kernels.signs_product({weight->group_data(begin), weight->group_bytes(), weight->group_scales(begin),
+                                 int(end - begin), int(weight->steps()), group_steps(*weight), tokens,
+                                 c.codes(x) + t * x.padded, sums.at(c, t), sums.stride,
+                                 reinterpret_cast<uint8_t*>(scratch), totals});
+        for (int64_t g = begin; g < end; g++, totals += tokens * kGroupRows) store(c, g, totals, t, tokens);
     }
     void matrix(const Context& c, int64_t g, int64_t t, int tokens, float* scratch) const {
         auto* acc = reinterpret_cast<int32_t*>(scratch);

@@ -116,6 +116,21 @@ struct GroupTask {
     float* totals;  // [tokens][32]
 };
 
+// Some such groups of one bit and up to kSignsTile interleaved tokens: as many as many_tile, where there is such a
+// product.
+struct SignsTask {
+    const uint8_t* weights;
+    int64_t group_bytes;
+    ScaleLines scales;  // [groups][column groups][32]
+    int groups, steps, group_steps, tokens;
+    const int8_t* codes;
+    const int32_t* minus_sums;
+    int64_t sums_stride;
+    uint8_t* tables;  // kSignsTableBytes, on a boundary of 64
+    float* totals;    // [groups][tokens][32]
+};
+constexpr int kSignsTile = 8, kSignsTableBytes = kSignsTile * 128 * 16;
+
 // A row of such a group as floats.
 struct GroupRowTask {
     const uint8_t* weights;
@@ -228,6 +243,9 @@ struct Kernels {
     // Where groups of columns have scales: totals[t][r] = the fused multiply-adds, in ascending order of the groups, of
     // (the sum of code * activation over the group + minus_sums[t][group]) * scale[group][r] to 0.
     void (*group_tile)(const GroupTask& task);
+    // The same for several groups whose weights are -1 and +1, from signs_tokens on; null where it is no faster.
+    void (*signs_product)(const SignsTask& task);
+    int signs_tokens;
     // The same for sums of one group that are known: acc[token][32] is added to totals[token][32].
     void (*group_add)(const int32_t* acc, int tokens, const ScaleLines& scales, const int32_t* minus_sums,
                       int64_t sums_stride, float* totals);
@@ -283,10 +301,11 @@ const Kernels* generic_kernels();
 const Kernels* avx2_kernels();  // null where this build has no such path
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
-void add_avx512vbmi(Kernels& kernels);   // the T5 functions, to a table of AVX-512
-void add_avx512pairs(Kernels& kernels);  // products in pairs, on AMD
-void add_avx512bf16(Kernels& kernels);   // attention by products of two bfloat16, on AMD
-void add_avx512amx(Kernels& kernels);    // the matrix product, and the name of a path of its own
+void add_avx512vbmi(Kernels& kernels);     // the T5 functions, to a table of AVX-512
+void add_avx512pairs(Kernels& kernels);    // products in pairs, on AMD
+void add_avx512lookups(Kernels& kernels);  // products with signs, on AMD
+void add_avx512bf16(Kernels& kernels);     // attention by products of two bfloat16, on AMD
+void add_avx512amx(Kernels& kernels);      // the matrix product, and the name of a path of its own
 void add_avx512amx_attention(Kernels& kernels);
 const Kernels* neon_kernels();
 

@@ -37,7 +37,7 @@ void product(Program& program, const TernaryWeight& weight, bool residual) {
 }  // namespace
 
 Result check_groups(const Kernels& kernels, Random random) {
-    const int rows = 1 + random.below(70), tokens = 1 + random.below(40);
+    const int rows = 1 + random.below(random.below(4) ? 70 : 1100), tokens = 1 + random.below(40);
     const bool has_zeros = random.below(2);
     const int whole = has_zeros ? 1 : 2 * kStepColumns, columns = (rows + random.below(400) + whole) / whole * whole;
     const TernaryWeight weight = grouped_weight(random, rows, columns, random.below(2) ? 64 : 128, has_zeros);
