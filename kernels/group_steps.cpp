@@ -48,9 +48,7 @@ struct GroupProductStep final : Step {
         if (r) residual = *r;
     }
     int64_t num_groups() const { return int64_t(weight->groups().size()); }
-    bool looks_up(const Context& c) const {
-        return weight->one_bit() && c.kernels.signs_product && c.num_tokens >= c.kernels.signs_tokens;
-    }
+    bool looks_up(const Context& c) const { return weight->looks_up(c.kernels, c.num_tokens); }
     // Of lookups a unit is a tile of tokens and a part of the groups.
     int64_t parts(const Context& c) const {
         const int64_t tiles = Tiles(c).count, threads = int64_t(c.scratch.size());

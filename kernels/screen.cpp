@@ -112,20 +112,21 @@ std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int cou
 // The scores of all rows.
 void Screen::score(Executor& executor, const float* x, int count, InputForm form, int bits, const Look& look) const {
     const Kernels& kernels = executor.kernels();
-    const auto each = [&](const auto& work) {
-        executor.each(num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, kTilesOnEnd, work);
+    const auto each = [&](int64_t tiles, const auto& work) {
+        executor.each(num_tiles(), kCostOfCode * kHeadRows * head_.columns * count, tiles, work);
     };
     if (ternary_) {
         const TernaryTable::Inputs inputs = ternary_->inputs(executor, x, count, form);
-        each([&](int64_t first, int64_t last, int thread) {
-            ternary_->each_tile(kernels, inputs, first, last, [&](int t, int64_t tile, const HeadScores& scores) {
-                look(inputs.codes.first_of(t), tile, scores, thread);
-            });
-        });
+        each(std::max(kTilesOnEnd, ternary_->tiles_at_once(kernels, inputs)),
+             [&](int64_t first, int64_t last, int thread) {
+                 ternary_->each_tile(kernels, inputs, first, last, [&](int t, int64_t tile, const HeadScores& scores) {
+                     look(inputs.codes.first_of(t), tile, scores, thread);
+                 });
+             });
         return;
     }
     const HeadInputs inputs = quantised_->inputs(executor, x, count, form);
-    each([&](int64_t first, int64_t last, int thread) {
+    each(kTilesOnEnd, [&](int64_t first, int64_t last, int thread) {
         quantised_->each_tile(
             kernels, inputs, first, last, bits, [&](int t, int64_t tile, const QuantisedHead::Sums& sums) {
                 look(inputs.first_of(t), tile, quantised_->scores_of(inputs, t, tile, bits, sums), thread);

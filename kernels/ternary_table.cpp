@@ -137,7 +137,9 @@ void read_row(const Kernels& kernels, const DenseWeight& weight, int64_t row, fl
 // A score is rounded once a group in each of its two sums, and by the two products with a and b and their sum.
 TernaryTable::Inputs TernaryTable::inputs(Executor& executor, const float* x, int count, InputForm form) const {
     const int groups = int(weight_.column_groups()), steps = int(weight_.steps());
-    Inputs inputs{{executor, x, count, weight_.columns(), form, kMaxTileTokens, groups + 3}, groups, {}};
+    const int vectors = (form == InputForm::rough ? 1 : 2) * count;
+    const int most = weight_.looks_up(executor.kernels(), vectors) ? kSignsTile : kMaxTileTokens;
+    Inputs inputs{{executor, x, count, weight_.columns(), form, most, groups + 3}, groups, {}};
     inputs.minus_sums.resize(size_t(count * inputs.codes.vectors_each() * groups));
     for (int t = 0; t < inputs.codes.num_tiles(); t++)
         for (int v = 0, vectors = inputs.codes.vectors_of(t); v < vectors; v++)
@@ -146,10 +148,19 @@ TernaryTable::Inputs TernaryTable::inputs(Executor& executor, const float* x, in
     return inputs;
 }
 
-void TernaryTable::sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t group, float* sums) const {
-    kernels.group_tile({weight_.group_data(group), weight_.one_bit(), weight_.group_scales(group), int(weight_.steps()),
-                        group_steps(), inputs.codes.vectors_of(input_tile), inputs.codes.codes(input_tile),
-                        &inputs.minus_sums[size_t(inputs.first_sum(input_tile))], inputs.groups, sums});
+void TernaryTable::sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t begin, int64_t end,
+                       Room& room) const {
+    const uint8_t* data = weight_.group_data(begin);
+    const ScaleLines scales = weight_.group_scales(begin);
+    const int steps = int(weight_.steps()), vectors = inputs.codes.vectors_of(input_tile);
+    const int8_t* codes = inputs.codes.codes(input_tile);
+    const int32_t* minus_sums = &inputs.minus_sums[size_t(inputs.first_sum(input_tile))];
+    if (looks_up(kernels, inputs))
+        kernels.signs_product({data, weight_.group_bytes(), scales, int(end - begin), steps, group_steps(), vectors,
+                               codes, minus_sums, inputs.groups, room.tables, room.sums});
+    else
+        kernels.group_tile({data, weight_.one_bit(), scales, steps, group_steps(), vectors, codes, minus_sums,
+                            inputs.groups, room.sums});
 }
 
 HeadScores TernaryTable::scores_of(const HeadInputs& inputs, int input_tile, const float* sums) {

@@ -42,6 +42,10 @@ class TernaryWeight {
     Format format() const { return format_; }
     int64_t steps() const { return steps_; }  // U2 steps of a group, expanded where it is T5
     bool one_bit() const { return one_bit_; }
+    // Whether products of so many tokens are those of Kernels::signs_product.
+    bool looks_up(const Kernels& kernels, int64_t tokens) const {
+        return one_bit_ && kernels.signs_product && tokens >= kernels.signs_tokens;
+    }
     int64_t padded_columns() const { return steps_ * kStepColumns; }
     int64_t group_bytes() const { return one_bit_ ? group_bytes_ / 2 : group_bytes_; }
     int64_t written_bytes() const { return group_bytes_; }  // of a group, by `write`
