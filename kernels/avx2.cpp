@@ -1,5 +1,6 @@
 // AVX2 without VNNI: `vpmaddubsw` multiplies pairs into int16, which is widened before it can overflow.
 #include "lanes_avx2.h"
+#include "lookups_avx2.h"
 #include "unpacked_avx2.h"
 #include "verbs.h"
 #include "wide_products.h"
@@ -206,6 +207,9 @@ const bitnet::Kernels* bitnet::avx2_kernels() {
     static constexpr Kernels kernels = [] {
         Kernels own = make_kernels("avx2", ternary_tile, int8_peak);
         own.group_tile = group_tile_in_int16;
+        own.signs_product = signs_product;
+        own.signs_tokens = 3;
+        own.signs_tile = kMaxTileTokens;
         own.dense = wide_dense;
         own.many_product = unpacked_product<UnpackedTile>;
         own.many_tokens = 18;

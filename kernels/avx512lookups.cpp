@@ -15,6 +15,7 @@ namespace {
 
 using namespace bitnet;
 
+constexpr int kTile = 8;  // tokens
 constexpr int kTables = 4,
               kHalfBytes = kTables * 64;  // of 16 columns of a token: 64 sums by six bits, 32 and 32 by five
 
@@ -161,7 +162,7 @@ void signs_product(const SignsTask& task) {
                 make_tables(task.codes + (begin + i) * 8 * stride + 4 * t, stride, task.tokens,
                             task.tables + (i * 2 * task.tokens + t) * kHalfBytes);
         const Columns columns{count, index, task.minus_sums + index};
-        with_count<kSignsTile>(task.tokens, [&](auto t) {
+        with_count<kTile>(task.tokens, [&](auto t) {
             int group = 0;
             for (; group + 2 <= task.groups; group += 2) look_up<t.value, 2>(task, columns, group);
             if (group < task.groups) look_up<t.value, 1>(task, columns, group);
@@ -174,4 +175,5 @@ void signs_product(const SignsTask& task) {
 void bitnet::add_avx512lookups(Kernels& kernels) {
     kernels.signs_product = signs_product;
     kernels.signs_tokens = 3;
+    kernels.signs_tile = kTile;
 }

@@ -9,7 +9,7 @@ namespace {
 // So many tokens at a time in a matrix product: their sums and totals, 128 bytes each, stay in the nearest cache.
 constexpr int64_t kBlock = 64;
 // Groups of 32 rows that lookups do at a time: so many at least pay for the tables, and the totals of so many at most
-// are 128 KB.
+// are 128 to 192 KB.
 constexpr int64_t kLeastGroups = 16, kMostGroups = 128;
 
 int group_steps(const TernaryWeight& weight) { return int(weight.group_columns() / kStepColumns); }
@@ -64,7 +64,7 @@ struct GroupProductStep final : Step {
     // For lookups their tables, and the totals of a part; for a matrix product the sums and the totals of a block of
     // tokens, and a group of columns in two bits.
     int64_t scratch_floats(int64_t num_tokens) const override {
-        const int64_t lookups = kSignsTableBytes / 4 + kMostGroups * kSignsTile * kGroupRows,
+        const int64_t lookups = kSignsTableBytes / 4 + kMostGroups * kMaxTileTokens * kGroupRows,
                       matrix = 2 * kBlock * kGroupRows + group_steps(*weight) * kStepBytes / 4;
         return std::max(weight->one_bit() && num_tokens > 1 ? lookups : 0, num_tokens < kMatrixTokens ? 0 : matrix);
     }

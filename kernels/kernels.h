@@ -116,8 +116,7 @@ struct GroupTask {
     float* totals;  // [tokens][32]
 };
 
-// Some such groups of one bit and up to kSignsTile interleaved tokens: as many as many_tile, where there is such a
-// product.
+// Some such groups of one bit and up to signs_tile interleaved tokens.
 struct SignsTask {
     const uint8_t* weights;
     int64_t group_bytes;
@@ -129,7 +128,7 @@ struct SignsTask {
     uint8_t* tables;  // kSignsTableBytes, on a boundary of 64
     float* totals;    // [groups][tokens][32]
 };
-constexpr int kSignsTile = 8, kSignsTableBytes = kSignsTile * 128 * 16;
+constexpr int kSignsTableBytes = kMaxTileTokens * 128 * 16;
 
 // A row of such a group as floats.
 struct GroupRowTask {
@@ -245,7 +244,7 @@ struct Kernels {
     void (*group_tile)(const GroupTask& task);
     // The same for several groups whose weights are -1 and +1, from signs_tokens on; null where it is no faster.
     void (*signs_product)(const SignsTask& task);
-    int signs_tokens;
+    int signs_tokens, signs_tile;  // which is no less than the tiles that a step has
     // The same for sums of one group that are known: acc[token][32] is added to totals[token][32].
     void (*group_add)(const int32_t* acc, int tokens, const ScaleLines& scales, const int32_t* minus_sums,
                       int64_t sums_stride, float* totals);

@@ -138,7 +138,7 @@ void read_row(const Kernels& kernels, const DenseWeight& weight, int64_t row, fl
 TernaryTable::Inputs TernaryTable::inputs(Executor& executor, const float* x, int count, InputForm form) const {
     const int groups = int(weight_.column_groups()), steps = int(weight_.steps());
     const int vectors = (form == InputForm::rough ? 1 : 2) * count;
-    const int most = weight_.looks_up(executor.kernels(), vectors) ? kSignsTile : kMaxTileTokens;
+    const int most = weight_.looks_up(executor.kernels(), vectors) ? executor.kernels().signs_tile : kMaxTileTokens;
     Inputs inputs{{executor, x, count, weight_.columns(), form, most, groups + 3}, groups, {}};
     inputs.minus_sums.resize(size_t(count * inputs.codes.vectors_each() * groups));
     for (int t = 0; t < inputs.codes.num_tiles(); t++)

@@ -67,7 +67,7 @@ class TernaryTable {
     static constexpr int kLookupGroups = 64;
     struct Room {
         alignas(64) uint8_t tables[kSignsTableBytes];
-        alignas(64) float sums[kLookupGroups * kSignsTile * kGroupRows];  // [groups][vectors][32]
+        alignas(64) float sums[kLookupGroups * kMaxTileTokens * kGroupRows];  // [groups][vectors][32]
     };
     bool looks_up(const Kernels& kernels, const Inputs& inputs) const {
         return weight_.looks_up(kernels, inputs.codes.vectors_of(0));
