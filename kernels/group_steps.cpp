@@ -8,9 +8,10 @@ namespace {
 
 // So many tokens at a time in a matrix product: their sums and totals, 128 bytes each, stay in the nearest cache.
 constexpr int64_t kBlock = 64;
-// Groups of 32 rows that lookups do at a time: so many at least pay for the tables, and the totals of so many at most
-// are 128 to 192 KB.
-constexpr int64_t kLeastGroups = 16, kMostGroups = 128;
+// Groups of 32 rows that lookups do at a time: with the tables of so few they are about as fast as products, and the
+// totals of so many are 128 to 192 KB.
+constexpr int64_t kLeastGroups = 4, kMostGroups = 128;
+constexpr int64_t kPartsEach = 2;  // of a thread, at least, while there are groups
 
 int group_steps(const TernaryWeight& weight) { return int(weight.group_columns() / kStepColumns); }
 
@@ -52,13 +53,12 @@ struct GroupProductStep final : Step {
     // Of lookups a unit is a tile of tokens and a part of the groups.
     int64_t parts(const Context& c) const {
         const int64_t tiles = Tiles(c).count, threads = int64_t(c.scratch.size());
-        const int64_t shared = std::min((4 * threads + tiles - 1) / tiles, num_groups() / kLeastGroups);
+        const int64_t shared = std::min((kPartsEach * threads + tiles - 1) / tiles, num_groups() / kLeastGroups);
         return std::max<int64_t>({1, shared, (num_groups() + kMostGroups - 1) / kMostGroups});
     }
     int64_t units(const Context& c) const override { return looks_up(c) ? Tiles(c).count * parts(c) : num_groups(); }
     int64_t chunk(const Context& c) const override {
-        if (looks_up(c)) return 1;
-        if (c.num_tokens > kMaxTileTokens) return 1;
+        if (looks_up(c) || c.num_tokens > kMaxTileTokens) return 1;
         return std::max<int64_t>(1, kChunkBytes / weight->group_bytes());
     }
     // For lookups their tables, and the totals of a part; for a matrix product the sums and the totals of a block of
