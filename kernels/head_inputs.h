@@ -11,6 +11,7 @@ constexpr int kInputsInMatrix = 16;  // of one matrix product, and the most that
 
 // The codes of inputs: h and l of each side by side; h alone; or h and l as a matrix product takes them.
 enum class InputForm { whole, rough, matrix };
+inline int vectors_of(InputForm form) { return form == InputForm::rough ? 1 : 2; }
 
 // Up to kInputsInMatrix inputs [count, columns] as codes, with the constants that bound their errors (screen.h).
 class HeadInputs {
@@ -34,7 +35,7 @@ class HeadInputs {
         return reinterpret_cast<const int8_t*>(lines_.data()) + vectors_each() * first_of(tile) * padded_;
     }
     // The vectors of an input and of a tile.
-    int vectors_each() const { return form_ == InputForm::rough ? 1 : 2; }
+    int vectors_each() const { return bitnet::vectors_of(form_); }
     int vectors_of(int tile) const { return vectors_each() * count_of(tile); }
     int64_t padded_columns() const { return padded_; }
 

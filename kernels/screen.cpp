@@ -117,12 +117,13 @@ void Screen::score(Executor& executor, const float* x, int count, InputForm form
     };
     if (ternary_) {
         const TernaryTable::Inputs inputs = ternary_->inputs(executor, x, count, form);
-        each(std::max(kTilesOnEnd, ternary_->tiles_at_once(kernels, inputs)),
-             [&](int64_t first, int64_t last, int thread) {
-                 ternary_->each_tile(kernels, inputs, first, last, [&](int t, int64_t tile, const HeadScores& scores) {
-                     look(inputs.codes.first_of(t), tile, scores, thread);
-                 });
-             });
+        std::vector<TernaryTable::Room> rooms(size_t(executor.num_threads()));
+        each(std::max(kTilesOnEnd, 2 * inputs.groups_at_once()), [&](int64_t first, int64_t last, int thread) {
+            ternary_->each_tile(kernels, inputs, first, last, rooms[size_t(thread)],
+                                [&](int t, int64_t tile, const HeadScores& scores) {
+                                    look(inputs.codes.first_of(t), tile, scores, thread);
+                                });
+        });
         return;
     }
     const HeadInputs inputs = quantised_->inputs(executor, x, count, form);

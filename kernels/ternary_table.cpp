@@ -137,14 +137,15 @@ void read_row(const Kernels& kernels, const DenseWeight& weight, int64_t row, fl
 // A score is rounded once a group in each of its two sums, and by the two products with a and b and their sum.
 TernaryTable::Inputs TernaryTable::inputs(Executor& executor, const float* x, int count, InputForm form) const {
     const int groups = int(weight_.column_groups()), steps = int(weight_.steps());
-    const int vectors = (form == InputForm::rough ? 1 : 2) * count;
-    const int most = weight_.looks_up(executor.kernels(), vectors) ? executor.kernels().signs_tile : kMaxTileTokens;
-    Inputs inputs{{executor, x, count, weight_.columns(), form, most, groups + 3}, groups, {}};
+    const Kernels& kernels = executor.kernels();
+    const bool are_looked_up = weight_.looks_up(kernels, count * vectors_of(form));
+    const int most = are_looked_up ? kernels.signs_tile : kMaxTileTokens;
+    Inputs inputs{{executor, x, count, weight_.columns(), form, most, groups + 3}, groups, are_looked_up, {}};
     inputs.minus_sums.resize(size_t(count * inputs.codes.vectors_each() * groups));
     for (int t = 0; t < inputs.codes.num_tiles(); t++)
         for (int v = 0, vectors = inputs.codes.vectors_of(t); v < vectors; v++)
-            executor.kernels().group_sums(inputs.codes.codes(t) + 4 * v, vectors, steps, group_steps(),
-                                          &inputs.minus_sums[size_t(inputs.first_sum(t) + v * groups)]);
+            kernels.group_sums(inputs.codes.codes(t) + 4 * v, vectors, steps, group_steps(),
+                               &inputs.minus_sums[size_t(inputs.first_sum(t) + v * groups)]);
     return inputs;
 }
 
@@ -155,7 +156,7 @@ void TernaryTable::sum(const Kernels& kernels, const Inputs& inputs, int input_t
     const int steps = int(weight_.steps()), vectors = inputs.codes.vectors_of(input_tile);
     const int8_t* codes = inputs.codes.codes(input_tile);
     const int32_t* minus_sums = &inputs.minus_sums[size_t(inputs.first_sum(input_tile))];
-    if (looks_up(kernels, inputs))
+    if (inputs.are_looked_up)
         kernels.signs_product({data, weight_.group_bytes(), scales, int(end - begin), steps, group_steps(), vectors,
                                codes, minus_sums, inputs.groups, room.tables, room.sums});
     else

@@ -30,51 +30,43 @@ class TernaryTable {
 
     int64_t bytes() const { return weight_.bytes(); }
     void read(const Kernels& kernels, int64_t row, float* out) const;
+    static constexpr int kLookupGroups = 64;
     // The inputs, and what their codes add up to over each group of columns, which the sums lack.
     struct Inputs {
         HeadInputs codes;
         int64_t groups;
+        bool are_looked_up;               // by sums of several groups of rows at a time, which pays for the tables
         std::vector<int32_t> minus_sums;  // [vectors][groups]
+        int64_t groups_at_once() const { return are_looked_up ? kLookupGroups : 1; }
         int64_t first_sum(int tile) const { return codes.vectors_each() * codes.first_of(tile) * groups; }
     };
     Inputs inputs(Executor& executor, const float* x, int count, InputForm form) const;
+    struct Room {  // of a thread
+        alignas(64) uint8_t tables[kSignsTableBytes];
+        alignas(64) float sums[kLookupGroups * kMaxTileTokens * kGroupRows];  // [groups][vectors][32]
+        Room() {}                                                             // without zeros
+    };
     // Calls work(input_tile, tile, scores) for the tiles of 16 rows from first to last and all inputs.
     template <class Work>
-    void each_tile(const Kernels& kernels, const Inputs& inputs, int64_t first, int64_t last, const Work& work) const {
-        const std::unique_ptr<Room> room(new Room);  // without zeros
-        const int64_t end_group = (last + 1) / 2, most = groups_at_once(kernels, inputs);
+    void each_tile(const Kernels& kernels, const Inputs& inputs, int64_t first, int64_t last, Room& room,
+                   const Work& work) const {
+        const int64_t end_group = (last + 1) / 2, most = inputs.groups_at_once();
         for (int64_t begin = first / 2, end; begin < end_group; begin = end) {
             end = std::min(begin + most, end_group);
             for (int t = 0; t < inputs.codes.num_tiles(); t++) {
-                sum(kernels, inputs, t, begin, end, *room);
+                sum(kernels, inputs, t, begin, end, room);
                 const int64_t stride = inputs.codes.vectors_of(t) * kGroupRows;
                 for (int64_t tile = std::max(first, 2 * begin); tile < std::min(last, 2 * end); tile++)
                     work(t, tile,
-                         scores_of(inputs.codes, t, room->sums + (tile / 2 - begin) * stride + (tile % 2) * kHeadRows));
+                         scores_of(inputs.codes, t, room.sums + (tile / 2 - begin) * stride + (tile % 2) * kHeadRows));
             }
         }
-    }
-    // So many tiles are worth a call of the above.
-    int64_t tiles_at_once(const Kernels& kernels, const Inputs& inputs) const {
-        return 2 * groups_at_once(kernels, inputs);
     }
     RowErrors errors;
 
   private:
     TernaryTable(int64_t rows, int64_t columns, int64_t group_columns);
     bool pack(const DenseWeight& table, Executor& executor);
-    // Where sums are looked up they are those of several groups, which pays for the tables.
-    static constexpr int kLookupGroups = 64;
-    struct Room {
-        alignas(64) uint8_t tables[kSignsTableBytes];
-        alignas(64) float sums[kLookupGroups * kMaxTileTokens * kGroupRows];  // [groups][vectors][32]
-    };
-    bool looks_up(const Kernels& kernels, const Inputs& inputs) const {
-        return weight_.looks_up(kernels, inputs.codes.vectors_of(0));
-    }
-    int64_t groups_at_once(const Kernels& kernels, const Inputs& inputs) const {
-        return looks_up(kernels, inputs) ? kLookupGroups : 1;
-    }
     void sum(const Kernels& kernels, const Inputs& inputs, int input_tile, int64_t begin, int64_t end,
              Room& room) const;
     static HeadScores scores_of(const HeadInputs& inputs, int input_tile, const float* sums);
