@@ -17,6 +17,8 @@ from transformers import (
     BitNetForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
@@ -38,11 +40,14 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 LINEAR_ROPE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8],
+             "long_factor": [2.0] * 8, "original_max_position_embeddings": 256}  # fmt: skip
 CLASSES = {
     "bitnet": (BitNetConfig, BitNetForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
 }
 BARE = {"qwen3": "Model", "gemma3": "TextModel"}
 OLD_NAMES = {"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"}
@@ -114,6 +119,12 @@ SPECS = (
          config={"hidden_size": 48, "intermediate_size": 96, "head_dim": 16, "tie_word_embeddings": True},
          disguise="embedding"),
     Spec("gemma3-bf16", "gemma3", config=GEMMA),
+    Spec("granite-bf16", "granite",
+         config={"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+                 "attention_multiplier": 0.125, "head_dim": 16, "tie_word_embeddings": True}),
+    Spec("minicpm-f32", "granite", torch.float32,
+         config={"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 64 / 16,
+                 "attention_multiplier": 16**-0.5, "rope_parameters": LONG_ROPE}, disguise="minicpm"),
     Spec("gemma3-embedding", "gemma3", quantization={**ONLINE, "use_rms_norm": True},
          config={**GEMMA, "sliding_window": 16, "intermediate_size": 80}, disguise="embedding"),
 )  # fmt: skip
@@ -206,13 +217,15 @@ def disguise(spec: Spec, folder: Path) -> None:
     if not spec.disguise:
         return
     config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
+    config.pop("quantization_config", None)
     tensors = load_file(folder / "model.safetensors")
     if spec.disguise == "1bitllm":
         config |= {"architectures": ["BitnetForCausalLM"], "model_type": "llama", "input_bits": 8, "weight_bits": 1}
         for ours, theirs in OLD_NAMES.items():
             tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+    elif spec.disguise == "minicpm":
+        config = _as_minicpm(config)
     else:
         config["architectures"] = [config["architectures"][0].replace("ForCausalLM", BARE[spec.family])]
         tensors = {
@@ -220,6 +233,19 @@ def disguise(spec: Spec, folder: Path) -> None:
         }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _as_minicpm(config: dict[str, Any]) -> dict[str, Any]:
+    """As OpenBMB writes it: the multipliers of Granite by other names, and what they follow from."""
+    width, depth = config["hidden_size"], config["num_hidden_layers"]
+    config |= {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm"}
+    config |= {"scale_emb": config.pop("embedding_multiplier")}
+    config |= {"scale_depth": config.pop("residual_multiplier") * depth**0.5}
+    config |= {"dim_model_base": round(width / config.pop("logits_scaling"))}
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    assert config.pop("attention_multiplier") == (width // config["num_attention_heads"]) ** -0.5
+    return config
 
 
 def _use_old_keys(path: Path, spec: Spec) -> None:

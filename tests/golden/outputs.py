@@ -66,6 +66,7 @@ def compute(folder: Path, spec: Spec) -> tuple[dict[str, np.ndarray], float]:
         result = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
         arrays = {"token_ids": np.array(ids, np.int32), "logits": result.logits[0].numpy()}
         arrays["hidden"] = torch.stack([state[0] for state in result.hidden_states]).numpy()
+        arrays["hidden"][-1] /= getattr(model.config, "logits_scaling", 1.0)  # which the engine's last norm does
         rotary = model.model.rotary_emb
         frequencies = rotary.inv_freq if hasattr(rotary, "inv_freq") else rotary.full_attention_inv_freq
         arrays["inv_freq"] = frequencies.float().numpy()

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import get_args
+from typing import Any, get_args
 
 from bitnet_inference.backends.choose import load_model
 from bitnet_inference.backends.onnx_check import Agreement
@@ -20,7 +20,7 @@ from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes, is_projection, require_sound
 from bitnet_inference.formats.coreml_package import MANIFEST, SUFFIX
 from bitnet_inference.formats.gguf import GgufCheckpoint
-from bitnet_inference.formats.gguf_config import ARCHITECTURES
+from bitnet_inference.formats.gguf_config import ARCHITECTURES, read_architecture
 from bitnet_inference.formats.gguf_metadata import architecture_of, describe
 from bitnet_inference.formats.gguf_parts import files_of
 from bitnet_inference.formats.gguf_writer import record, write_gguf
@@ -228,8 +228,12 @@ def _metadata(checkpoint: Checkpoint) -> tuple[dict[str, bytes | memoryview], li
     if isinstance(checkpoint, GgufCheckpoint):
         if f"{PREFIX}tokens" in checkpoint.metadata:
             load_tokenizer(checkpoint)  # what cannot be read again is not written
-        corrected = {key: record(key, value) for key, value in corrections(checkpoint.metadata).items()}
-        return dict(checkpoint.records) | corrected, []
+        corrected: dict[str, Any] = dict(corrections(checkpoint.metadata))
+        records, source = dict(checkpoint.records), read_architecture(checkpoint.path, checkpoint.metadata)
+        if source.multiplied:  # what its keys say is in the weights now
+            records = {key: value for key, value in records.items() if not key.startswith(f"{source.name}.")}
+            corrected |= describe(checkpoint.path, checkpoint.config, title_of(checkpoint))
+        return records | {key: record(key, value) for key, value in corrected.items()}, []
     config, tokenizer = checkpoint.config, load_tokenizer(checkpoint)
     defaults_of(tokenizer)  # what cannot be read again is not written
     values = describe(checkpoint.path, config, title_of(checkpoint))

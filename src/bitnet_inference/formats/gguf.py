@@ -1,4 +1,4 @@
-"""GGUF files of BitNet, Llama, Qwen3 and Gemma 3: ternary in I2_S, TQ1_0, TQ2_0, Q2_0 or Q1_0, or dense."""
+"""GGUF files of BitNet, Llama, MiniCPM, Qwen3 and others: ternary in I2_S, TQ1_0, TQ2_0, Q2_0 or Q1_0, or dense."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from bitnet_inference.formats.checkpoint import (
     problem_lines,
 )
 from bitnet_inference.formats.floats import FloatName, rounded
-from bitnet_inference.formats.gguf_config import is_misnamed, read_architecture, read_config
+from bitnet_inference.formats.gguf_config import (
+    is_longrope,
+    is_misnamed,
+    read_architecture,
+    read_config,
+    read_multipliers,
+)
 from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
 from bitnet_inference.formats.gguf_parts import read_whole
@@ -46,6 +52,7 @@ _FLOATS: dict[int, tuple[str, FloatName]] = {
 }
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
 _TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q1_0 and Q2_0 hold heads of any weights too
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # of longrope
 _AGAIN = "download the file again"
 
 
@@ -75,13 +82,16 @@ class GgufCheckpoint:
         if embed is None or len(embed.shape) != 2:
             raise FormatError(path, "token_embd.weight", f"the table of embeddings is missing: {_AGAIN}")
         tied = not self._kind.own_head or "output.weight" not in self._tensors
-        config = read_config(path, self.metadata, embed.shape[0], tied, self._rope_factors())
+        rope_factors = self._rope_factors(ROPE_FACTORS)
+        short_factors = self._rope_factors(_SHORT_FACTORS) if is_longrope(self.metadata) else ()
+        config = read_config(path, self.metadata, embed.shape[0], tied, rope_factors, short_factors)
         if tensor_name("layers.0.q.norm") in self._tensors:
             config = replace(config, linear_norm=True, linear_norm_eps=config.norm_eps)
         if self._kind.gemma:  # as transformers rounds it for such a table
             dtype: FloatName = "bfloat16" if embed.type_id == ggml.BF16 else "float32"
             config = replace(config, embed_scale=float(rounded(np.float32(math.sqrt(config.hidden_size)), dtype)))
-        self.config = config
+        self._multipliers = read_multipliers(path, self.metadata, config)
+        self.config = self._multipliers.folded(path, config)
         self._shapes = dict(expected_shapes(self.config))
         self._one_scale = cache(self._find_one_scale)
 
@@ -147,7 +157,7 @@ class GgufCheckpoint:
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
-        return self._values(self._tensor(name))
+        return self._multipliers.vector(name, self._values(self._tensor(name)))
 
     def notes(self) -> list[str]:
         """How the file is meant, and what was ignored in it: a line each, for `bitnet inspect`."""
@@ -246,12 +256,12 @@ class GgufCheckpoint:
         heads = rows.reshape(-1, self.config.head_dim // 2, 2, rows.shape[1])
         return np.ascontiguousarray(heads.transpose(0, 2, 1, 3).reshape(rows.shape))
 
-    def _rope_factors(self) -> tuple[float, ...]:
-        tensor = self._tensors.get(ROPE_FACTORS)
+    def _rope_factors(self, name: str) -> tuple[float, ...]:
+        tensor = self._tensors.get(name)
         if tensor is None:
             return ()
         if tensor.type_id != ggml.F32 or len(tensor.shape) != 1 or tensor.shape[0] > MAX_HEAD_DIM:
-            raise FormatError(self.path, ROPE_FACTORS, f"should be a vector of F32, at most {MAX_HEAD_DIM}: {_AGAIN}")
+            raise FormatError(self.path, name, f"should be a vector of F32, at most {MAX_HEAD_DIM}: {_AGAIN}")
         return tuple(map(float, self._values(tensor)))
 
     def _problems(self) -> Iterator[FormatError]:
@@ -259,7 +269,10 @@ class GgufCheckpoint:
             yield from self._problems_of(name)
         known = {tensor_name(name) for name in self._shapes}
         known |= {tensor_name(name, "scale") for name in self._shapes if is_projection(name)}
-        extra = [name for name in self._tensors if name not in {*known, ROPE_FACTORS, "output.weight"}]
+        known |= {ROPE_FACTORS, "output.weight"} | (
+            {_SHORT_FACTORS, _LONG_FACTORS} if is_longrope(self.metadata) else set()
+        )
+        extra = [name for name in self._tensors if name not in known]
         if extra:
             why = f"the architecture has no place for {len(extra)} tensors, such as {shown(extra[0])}"
             yield FormatError(self.path, "", f"{why}: use another model")

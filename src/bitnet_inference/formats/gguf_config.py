@@ -13,6 +13,7 @@ import numpy as np
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
 from bitnet_inference.formats.json_files import Fields, shown
+from bitnet_inference.formats.multipliers import Multipliers, usual_multipliers
 from bitnet_inference.formats.sizes import (
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -30,7 +31,8 @@ _LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 3
 @dataclass(frozen=True)
 class Architecture:
     """What a `general.architecture` means. `permuted`: rows of q and k stand in adjacent pairs; `own_head`: a head
-    that the file holds counts; `gemma`: norms behind attention and MLP, scaled embeddings, local layers."""
+    that the file holds counts; `gemma`: norms behind attention and MLP, scaled embeddings, local layers; `multiplied`:
+    keys say what embeddings, residual and logits are multiplied by, and scores."""
 
     name: str
     activation: Activation
@@ -39,6 +41,7 @@ class Architecture:
     own_head: bool
     head_norms: bool = False
     gemma: bool = False
+    multiplied: bool = False
 
 
 ARCHITECTURES = {
@@ -50,7 +53,10 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         "gemma3", "gelu", sub_norms=False, permuted=False, own_head=True, head_norms=True, gemma=True
     ),
+    "minicpm": Architecture("minicpm", "silu", sub_norms=False, permuted=True, own_head=True, multiplied=True),
+    "granite": Architecture("granite", "silu", sub_norms=False, permuted=True, own_head=True, multiplied=True),
 }
+MULTIPLIERS, SCORES = ("embedding_scale", "residual_scale", "logit_scale"), "attention.scale"  # logits are divided
 _POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
 _PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads
@@ -73,20 +79,49 @@ def is_misnamed(metadata: Mapping[str, Any], vocab_size: int) -> bool:
     return metadata.get("general.architecture") == "bitnet" and vocab_size == _LLAMA3_VOCAB
 
 
+def is_longrope(metadata: Mapping[str, Any]) -> bool:
+    """Whether rotary factors are those of longrope, of which short texts have others than long ones."""
+    return metadata.get(f"{metadata['general.architecture']}.rope.scaling.type") == "longrope"
+
+
+def read_multipliers(path: Path, metadata: Mapping[str, Any], config: ModelConfig) -> Multipliers:
+    """What the file says of embeddings, residual and logits beside its ModelConfig; a 0 says nothing."""
+    kind = read_architecture(path, metadata)
+    if not kind.multiplied:
+        return Multipliers()
+    fields, usual = _fields(path, metadata), usual_multipliers(kind.name, config.num_layers, config.hidden_size)
+    found = {key: fields.positive(key) for key in MULTIPLIERS if _is_set(fields, key)}
+    logits = 1 / found["logit_scale"] if "logit_scale" in found else usual.logits
+    return Multipliers(
+        embed=found.get("embedding_scale", usual.embed),
+        residual=found.get("residual_scale", usual.residual),
+        logits=logits,
+    )
+
+
+def _fields(path: Path, metadata: Mapping[str, Any]) -> Fields:
+    prefix = f"{metadata['general.architecture']}."
+    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    return Fields(path, values | {key: _in_all_layers(path, key, values.get(key)) for key in _PER_LAYER}, prefix)
+
+
 def read_config(
-    path: Path, metadata: Mapping[str, Any], vocab_size: int, tied: bool, rope_factors: tuple[float, ...]
+    path: Path,
+    metadata: Mapping[str, Any],
+    vocab_size: int,
+    tied: bool,
+    rope_factors: tuple[float, ...],
+    short_factors: tuple[float, ...] = (),
 ) -> ModelConfig:
-    """The ModelConfig of a file with a vocabulary of that size; `rope_factors` divide the rotary frequencies.
+    """The ModelConfig of a file with a vocabulary of that size, multipliers aside; `rope_factors` divide the rotary
+    frequencies, `short_factors` those of longrope.
 
     Raises FormatError for values that contradict each other or cannot be, Unsupported for what is not done.
     """
-    kind = read_architecture(path, metadata)
-    prefix = f"{metadata['general.architecture']}."
-    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    fields = Fields(path, values | {key: _in_all_layers(path, key, values.get(key)) for key in _PER_LAYER}, prefix)
+    kind, fields = read_architecture(path, metadata), _fields(path, metadata)
     _check(fields, vocab_size)
     num_heads, num_kv_heads, head_dim = _heads(fields)
-    rope_scaling, sharpness = _scaling(fields, rope_factors, head_dim)
+    rope_scaling, sharpness = _scaling(fields, rope_factors, short_factors, head_dim)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     tokens = Fields(path, dict(metadata))
     bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
@@ -109,7 +144,7 @@ def read_config(
         sub_norms=kind.sub_norms,
         post_norms=kind.gemma,
         head_norms=kind.head_norms,
-        attention_scale=_score_scale(path, kind, num_layers, hidden_size / num_heads, sharpness, head_dim),
+        attention_scale=_score_scale(fields, kind, num_layers, hidden_size / num_heads, sharpness, head_dim),
         local=_local_layers(fields, num_layers) if kind.gemma else None,
         pooling=_pooling(fields),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
@@ -136,12 +171,14 @@ def _in_all_layers(path: Path, key: str, value: Any) -> Any:
 
 
 def _score_scale(
-    path: Path, kind: Architecture, num_layers: int, features_a_head: float, sharpness: float, head_dim: int
+    fields: Fields, kind: Architecture, num_layers: int, features_a_head: float, sharpness: float, head_dim: int
 ) -> float | None:
+    if kind.multiplied and _is_set(fields, SCORES):
+        return sharpness * sharpness * fields.positive(SCORES)
     if not kind.gemma:
         return sharpened(sharpness, head_dim)
     if sharpness != 1.0:
-        raise Unsupported(f"{path}: rope.scaling.type yarn is not supported for {kind.name}: use another model")
+        raise Unsupported(f"{fields.path}: rope.scaling.type yarn is not supported for {kind.name}: use another model")
     return gemma_scale(num_layers, features_a_head)
 
 
@@ -197,15 +234,16 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> tuple[RopeScaling | None, float]:
+def _scaling(
+    fields: Fields, factors: tuple[float, ...], short_factors: tuple[float, ...], head_dim: int
+) -> tuple[RopeScaling | None, float]:
     """How frequencies are scaled, and what cosine and sine are multiplied by."""
+    if short_factors:
+        return _longrope(fields, short_factors, head_dim), 1.0
     kind = fields.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear and yarn")
-    if fields.positive("rope.scaling.attn_factor", 1.0) != 1:
-        raise Unsupported(
-            f"{fields.path}: rope.scaling.attn_factor is not 1, which is not supported: use another model"
-        )
+    _refuse_sharpened(fields)
     theta, factor = fields.positive("rope.freq_base", 10000.0), _factor(fields) if kind != "none" else None
     if not factors:
         if kind == "yarn" and factor is not None:
@@ -213,10 +251,32 @@ def _scaling(fields: Fields, factors: tuple[float, ...], head_dim: int) -> tuple
         return RopeScaling(kind="linear", factor=factor) if factor else None, 1.0
     if factor not in (None, 1.0):
         raise Unsupported(f"{fields.path}: rope.scaling.factor beside rope_freqs.weight is not supported: leave it out")
-    if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
-        raise FormatError(fields.path, "rope_freqs.weight", f"are no {head_dim // 2} factors: download it again")
+    found = _of_factors(fields, "rope_freqs.weight", factors, head_dim)
     known = (scaling for scaling in _LLAMA3 if _is_close(factors, llama3_factors(scaling, theta, head_dim)))
-    return next(known, RopeScaling(kind="factors", factor=max(factors), factors=factors)), 1.0
+    return next(known, found), 1.0
+
+
+def _longrope(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeScaling:
+    """By the factors of short texts, which hold where no text is longer than those of the first training."""
+    _refuse_sharpened(fields)
+    length = fields.size("context_length", MAX_POSITIONS)
+    if length > fields.size("rope.scaling.original_context_length", MAX_POSITIONS, length):
+        why = "longrope turns keys again once a text is longer than those of the first training, which is not supported"
+        raise Unsupported(f"{fields.path}: rope.scaling.type: {why}: use another model")
+    return _of_factors(fields, "rope_factors_short.weight", factors, head_dim)
+
+
+def _of_factors(fields: Fields, name: str, factors: tuple[float, ...], head_dim: int) -> RopeScaling:
+    if len(factors) != head_dim // 2 or not all(0 < factor < 1e9 for factor in factors):
+        raise FormatError(fields.path, name, f"are no {head_dim // 2} factors: download it again")
+    return RopeScaling(kind="factors", factor=max(factors), factors=factors)
+
+
+def _refuse_sharpened(fields: Fields) -> None:
+    if fields.positive("rope.scaling.attn_factor", 1.0) != 1:
+        raise Unsupported(
+            f"{fields.path}: rope.scaling.attn_factor is not 1, which is not supported: use another model"
+        )
 
 
 def _factor(fields: Fields) -> float | None:

@@ -12,13 +12,22 @@ from numpy.typing import NDArray
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import ModelConfig
 from bitnet_inference.formats.floats import FloatName, rounded
-from bitnet_inference.formats.gguf_config import ARCHITECTURES, GEMMA_PERIOD, gemma_scale, is_misnamed, llama3_factors
+from bitnet_inference.formats.gguf_config import (
+    ARCHITECTURES,
+    GEMMA_PERIOD,
+    MULTIPLIERS,
+    SCORES,
+    gemma_scale,
+    is_misnamed,
+    llama3_factors,
+)
 from bitnet_inference.formats.yarn import usual_original, yarn_attention
 
 ROPE_FACTORS = "rope_freqs.weight"
 _STAYS = "it stays in its own format"
 _TABLES: tuple[FloatName, ...] = ("float32", "float16", "bfloat16")  # dtypes to which Gemma's factor is rounded
 _PREFERRED = ("bitnet-b1.58", "bitnet", "llama", "qwen3", "gemma3")
+_MULTIPLIED = "granite"  # of "minicpm" older versions of llama.cpp do not read the multipliers
 
 
 def architecture_of(path: Path, config: ModelConfig) -> str:
@@ -41,6 +50,8 @@ def _no_place(config: ModelConfig, name: str) -> str:
         return f'the architecture "{name}" has no place for a norm before every projection, or for its own epsilon'
     if not config.tie_embeddings and not kind.own_head:
         return f'the architecture "{name}" takes the embeddings for its head, the model has another one'
+    if kind.multiplied:
+        return "" if config.local is None else f'in "{name}" no layer sees a window only'
     default = (1 / math.sqrt(config.head_dim)) if not kind.gemma else _gemma_scale(config)
     if not math.isclose(config.score_scale, default, rel_tol=1e-9) and not _original_of_yarn(config):
         if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
@@ -96,6 +107,8 @@ def describe(path: Path, config: ModelConfig, title: str) -> dict[str, Any]:
     if config.local is not None:
         sizes |= {"attention.sliding_window": config.local.window, "rope.freq_base_swa": config.local.rope_theta}
         sizes["attention.sliding_window_pattern"] = _period(config)
+    if ARCHITECTURES[name].multiplied:
+        sizes |= _multipliers(config)
     if config.pooling is not None:
         sizes["pooling_type"] = {"mean": 1, "last": 3}[config.pooling]
     original = _original_of_yarn(config)
@@ -111,6 +124,11 @@ def describe(path: Path, config: ModelConfig, title: str) -> dict[str, Any]:
     return {**general, "general.quantization_version": 2, **{f"{name}.{key}": value for key, value in sizes.items()}}
 
 
+def _multipliers(config: ModelConfig) -> dict[str, float]:
+    """By the keys of an architecture that has them; all but that of embeddings are in norms and their epsilon."""
+    return dict(zip(MULTIPLIERS, (config.embed_scale, 1.0, 1.0), strict=True)) | {SCORES: config.score_scale}
+
+
 def rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
     """What a tensor of its own divides rotary frequencies by; None where keys say how, or they stay as they are."""
     scaling = config.rope_scaling
@@ -121,6 +139,8 @@ def rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
 
 
 def _name_of(config: ModelConfig) -> str | None:
+    if config.family in ARCHITECTURES and ARCHITECTURES[config.family].multiplied:
+        return _MULTIPLIED
     wanted = (config.activation, config.sub_norms, config.head_norms, config.post_norms)
     kinds = ((name, ARCHITECTURES[name]) for name in _PREFERRED)
     found = (n for n, each in kinds if (each.activation, each.sub_norms, each.head_norms, each.gemma) == wanted)

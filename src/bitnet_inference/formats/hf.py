@@ -24,6 +24,7 @@ from bitnet_inference.formats.hf_pooling import read_pooling
 from bitnet_inference.formats.hf_quantization import Quantization, masters, packed_beside_mlx, read_quantization
 from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.mlx import SCALES, is_mlx
+from bitnet_inference.formats.multipliers import read_multipliers
 from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
 from bitnet_inference.formats.ternarized import ternarized
 
@@ -52,13 +53,15 @@ class HuggingFaceCheckpoint:
         if self._quantization is not None:
             eps = self._quantization.norm_eps
             config = replace(config, linear_norm=self._quantization.norm, linear_norm_eps=eps)
+        self._multipliers = read_multipliers(self._fields, self._family.name, config.num_layers, config.hidden_size)
         self._head_ignored = False
-        self.config = replace(
+        config = replace(
             config,
             tie_embeddings=self._is_tied(config.tie_embeddings, names),
             embed_scale=self._embed_scale(config.hidden_size, names),
             pooling=read_pooling(path) or ("mean" if names.norm == "norm" else None),
         )
+        self.config = self._multipliers.folded(path, config)
         shapes = dict(expected_shapes(self.config))
         self._inventory = Inventory(path, self._files.tensors, shapes, self._quantization, names)
         self._refuse_mixtures()
@@ -116,7 +119,7 @@ class HuggingFaceCheckpoint:
     def vector(self, name: str) -> NDArray[np.float32]:
         """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
         (_,) = self._inventory.shapes[name]
-        values = float_values(self._inventory.tensor(name))
+        values = self._multipliers.vector(name, float_values(self._inventory.tensor(name)))
         is_of_a_projection = name.endswith(".norm")
         return values + np.float32(1) if self._family.one_plus and not is_of_a_projection else values
 

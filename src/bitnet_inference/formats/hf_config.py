@@ -40,7 +40,6 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     bos_ids = fields.ids("bos_token_id", family.bos_id)
     eos_ids = fields.ids("eos_token_id", None if more_eos_ids else family.eos_id) + more_eos_ids
     theta, scaling, sharpness = _rope(fields, family, max_positions, head_dim)
-    scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
     local = _local_layers(fields, family, num_layers) or _windows(fields, family, num_layers, theta, scaling)
     if local is not None and sharpness != 1.0:  # one number multiplies the scores of all layers
         why = "sharpens the scores of the layers without a window alone, which is not supported: use another model"
@@ -65,7 +64,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         linear_norm_eps=1e-6 if quantization is None else quantization.norm_eps,
         post_norms=family.post_norms,
         head_norms=family.head_norms,
-        attention_scale=sharpened(sharpness, head_dim, scalar),
+        attention_scale=_score_scale(fields, family, sharpness, head_dim),
         local=local,
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
@@ -115,6 +114,13 @@ def _heads(fields: Fields, default_dim: int | None) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
+def _score_scale(fields: Fields, family: Family, sharpness: float, head_dim: int) -> float | None:
+    if family.attention_multiplier is not None:
+        return sharpness * sharpness * fields.positive("attention_multiplier", family.attention_multiplier)
+    scalar = family.attention_scalar and fields.positive("query_pre_attn_scalar", family.attention_scalar)
+    return sharpened(sharpness, head_dim, scalar)
+
+
 def _activation(fields: Fields, family: Family) -> Activation:
     name = fields.text(family.activation_key, family.activation)
     if name not in _ACTIVATIONS:
@@ -134,6 +140,8 @@ def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> 
     owner = fields if _ORIGINAL in fields and family.local_rope_theta is None else section
     if _rope_type(section) == "yarn":
         return theta, *_yarn(section, owner, theta, max_positions, head_dim)
+    if _rope_type(section) == "longrope":
+        return theta, *_longrope(section, owner, max_positions, head_dim)
     return theta, _scaling(section, owner, max_positions), 1.0
 
 
@@ -225,6 +233,22 @@ def _yarn(section: Fields, owner: Fields, theta: float, max_positions: int, head
     return RopeScaling(kind="factors", factor=factor, factors=factors), sharpness
 
 
+def _longrope(section: Fields, owner: Fields, max_positions: int, head_dim: int) -> tuple[RopeScaling, float]:
+    """The short factors, which hold where no text is longer than those that the model was trained on first."""
+    _refuse_partial(section)
+    if section.positive("factor", max_positions / owner.size(_ORIGINAL, MAX_POSITIONS, max_positions)) > 1:
+        why = "longrope turns keys again once a text is longer than those of the first training, which is not supported"
+        raise Unsupported(f"{section.path}: rope_type {why}: use another model")
+    found = section.values.get("short_factor")
+    if not isinstance(found, list) or len(found) != head_dim // 2:
+        raise section.wrong(
+            "short_factor", f"is not a list of {head_dim // 2} numbers, half the size of a head: correct it"
+        )
+    each = Fields(section.path, {str(at): factor for at, factor in enumerate(found)}, "short_factor.")
+    factors = tuple(each.positive(key) for key in each.values)
+    return RopeScaling(kind="factors", factor=max(factors), factors=factors), section.positive("attention_factor", 1.0)
+
+
 def _scaling(section: Fields, owner: Fields, max_positions: int) -> RopeScaling | None:
     _refuse_partial(section)
     kind = _rope_type(section)
@@ -234,7 +258,7 @@ def _scaling(section: Fields, owner: Fields, max_positions: int) -> RopeScaling 
         return RopeScaling(kind="linear", factor=section.positive("factor"))
     if kind != "llama3":
         raise Unsupported(
-            f"{section.path}: rope_type {shown(kind)} is not supported: only default, linear, llama3, yarn"
+            f"{section.path}: rope_type {shown(kind)} is not supported: only default, linear, llama3, longrope, yarn"
         )
     low, high = section.positive("low_freq_factor"), section.positive("high_freq_factor")
     if high <= low:

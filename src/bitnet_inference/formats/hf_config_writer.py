@@ -7,11 +7,14 @@ from typing import Any
 
 from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
 
+_GRANITE = ("GraniteForCausalLM", "granite")
 _CLASSES = {
     "bitnet": ("BitNetForCausalLM", "bitnet"),
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "granite": _GRANITE,
+    "minicpm": _GRANITE,  # which transformers knows, and computes alike
 }
 _ACTIVATIONS = {"relu2": "relu2", "silu": "silu", "gelu": "gelu_pytorch_tanh"}
 
@@ -20,6 +23,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     """What the file says. Weights and their quantisation are not described: they are no longer in the folder."""
     architecture, model_type = _CLASSES.get(config.family, (None, config.family))
     activation = "hidden_activation" if config.family == "gemma3" else "hidden_act"
+    is_multiplied = model_type == _GRANITE[1]
     values = {
         "architectures": architecture and [architecture],
         "model_type": model_type,
@@ -33,7 +37,9 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         activation: _ACTIVATIONS[config.activation],
         "rms_norm_eps": config.norm_eps,
-        "query_pre_attn_scalar": config.attention_scale and round(config.attention_scale**-2, 6),
+        "embedding_multiplier": config.embed_scale if is_multiplied else None,
+        "attention_multiplier": config.score_scale if is_multiplied else None,
+        "query_pre_attn_scalar": _scalar(config) if not is_multiplied else None,
         "rope_theta": config.rope_theta,
         "rope_scaling": config.rope_scaling and _scaling(config.rope_scaling),
         "tie_word_embeddings": config.tie_embeddings,
@@ -42,6 +48,10 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
     }
     return {key: value for key, value in (values | _local(config)).items() if value is not None}
+
+
+def _scalar(config: ModelConfig) -> float | None:
+    return config.attention_scale and round(config.attention_scale**-2, 6)
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, Any] | None:

@@ -24,7 +24,8 @@ class Family:
     are called otherwise than in Llama. `masters`: matrices are ternarised although no quantization_config says so.
     `one_plus`: norms multiply by 1 + w. `scaled_embeddings`: by the root of the hidden size. `local_rope_theta`: some
     layers are local ones, with this base. `window`: all layers are, with so many positions where config.json is silent.
-    `attention_scalar`: scores are divided by its root, not by head_dim's. `activation_key` is the key of config.json.
+    `attention_scalar`: scores are divided by its root, not by head_dim's; `attention_multiplier`: they are multiplied
+    by it. `activation_key` is the key of config.json.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Family:
     local_rope_theta: float | None = None
     window: int | None = None
     attention_scalar: float | None = None
+    attention_multiplier: float | None = None
 
 
 _FAMILIES = (
@@ -78,6 +80,14 @@ _FAMILIES = (
         activation="gelu_pytorch_tanh", activation_key="hidden_activation", norm_eps=1e-6, rope_theta=1000000.0,
         bos_id=2, eos_id=1, head_dim=256, max_positions=131072, tie_embeddings=True, head_norms=True, post_norms=True,
         one_plus=True, scaled_embeddings=True, local_rope_theta=10000.0, attention_scalar=256.0, renamed=_GEMMA,
+    ),
+    Family(  # BitCPM too; with multipliers
+        name="minicpm", architectures=("MiniCPMForCausalLM",), model_type="minicpm", activation="silu",
+        norm_eps=1e-6, rope_theta=10000.0, bos_id=1, eos_id=2, tie_embeddings=True,
+    ),
+    Family(
+        name="granite", architectures=("GraniteForCausalLM",), model_type="granite", activation="silu",
+        norm_eps=1e-6, rope_theta=10000.0, bos_id=1, eos_id=2, attention_multiplier=1.0,
     ),
 )  # fmt: skip
 
