@@ -25,12 +25,13 @@ from bitnet_inference.formats.hf_quantization import Quantization, masters, pack
 from bitnet_inference.formats.json_files import Fields, read_json
 from bitnet_inference.formats.mlx import SCALES, is_mlx
 from bitnet_inference.formats.multipliers import read_multipliers
-from bitnet_inference.formats.safetensors_files import Tensor, inside, open_tensors
+from bitnet_inference.formats.safetensors_files import Tensor, inside
 from bitnet_inference.formats.ternarized import ternarized
+from bitnet_inference.formats.weight_files import open_weights
 
 
 class HuggingFaceCheckpoint:
-    """A folder with config.json and safetensors files. Opening reads headers only; tensors are mapped when asked for.
+    """A folder with config.json and files of weights. Opening reads headers only; tensors are mapped when asked for.
 
     `generation` is what generation_config.json holds, as it stands there; its stop tokens are in `config.eos_ids` too.
     """
@@ -45,7 +46,7 @@ class HuggingFaceCheckpoint:
         self._is_mlx = is_mlx(self._fields)
         quantization = read_quantization(self._fields)
         config = read_config(self._fields, quantization, stops)
-        self._files = open_tensors(path)
+        self._files, self._files_kind = open_weights(path)
         if self._is_mlx and quantization is None:
             quantization = packed_beside_mlx(self._files.tensors)
         names = find_names(self._files.tensors, self._family.renamed)
@@ -73,7 +74,7 @@ class HuggingFaceCheckpoint:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the safetensors files."""
+        """The size of the files that hold the weights."""
         return self._files.num_bytes
 
     def check(self) -> list[str]:
@@ -155,7 +156,7 @@ class HuggingFaceCheckpoint:
                 )
 
     def _notes(self) -> Iterator[str]:
-        yield f"Hugging Face folder, safetensors files: {self._files.num_files}"
+        yield f"Hugging Face folder, {self._files_kind}: {self._files.num_files}"
         if self._is_mlx:
             kinds = [affine.kind for affine in self._inventory.affine.values()]
             counts = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in sorted(set(kinds)))

@@ -140,7 +140,7 @@ def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> 
     owner = fields if _ORIGINAL in fields and family.local_rope_theta is None else section
     if _rope_type(section) == "yarn":
         return theta, *_yarn(section, owner, theta, max_positions, head_dim)
-    if _rope_type(section) == "longrope":
+    if _rope_type(section) in ("longrope", "su"):  # its older name
         return theta, *_longrope(section, owner, max_positions, head_dim)
     return theta, _scaling(section, owner, max_positions), 1.0
 

@@ -2,8 +2,9 @@
 
 x + s f(norm(x)) in every layer, with embeddings times e and logits times l, gives what x / s + f(norm(x / s)) gives
 with embeddings times e / s: RMSNorm takes any scale away, if its epsilon is divided by s^2. The last norm multiplies
-by l, which embeddings of texts, of length 1, do not show. So only `embed_scale`, `norm_eps` and the vector "norm" differ from a model without (Maximal Update
-Parametrization: Yang et al., arXiv:2203.03466; MiniCPM: Hu et al., arXiv:2404.06395).
+by l, which embeddings of texts, of length 1, do not show. So only `embed_scale`, `norm_eps` and the vector "norm"
+differ from a model without (Maximal Update Parametrization: Yang et al., arXiv:2203.03466; MiniCPM: Hu et al.,
+arXiv:2404.06395).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def read_multipliers(fields: Fields, family: str, num_layers: int, hidden_size: 
 
 
 def usual_multipliers(architecture: str, num_layers: int, hidden_size: int) -> Multipliers:
-    """Those of a GGUF file that does not say them, as llama.cpp takes them."""
+    """Those of a GGUF file that does not say them: of MiniCPM-2B, for which converters did not."""
     if architecture != "minicpm":
         return Multipliers()
     return Multipliers(embed=12.0, residual=1.4 / math.sqrt(num_layers), logits=256 / hidden_size)

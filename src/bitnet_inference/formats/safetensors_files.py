@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,21 +83,35 @@ class TensorFiles:
     num_bytes: int
 
 
-def open_tensors(folder: Path) -> TensorFiles:
+@dataclass(frozen=True)
+class Layout:
+    """How a folder holds weights: in one file, or in those that an index lists; `read` gives a file's tensors."""
+
+    single: str
+    index: str
+    read: Callable[[Path], Iterable[tuple[str, Tensor]]]
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder holds weights so."""
+        return any(os.path.lexists(folder / name) for name in (self.single, self.index))
+
+
+def open_tensors(folder: Path, layout: Layout | None = None) -> TensorFiles:
     """Open model.safetensors, or else the shards that model.safetensors.index.json lists, and check their headers.
 
-    Raises FormatError for a file that is missing, lies outside the folder, or breaks the format, and Unsupported for
-    a folder that has weights only as pickles.
+    Or those of another layout. Raises FormatError for a file that is missing, lies outside the folder, or breaks the
+    format, and Unsupported for a folder that has weights only as pickles.
     """
-    paths = _paths(folder)
+    layout = layout or SAFETENSORS
+    paths = _paths(folder, layout)
     tensors: dict[str, Tensor] = {}
     for path in paths:
-        for name, tensor in read_header(path):
+        for name, tensor in layout.read(path):
             if name in tensors:
                 raise FormatError(path, shown(name), f"the tensor is in {tensors[name].path.name} too: keep one")
             tensors[name] = tensor
         _check_number(len(tensors), folder)
-    _check_index(folder, tensors)
+    _check_index(folder, layout, tensors)
     return TensorFiles(tensors, len(paths), sum(file_size(path) for path in paths))
 
 
@@ -134,22 +148,25 @@ def _check_number(count: int, path: Path) -> None:
         raise FormatError(path, "", f"has more than {_MAX_TENSORS} tensors: remove those that no layer needs")
 
 
-def _paths(folder: Path) -> list[Path]:
-    if os.path.lexists(folder / SINGLE):
-        return [inside(folder, SINGLE)]
-    if os.path.lexists(folder / INDEX):
-        names = sorted(set(_weight_map(folder).values()))
+SAFETENSORS = Layout(SINGLE, INDEX, read_header)
+
+
+def _paths(folder: Path, layout: Layout) -> list[Path]:
+    if os.path.lexists(folder / layout.single):
+        return [inside(folder, layout.single)]
+    if os.path.lexists(folder / layout.index):
+        names = sorted(set(_weight_map(folder, layout).values()))
         if len(names) > _MAX_SHARDS:
             why = f"names {len(names)} files, at most {_MAX_SHARDS} are read: download the file again"
-            raise FormatError(folder / INDEX, "weight_map", why)
+            raise FormatError(folder / layout.index, "weight_map", why)
         return [inside(folder, name) for name in names]
     if any(folder.glob("*.bin")):
         raise Unsupported(f"{folder}: the weights are pickles (*.bin), which can run code: save them as {SINGLE}")
     raise FormatError(folder, "", f"there is neither {SINGLE} nor {INDEX}: download the model again")
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
-    index = read_json(inside(folder, INDEX))
+def _weight_map(folder: Path, layout: Layout) -> dict[str, str]:
+    index = read_json(inside(folder, layout.index))
     section = index.section("weight_map")
     if section is None or not section.values:
         raise FormatError(index.path, "weight_map", "is missing or empty: download the file again")
@@ -160,12 +177,13 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return section.values
 
 
-def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
-    if any(tensor.path.name == SINGLE for tensor in tensors.values()) or not (folder / INDEX).exists():
+def _check_index(folder: Path, layout: Layout, tensors: dict[str, Tensor]) -> None:
+    index = folder / layout.index
+    if any(tensor.path.name == layout.single for tensor in tensors.values()) or not index.exists():
         return
-    for name, file in _weight_map(folder).items():
+    for name, file in _weight_map(folder, layout).items():
         if name not in tensors or tensors[name].path.name != file:
-            raise FormatError(folder / INDEX, shown(name), f"{shown(file)} does not hold the tensor: download it again")
+            raise FormatError(index, shown(name), f"{shown(file)} does not hold the tensor: download it again")
 
 
 def _entry(path: Path, name: str, value: Any, start: int, data: mmap.mmap) -> Tensor:
