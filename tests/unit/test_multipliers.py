@@ -71,8 +71,8 @@ def test_multipliers_go_into_embeddings_norms_and_their_epsilon():
     checkpoint, stored = open_checkpoint(MINICPM), open_tensors(MINICPM).tensors
     config = checkpoint.config
     assert config.family == "minicpm" and checkpoint.check() == []
-    assert config.embed_scale == pytest.approx(12 / RESIDUAL, rel=1e-12)
-    assert config.norm_eps == pytest.approx(1e-6 / RESIDUAL**2, rel=1e-12)
+    assert config.embed_scale == pytest.approx(12 / RESIDUAL, rel=1e-7)
+    assert config.norm_eps == pytest.approx(1e-6 / RESIDUAL**2, rel=1e-7)
     for name, module, factor in (
         ("norm", "model.norm", 0.25),
         ("layers.1.mlp_norm", "model.layers.1.post_attention_layernorm", 1),
@@ -83,14 +83,14 @@ def test_multipliers_go_into_embeddings_norms_and_their_epsilon():
 def test_granite_says_them_otherwise_and_multiplies_scores():
     config = open_checkpoint(GRANITE).config
     assert (config.family, config.attention_scale) == ("granite", 0.125)
-    assert config.embed_scale == pytest.approx(12 / 0.22, rel=1e-12)
+    assert config.embed_scale == pytest.approx(12 / 0.22, rel=1e-7)
 
 
 def test_what_a_silent_config_means(tmp_path):
     silent = dict.fromkeys(("scale_emb", "scale_depth", "dim_model_base", "rope_scaling", "tie_word_embeddings"))
     folder = changed(tmp_path, **silent)
     config = open_checkpoint(folder).config
-    assert config.embed_scale == pytest.approx(math.sqrt(2), rel=1e-12)
+    assert config.embed_scale == pytest.approx(math.sqrt(2), rel=1e-7)
     assert config.rope_scaling is None
     vector = open_tensors(folder).tensors["model.norm.weight"].array()
     assert np.array_equal(open_checkpoint(folder).vector("norm"), vector * np.float32(1 / 64))
@@ -104,6 +104,7 @@ def test_what_a_silent_config_means(tmp_path):
         ({"dim_model_base": "256"}, FormatError, "dim_model_base"),
         ({"scale_emb": 1e30}, FormatError, "the multiplier of embed is 1e.30"),
         ({"scale_depth": 1e-9}, FormatError, "the multiplier of residual"),
+        ({"dim_model_base": 1e-30}, FormatError, "the multiplier of logits is 6.4e"),
         ({"sparse_config": {"kernel_size": 32}}, Unsupported, "sparse_config"),
         ({"num_experts": 8}, Unsupported, "num_experts"),
         ({"rope_scaling": LONGROPE | {"original_max_position_embeddings": 64}}, Unsupported, "longrope turns keys"),
@@ -122,8 +123,10 @@ def test_what_is_wrong_or_not_done(tmp_path, changes, error, message):
 def test_longrope_has_the_short_factors_where_no_text_can_be_long(tmp_path, kind):
     scaling = {"type": kind, "short_factor": SHORT, "long_factor": [9.0] * 8}
     config = open_checkpoint(changed(tmp_path, rope_scaling=scaling | {"attention_factor": 1.5})).config
-    assert config.rope_scaling == RopeScaling(kind="factors", factor=3.8, factors=tuple(SHORT))
-    assert config.attention_scale == pytest.approx(1.5**2 / 4, rel=1e-12)
+    assert config.rope_scaling == RopeScaling(
+        kind="factors", factor=float(np.float32(3.8)), factors=tuple(map(float, np.float32(SHORT)))
+    )
+    assert config.attention_scale == pytest.approx(1.5**2 / 4, rel=1e-7)
 
 
 def test_a_gguf_file_gives_the_same_bits_as_the_folder(tmp_path):
@@ -135,7 +138,7 @@ def test_a_gguf_file_gives_the_same_bits_as_the_folder(tmp_path):
 
 def test_a_gguf_file_without_keys_has_the_multipliers_of_minicpm_2b(tmp_path):
     path = write_gguf(tmp_path, residual_scale=0.0)  # which says nothing either
-    assert open_checkpoint(path).config.embed_scale == pytest.approx(12 / RESIDUAL, rel=1e-12)
+    assert open_checkpoint(path).config.embed_scale == pytest.approx(12 / RESIDUAL, rel=1e-7)
     ours, theirs = logits(path), logits(MINICPM)  # 256 / 64 and 16 / 64
     assert np.allclose(ours, theirs * 16, rtol=1e-4, atol=1e-3)
 
@@ -182,4 +185,4 @@ def test_packed_files_give_the_same_bits(tmp_path, folder):
 def test_a_config_for_other_programs_is_that_of_granite():
     said = config_json(open_checkpoint(MINICPM).config)
     assert (said["architectures"], said["attention_multiplier"]) == (["GraniteForCausalLM"], 0.25)
-    assert said["embedding_multiplier"] == pytest.approx(12 / RESIDUAL, rel=1e-12)
+    assert said["embedding_multiplier"] == pytest.approx(12 / RESIDUAL, rel=1e-7)

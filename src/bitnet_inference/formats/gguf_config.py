@@ -56,7 +56,7 @@ ARCHITECTURES = {
     "minicpm": Architecture("minicpm", "silu", sub_norms=False, permuted=True, own_head=True, multiplied=True),
     "granite": Architecture("granite", "silu", sub_norms=False, permuted=True, own_head=True, multiplied=True),
 }
-MULTIPLIERS, SCORES = ("embedding_scale", "residual_scale", "logit_scale"), "attention.scale"  # logits are divided
+MULTIPLIERS, SCORES = ("embedding_scale", "residual_scale", "logit_scale"), "attention.scale"
 _POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
 _PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads
@@ -91,11 +91,10 @@ def read_multipliers(path: Path, metadata: Mapping[str, Any], config: ModelConfi
         return Multipliers()
     fields, usual = _fields(path, metadata), usual_multipliers(kind.name, config.num_layers, config.hidden_size)
     found = {key: fields.positive(key) for key in MULTIPLIERS if _is_set(fields, key)}
-    logits = 1 / found["logit_scale"] if "logit_scale" in found else usual.logits
     return Multipliers(
         embed=found.get("embedding_scale", usual.embed),
         residual=found.get("residual_scale", usual.residual),
-        logits=logits,
+        logits=found.get("logit_scale", usual.logits),
     )
 
 

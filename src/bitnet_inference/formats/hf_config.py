@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bitnet_inference.errors import Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, RopeScaling
 from bitnet_inference.formats.hf_families import Family, find_family
@@ -245,7 +247,7 @@ def _longrope(section: Fields, owner: Fields, max_positions: int, head_dim: int)
             "short_factor", f"is not a list of {head_dim // 2} numbers, half the size of a head: correct it"
         )
     each = Fields(section.path, {str(at): factor for at, factor in enumerate(found)}, "short_factor.")
-    factors = tuple(each.positive(key) for key in each.values)
+    factors = tuple(float(np.float32(each.positive(key))) for key in each.values)  # as transformers and GGUF files
     return RopeScaling(kind="factors", factor=max(factors), factors=factors), section.positive("attention_factor", 1.0)
 
 
