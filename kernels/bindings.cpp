@@ -163,6 +163,13 @@ void bind_plan(nb::module_& m) {
             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg("window") = 0)
         .def("add", [](Plan& p, RowsTuple x, RowsTuple y,
                        RowsTuple out) { p.program.add(rows_of(x), rows_of(y), rows_of(out)); })
+        .def("bias",
+             [](Plan& p, RowsTuple x, Array1f bias, RowsTuple out) {
+                 require(int64_t(bias.shape(0)) == std::get<4>(out), "a bias has as many numbers as its rows");
+                 require_aligned(bias);
+                 p.kept.push_back(nb::cast(bias));
+                 p.program.bias(rows_of(x), bias.data(), rows_of(out));
+             })
         .def("select", [](Plan& p, const std::vector<RowsTuple>& kept) {
             std::vector<Rows> rows;
             for (const RowsTuple& each : kept) rows.push_back(rows_of(each));

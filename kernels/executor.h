@@ -177,6 +177,8 @@ class Program {
     void rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations);
     void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int64_t window = 0);
     void add(Rows x, Rows y, Rows out);
+    // x + bias in every row; there are as many as columns.
+    void bias(Rows x, const float* bias, Rows out);
     // From here on only the wanted tokens of a batch go on, with these rows; once.
     void select(std::vector<Rows> kept);
 

@@ -155,6 +155,15 @@ struct AddStep final : Step {
     }
 };
 
+struct BiasStep final : Step {
+    Rows x, out;
+    const float* bias;
+    BiasStep(Rows x_, const float* b, Rows o) : x(x_), out(o), bias(b) {}
+    void work(const Context& c, int64_t first, int64_t last, int) const override {
+        for (int64_t t = first; t < last; t++) c.kernels.add(c.at(x, t), bias, out.width, c.at(out, t));
+    }
+};
+
 // Moves the rows of the wanted tokens together, to where they are with no more tokens than these: never behind where
 // they were, nor onto rows that are still to be moved.
 struct SelectStep final : Step {
@@ -335,6 +344,12 @@ void Program::add(Rows x, Rows y, Rows out) {
     check(y, out.width);
     check_written(out, out.width);
     push(std::make_unique<AddStep>(x, y, out));
+}
+
+void Program::bias(Rows x, const float* bias, Rows out) {
+    check(x, out.width);
+    check_written(out, out.width);
+    push(std::make_unique<BiasStep>(x, bias, out));
 }
 
 void Program::select(std::vector<Rows> kept) {

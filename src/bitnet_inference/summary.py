@@ -96,6 +96,7 @@ def _family(config: ModelConfig) -> str:
     extras += ["sub-norms"] if config.sub_norms else []
     extras += ["a norm before every projection"] if config.linear_norm else []
     extras += ["norms of heads"] if config.head_norms else []
+    extras += ["biases of q, k and v"] if config.qkv_bias else []
     extras += ["norms of what is added"] if config.post_norms else []
     extras += [f"embeddings times {config.embed_scale:g}"] if config.embed_scale != 1 else []
     extras += ["tied head"] if config.tie_embeddings else []

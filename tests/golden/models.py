@@ -22,6 +22,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -45,6 +47,7 @@ LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.
 CLASSES = {
     "bitnet": (BitNetConfig, BitNetForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
@@ -127,6 +130,9 @@ SPECS = (
                  "attention_multiplier": 16**-0.5, "rope_parameters": LONG_ROPE}, disguise="minicpm"),
     Spec("gemma3-embedding", "gemma3", quantization={**ONLINE, "use_rms_norm": True},
          config={**GEMMA, "sliding_window": 16, "intermediate_size": 80}, disguise="embedding"),
+    Spec("qwen2-bitlinear", "qwen2", quantization=OLD, resaved="1GB"),
+    Spec("qwen2-bf16", "qwen2",
+         config={"hidden_size": 48, "rope_theta": 1000000.0, "tie_word_embeddings": True, "num_key_value_heads": 1}),
 )  # fmt: skip
 
 
@@ -180,6 +186,8 @@ def _masters(spec: Spec, config: Any, attempt: int) -> dict[str, torch.Tensor]:
 
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...], ternary: bool) -> np.ndarray:
+    if name.endswith(".bias"):
+        return random.normal(0, 3, shape).astype(np.float32)  # as large as those of k in real files
     if len(shape) == 1:
         middle = 0.1 if ternary and not name.endswith(("model.norm.weight", "q_norm.weight", "k_norm.weight")) else 1.0
         return (middle * random.lognormal(0, 0.3, shape)).astype(np.float32)

@@ -29,8 +29,8 @@ def own_name(name: str) -> str:
     """The name in the file: "layers.3.q" is "blk.3.attn_q.weight"."""
     if not name.startswith("layers."):
         return f"{NAMES[name]}.weight"
-    _, layer, part, *norm = name.split(".")
-    return f"blk.{layer}.{NAMES[part]}{'_norm_in' if norm else ''}.weight"
+    _, layer, part, *of = name.split(".")
+    return f"blk.{layer}.{NAMES[part]}{'_norm_in' if of == ['norm'] else ''}.{'bias' if of == ['bias'] else 'weight'}"
 
 
 def codes_of(matrix: Ternary) -> NDArray[np.int8]:

@@ -50,7 +50,8 @@ class Rank:
         if step.verb == "rope+write":
             self._rope_write(step)
             return
-        rows = {"embed": self._embed, "rotations": self._rotations, "attend": self._attend, "add": np.add}.get(
+        makers = {"embed": self._embed, "rotations": self._rotations, "attend": self._attend, "bias": self._bias}
+        rows = (makers | {"add": np.add}).get(
             step.verb, self._product if step.parts[0] in ("ternary", "dense") else self._rows
         )
         result = rows(*inputs) if step.verb == "add" else rows(step, *inputs)
@@ -73,6 +74,9 @@ class Rank:
         if "norm" in step.parts:
             x = rms_norm(x, self.checkpoint.vector(step.weights[0]), step.attributes["eps"])
         return ternary.quantize_rows(x) if "quantize" in step.parts else x
+
+    def _bias(self, step: Step, x: np.ndarray) -> np.ndarray:
+        return x + np.concatenate([self.checkpoint.vector(name) for name in step.weights])
 
     def _product(self, step: Step, x: Any, residual: np.ndarray | None = None) -> np.ndarray:
         results = [self._times(x, self.checkpoint.matrix(name)) for name in step.weights]

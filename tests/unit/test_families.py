@@ -58,8 +58,11 @@ def test_an_old_bitnet_model_without_a_head_is_tied(tmp_path):
 
 def test_windows_of_qwen_are_refused_and_kinds_of_layers_say_nothing_of_llama(tmp_path):
     layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
-    with pytest.raises(Unsupported, match="layer_types: windows"):
-        open_checkpoint(changed(tmp_path, "qwen3-bf16", **layers))
+    for name in ("qwen2-bf16", "qwen3-bf16"):
+        with pytest.raises(Unsupported, match="layer_types: windows"):
+            open_checkpoint(changed(tmp_path, name, **layers))
+        with pytest.raises(Unsupported, match="use_sliding_window: windows"):
+            open_checkpoint(changed(tmp_path / "used", name, use_sliding_window=True))
     assert open_checkpoint(changed(tmp_path, "llama-f32", **layers)).config.local is None
 
 
@@ -182,6 +185,7 @@ def test_vectors_go_through_the_modules_that_the_folder_names(tmp_path):
 
 
 def test_inspect_shows_what_is_special():
+    assert "biases of q, k and v" in dict(summarize(GOLDEN / "qwen2-bf16").groups["model"])["family"]
     lines = dict(summarize(GOLDEN / "gemma3-embedding").groups["model"])
     for words in ("gelu", "norms of heads", "a norm before every projection", "embeddings times 6.3125"):
         assert words in lines["family"]
@@ -196,6 +200,8 @@ WINDOW = {"attention__sliding_window": 6, "attention__sliding_window_pattern": 2
     ("name", "arch", "projections", "more"),
     [
         ("bitnet-1bitllm", "bitnet", "I2_S", {}),  # rows of 48 and 104, which are no blocks of 128
+        ("qwen2-bitlinear", "qwen2", "I2_S", {}),
+        ("qwen2-bf16", "qwen2", "BF16", {}),
         ("qwen3-bitlinear", "qwen3", "I2_S", {}),
         ("qwen3-bf16", "qwen3", "BF16", {}),
         ("qwen3-embedding", "qwen3", "I2_S", {"pooling_type": 1}),
@@ -217,8 +223,10 @@ def test_a_gguf_file_gives_the_same_bits_as_the_folder(tmp_path, name, arch, pro
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3-bitlinear", "qwen3-embedding", "gemma3-embedding", "qwen3-bf16", "gemma3-bf16"]
-)
+    "name",
+    ["qwen2-bitlinear", "qwen3-bitlinear", "qwen3-embedding", "gemma3-embedding", "qwen2-bf16", "qwen3-bf16",
+     "gemma3-bf16"],
+)  # fmt: skip
 def test_what_is_converted_gives_the_same_bits_as_the_folder(tmp_path, name):
     """Ternary matrices to I2_S; dense ones become float16, which rounds."""
     folder = changed(tmp_path, name, query_pre_attn_scalar=24)
@@ -226,7 +234,8 @@ def test_what_is_converted_gives_the_same_bits_as_the_folder(tmp_path, name):
     path = convert(folder, tmp_path / "f.gguf", "f16" if is_dense else "i2_s").path
     checkpoint, other = open_checkpoint(path), open_checkpoint(folder)
     assert checkpoint.check() == []
-    for field in ("local", "pooling", "head_norms", "post_norms", "linear_norm", "tie_embeddings", "activation"):
+    flags = ("head_norms", "post_norms", "linear_norm", "qkv_bias", "tie_embeddings")
+    for field in ("local", "pooling", "activation", *flags):
         assert getattr(checkpoint.config, field) == getattr(other.config, field), field
     assert checkpoint.metadata["general.architecture"] == name.partition("-")[0]
     if is_dense:

@@ -125,6 +125,7 @@ def test_every_field_of_a_configuration_comes_back(rope):
         family="some", vocab_size=2, hidden_size=3, intermediate_size=5, num_layers=7, num_heads=6, num_kv_heads=3,
         head_dim=4, max_positions=8, activation="silu", norm_eps=0.1, rope_theta=0.3, rope_scaling=rope,
         tie_embeddings=True, sub_norms=True, linear_norm=True, linear_norm_eps=1e-7, post_norms=True, head_norms=True,
+        qkv_bias=True,
         embed_scale=2.5, attention_scale=0.7, local=LocalLayers(layers=(0, 2), window=9, rope_theta=0.4),
         pooling="mean", bos_id=1, eos_ids=(0, 1),
     )  # fmt: skip

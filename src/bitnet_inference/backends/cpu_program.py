@@ -48,7 +48,7 @@ class NativePlan:
 def compile_plan(
     plan: Plan, config: ModelConfig, weights: Weights, vector: Callable[[str], NDArray[np.float32]], cache: Any
 ) -> NativePlan:
-    """A native program that does the steps of the plan. `vector` gives norm weights by canonical name.
+    """A native program that does the steps of the plan. `vector` gives norm weights and biases by canonical name.
 
     If the plan begins with token ids and goes through all layers, the tokens that a batch does not want have no part in
     what comes behind the keys and values of the last one: a thirtieth of a prompt for thirty layers.
@@ -91,6 +91,7 @@ class _Compiler:
             "rope": self._rope_write,
             "attend": self._attend,
             "add": self._add,
+            "bias": self._bias,
         }[step.parts[0]](step)
 
     def select(self, index: int) -> None:
@@ -155,3 +156,7 @@ class _Compiler:
     def _add(self, step: Step) -> None:
         x, y = step.inputs
         self.program.add(self._rows(x), self._rows(y), self._rows(step.output))
+
+    def _bias(self, step: Step) -> None:
+        vector = np.concatenate([self.vector(name) for name in step.weights])
+        self.program.bias(self._rows(step.inputs[0]), vector, self._rows(step.output))

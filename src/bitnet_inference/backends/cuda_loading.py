@@ -40,9 +40,9 @@ def load_weights(
 
 
 def load_vectors(checkpoint: Checkpoint, plans: Plans, device: torch.device) -> dict[str, torch.Tensor]:
-    """The weights of all norms of the plans, by canonical name."""
+    """The weights of all norms of the plans, and their biases, by canonical name."""
     steps = (*plans.body.steps, *plans.head.steps, *plans.norm.steps)
-    names = dict.fromkeys(step.weights[0] for step in steps if "norm" in step.parts)
+    names = dict.fromkeys(name for step in steps if {"norm", "bias"} & {*step.parts} for name in step.weights)
     return {name: torch.from_numpy(np.array(checkpoint.vector(name), np.float32)).to(device) for name in names}
 
 

@@ -25,7 +25,7 @@ WeightKey = tuple[str, tuple[str, ...]]  # "ternary", "int8" or "dense", and can
 
 
 class Parts(NamedTuple):
-    """What plans compute with, on one device; `vectors` are the weights of norms.
+    """What plans compute with, on one device; `vectors` are the weights of norms, and biases.
 
     Plans of a rank of several need its `group`.
     """
@@ -91,6 +91,7 @@ class Program:
             "rope": self._rope_write,
             "attend": self._attend,
             "add": self._add,
+            "bias": self._bias,
             "gather": self._gather,
             "sum": self._sum,
         }[step.parts[0]](step)
@@ -163,6 +164,12 @@ class Program:
     def _add(self, step: Step) -> _Launch:
         x, y, out = *map(self._rows, step.inputs), self._rows(step.output)
         return lambda run: add(x(run), y(run), out(run))
+
+    def _bias(self, step: Step) -> _Launch:
+        """A sum of rows, of which those of the bias are all the same one."""
+        x, out = self._rows(step.inputs[0]), self._rows(step.output)
+        bias = torch.cat([self._parts.vectors[name] for name in step.weights])
+        return lambda run: add(x(run), bias.expand(run.num_tokens, -1), out(run))
 
     def _gather(self, step: Step) -> _Launch:
         x, out, group = self._rows(step.inputs[0]), self._rows(step.output), self._group()

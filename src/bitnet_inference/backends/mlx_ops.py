@@ -42,9 +42,11 @@ class MlxOps:
         vector = self._weights.vectors[name]
         return mx.fast.rms_norm(x.reshape(-1, vector.size), vector, eps).reshape(x.shape)
 
-    def linear(self, x: mx.array, weight: Stack) -> tuple[mx.array, ...]:
+    def linear(self, x: mx.array, weight: Stack, biases: Sequence[str] = ()) -> tuple[mx.array, ...]:
         """See Ops."""
-        return products(x, weight, self._weights.metal)
+        found = products(x, weight, self._weights.metal)
+        vectors = self._weights.vectors
+        return tuple(y + vectors[name] for y, name in zip(found, biases, strict=True)) if biases else found
 
     def gate(self, gate: mx.array, up: mx.array, activation: str) -> mx.array:
         """See Ops."""

@@ -259,9 +259,13 @@ class ReferenceOps:
         """See Ops."""
         return rms_norm(x, self.model.checkpoint.vector(name), eps)
 
-    def linear(self, x: Floats, weight: Stack) -> tuple[Floats, ...]:
+    def linear(self, x: Floats, weight: Stack, biases: Sequence[str] = ()) -> tuple[Floats, ...]:
         """See Ops."""
-        return tuple(_product(x, matrix) for matrix in weight)
+        products = (_product(x, matrix) for matrix in weight)
+        if not biases:
+            return tuple(products)
+        vector = self.model.checkpoint.vector
+        return tuple(product + vector(name) for product, name in zip(products, biases, strict=True))
 
     def rope(self, x: Floats, local: bool) -> Floats:
         """See Ops."""

@@ -95,6 +95,9 @@ class _Export:
         if step.verb == "linear":
             self._linear(step)
             return
+        if step.verb == "bias":
+            self._bias(step)
+            return
         if step.verb == "norm":
             weight = self._weights.vector(step.weights[0])
             made = verbs.norm(self._scaled(step.inputs[0]), weight, more["eps"], more.get("parts", 1))
@@ -127,6 +130,16 @@ class _Export:
         rows, quantised = cache(lambda: self._verbs.plain(x)), cache(lambda: self._verbs.quantised(x))
         for name in step.weights:
             self._found[step.output.id, column] = Scaled(self._weights.product(name, rows, quantised))
+            column += self._weights.shapes[name][0]
+
+    def _bias(self, step: Step) -> None:
+        """Vectors added to some columns of a stack each."""
+        assert step.output is not None
+        (stack,), column = step.inputs, 0
+        for name in step.weights:
+            product = self._verbs.plain(self._found[stack.id, column])
+            biased = self._mb.add(x=product, y=self._weights.vector(name))
+            self._found[step.output.id, column] = Scaled(biased)
             column += self._weights.shapes[name][0]
 
     def _attend(self, q: Var, k: Var, v: Var, layer: int) -> Var:

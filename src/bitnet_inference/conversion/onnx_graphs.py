@@ -78,6 +78,9 @@ class _Export:
                 made = verbs.gate(graph, x, y, more["activation"])
             case "add":
                 made = graph.add("Add", x, y)
+            case "bias":
+                self._bias(step)
+                return
             case _:
                 self._linear(step, x)
                 return
@@ -93,6 +96,15 @@ class _Export:
         quantised, column = cache(lambda: verbs.Quantised(self.graph, x, step.inputs[0].width)), 0
         for name in step.weights:
             self._names[step.output.id, column] = self._weights.product(name, x, quantised)
+            column += self._weights.shapes[name][0]
+
+    def _bias(self, step: Step) -> None:
+        """Vectors added to some columns of a stack each."""
+        assert step.output is not None
+        (stack,), column = step.inputs, 0
+        for name in step.weights:
+            product = self._names[stack.id, column]
+            self._names[step.output.id, column] = self.graph.add("Add", product, self._weights.vector(name))
             column += self._weights.shapes[name][0]
 
     def _angles(self, local: bool) -> tuple[str, str]:

@@ -8,6 +8,7 @@ Canonical names (N counts the layers from 0):
     layers.N.{attn_post_norm,mlp_post_norm}             vectors [hidden], where config.post_norms
     layers.N.{q_norm,k_norm}                            vectors [head_dim], where config.head_norms
     layers.N.{q,k,v,o,gate,up,down}                     matrices [out, in]
+    layers.N.{q,k,v}.bias                               vectors [out], where config.qkv_bias
     layers.N.{q,k,v,o,gate,up,down}.norm                vectors [in], where config.linear_norm
 """
 
@@ -32,6 +33,7 @@ GROUP_SIZES = (64, 128)  # columns that may share a scale
 Activation = Literal["relu2", "silu", "gelu"]  # "gelu" by its tanh form
 Pooling = Literal["last", "mean"]
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+_BIASED = ("q", "k", "v")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class ModelConfig:
 
     `sub_norms`: norms before o and before down. `linear_norm`: a norm before every projection. `post_norms`: norms of
     what attention and MLP add to the residual. `head_norms`: norms of every head of q and k, before they are rotated.
+    `qkv_bias`: vectors that are added to q, k and v, before these norms and before they are rotated.
     `embed_scale` multiplies embeddings, `attention_scale` scores. `pooling` is how the file says to embed a text.
     """
 
@@ -86,6 +89,7 @@ class ModelConfig:
     linear_norm_eps: float = 1e-6
     post_norms: bool = False
     head_norms: bool = False
+    qkv_bias: bool = False
     embed_scale: float = 1.0
     attention_scale: float | None = None
     local: LocalLayers | None = None
@@ -260,6 +264,16 @@ def is_projection(name: str) -> bool:
     return name.rpartition(".")[2] in PROJECTIONS
 
 
+def bias_of(name: str) -> str:
+    """The canonical name of what is added to the product with the matrix of a layer of this name."""
+    return f"{name}.bias"
+
+
+def is_bias(name: str) -> bool:
+    """Whether a canonical name is that of a bias."""
+    return name.endswith(".bias")
+
+
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every canonical name that a model of this configuration has, with its shape."""
     hidden = config.hidden_size
@@ -292,6 +306,8 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, shape
         if config.linear_norm:
             yield f"{name}.norm", (shape[1],)
+        if config.qkv_bias and name in _BIASED:
+            yield bias_of(name), (shape[0],)
 
 
 def problem_lines(path: Path, problems: Iterable[object]) -> list[str]:

@@ -20,6 +20,7 @@ from bitnet_inference.formats.checkpoint import (
     Dense,
     Ternary,
     expected_shapes,
+    is_bias,
     is_projection,
     problem_lines,
 )
@@ -156,7 +157,7 @@ class GgufCheckpoint:
         self._tensors[tensor_name(name)].release()
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
+        """The norm weights or bias under a canonical name. Raises KeyError and FormatError as `matrix` does."""
         return self._multipliers.vector(name, self._values(self._tensor(name)))
 
     def notes(self) -> list[str]:
@@ -286,7 +287,8 @@ class GgufCheckpoint:
             found, expected = list(tensor.shape), list(shape)
             yield FormatError(self.path, own, f"has the shape {found}, not {expected}: {_AGAIN}")
         elif len(shape) == 1 and not np.isfinite(self._values(tensor)).all():
-            yield FormatError(self.path, own, f"a norm weight is NaN or infinite: {_AGAIN}")
+            what = "a bias" if is_bias(name) else "a norm weight"
+            yield FormatError(self.path, own, f"{what} is NaN or infinite: {_AGAIN}")
         if factor is not None and (
             factor.shape != (1,) or factor.type_id != ggml.F32 or not np.isfinite(self._values(factor)).all()
         ):
@@ -330,8 +332,10 @@ def tensor_name(name: str, kind: str = "weight") -> str:
     """The tensor of a file that holds a canonical name."""
     if not name.startswith("layers."):
         return f"{_NAMES[name]}.{kind}"
-    _, layer, part, *norm = name.split(".")
-    return f"blk.{layer}.{_NAMES[part]}{'_norm_in' if norm else ''}.{kind}"
+    _, layer, part, *of = name.split(".")
+    if is_bias(name):
+        kind = "bias" if kind == "weight" else f"bias_{kind}"
+    return f"blk.{layer}.{_NAMES[part]}{'_norm_in' if of == ['norm'] else ''}.{kind}"
 
 
 def _as_ternary(name: str, tensor: GgufTensor) -> tuple[NDArray[np.int8], float]:

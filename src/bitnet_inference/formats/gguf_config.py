@@ -40,6 +40,7 @@ class Architecture:
     permuted: bool
     own_head: bool
     head_norms: bool = False
+    qkv_bias: bool = False
     gemma: bool = False
     multiplied: bool = False
 
@@ -49,6 +50,7 @@ ARCHITECTURES = {
     "bitnet-25": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
     "bitnet-b1.58": Architecture("bitnet", "relu2", sub_norms=True, permuted=False, own_head=False),
     "llama": Architecture("llama", "silu", sub_norms=False, permuted=True, own_head=True),
+    "qwen2": Architecture("qwen2", "silu", sub_norms=False, permuted=False, own_head=True, qkv_bias=True),
     "qwen3": Architecture("qwen3", "silu", sub_norms=False, permuted=False, own_head=True, head_norms=True),
     "gemma3": Architecture(
         "gemma3", "gelu", sub_norms=False, permuted=False, own_head=True, head_norms=True, gemma=True
@@ -143,6 +145,7 @@ def read_config(
         sub_norms=kind.sub_norms,
         post_norms=kind.gemma,
         head_norms=kind.head_norms,
+        qkv_bias=kind.qkv_bias,
         attention_scale=_score_scale(fields, kind, num_layers, hidden_size / num_heads, sharpness, head_dim),
         local=_local_layers(fields, num_layers) if kind.gemma else None,
         pooling=_pooling(fields),

@@ -17,6 +17,7 @@ from bitnet_inference.formats.gguf_config import (
     GEMMA_PERIOD,
     MULTIPLIERS,
     SCORES,
+    Architecture,
     gemma_scale,
     is_misnamed,
     llama3_factors,
@@ -26,7 +27,7 @@ from bitnet_inference.formats.yarn import usual_original, yarn_attention
 ROPE_FACTORS = "rope_freqs.weight"
 _STAYS = "it stays in its own format"
 _TABLES: tuple[FloatName, ...] = ("float32", "float16", "bfloat16")  # dtypes to which Gemma's factor is rounded
-_PREFERRED = ("bitnet-b1.58", "bitnet", "llama", "qwen3", "gemma3")
+_PREFERRED = ("bitnet-b1.58", "bitnet", "llama", "qwen2", "qwen3", "gemma3")
 _MULTIPLIED = "granite"  # of "minicpm" older versions of llama.cpp do not read the multipliers
 
 
@@ -34,7 +35,8 @@ def architecture_of(path: Path, config: ModelConfig) -> str:
     """The `general.architecture` that computes what the model does. Raises Unsupported where there is none."""
     name = _name_of(config)
     if name is None:
-        raise Unsupported(f"{path}: no architecture of GGUF has {config.activation} with such norms: {_STAYS}")
+        what = f"{config.activation} with such norms{' and biases' if config.qkv_bias else ''}"
+        raise Unsupported(f"{path}: no architecture of GGUF has {what}: {_STAYS}")
     if why := _no_place(config, name):
         raise Unsupported(f"{path}: {why}: {_STAYS}")
     if is_misnamed({"general.architecture": name}, config.vocab_size):
@@ -141,7 +143,9 @@ def rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
 def _name_of(config: ModelConfig) -> str | None:
     if config.family in ARCHITECTURES and ARCHITECTURES[config.family].multiplied:
         return _MULTIPLIED
-    wanted = (config.activation, config.sub_norms, config.head_norms, config.post_norms)
-    kinds = ((name, ARCHITECTURES[name]) for name in _PREFERRED)
-    found = (n for n, each in kinds if (each.activation, each.sub_norms, each.head_norms, each.gemma) == wanted)
-    return next(found, None)
+
+    def parts(kind: Architecture) -> tuple[object, ...]:
+        return kind.activation, kind.sub_norms, kind.head_norms, kind.gemma, kind.qkv_bias
+
+    wanted = (config.activation, config.sub_norms, config.head_norms, config.post_norms, config.qkv_bias)
+    return next((name for name in _PREFERRED if parts(ARCHITECTURES[name]) == wanted), None)

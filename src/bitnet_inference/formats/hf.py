@@ -118,7 +118,7 @@ class HuggingFaceCheckpoint:
         (self._inventory.affine.get(name) or self._inventory.tensor(name)).release()
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """The norm vector under a canonical name. Raises KeyError and FormatError as `matrix` does."""
+        """The norm weights or bias under a canonical name. Raises KeyError and FormatError as `matrix` does."""
         (_,) = self._inventory.shapes[name]
         values = self._multipliers.vector(name, float_values(self._inventory.tensor(name)))
         is_of_a_projection = name.endswith(".norm")
@@ -148,6 +148,11 @@ class HuggingFaceCheckpoint:
             raise Unsupported(
                 f"{self.path}: a ternary head tied to the embeddings: add lm_head to modules_to_not_convert"
             )
+        quantization = self._quantization
+        if self.config.qkv_bias and quantization is not None and not (quantization.online or quantization.divides):
+            # transformers multiplies such a bias by weight_scale too, and other programs do not.
+            why = "a bias beside weights of linear_class autobitlinear that are packed"
+            raise Unsupported(f"{self.path}: {why}: use the master weights, or another model")
         if self.config.linear_norm:
             projections = [name for name in self._inventory.shapes if name.rpartition(".")[2] in PROJECTIONS]
             if head_ternary or not all(map(self._inventory.is_ternary, projections)):

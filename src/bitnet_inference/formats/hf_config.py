@@ -66,6 +66,7 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         linear_norm_eps=1e-6 if quantization is None else quantization.norm_eps,
         post_norms=family.post_norms,
         head_norms=family.head_norms,
+        qkv_bias=family.qkv_bias,
         attention_scale=_score_scale(fields, family, sharpness, head_dim),
         local=local,
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
@@ -75,11 +76,13 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
 
 def _refuse_extras(fields: Fields, family: Family) -> None:
     for key in ("attention_bias", "mlp_bias"):
-        if fields.flag(key):
-            raise Unsupported(f"{fields.path}: {key}: linear layers with a bias are not supported: use another model")
+        if fields.flag(key) and not family.qkv_bias:  # whose class has neither key, and biases all the same
+            why = "linear layers with a bias are not supported in this family: use another model"
+            raise Unsupported(f"{fields.path}: {key}: {why}")
     if family.masters and fields.size("input_bits", 32, 8) != 8:
         raise Unsupported(f"{fields.path}: input_bits: only activations of 8 bits are supported")
-    kinds = fields.strings("layer_types") if family.name == "qwen3" else None  # for Llama they are nothing
+    has_kinds = family.name in ("qwen2", "qwen3")  # for Llama they are nothing
+    kinds = fields.strings("layer_types") if has_kinds else None
     windows = {"layer_types": _LOCAL in (kinds or ()), "use_sliding_window": fields.flag("use_sliding_window")}
     for key, is_there in windows.items():
         if is_there:

@@ -11,6 +11,7 @@ _GRANITE = ("GraniteForCausalLM", "granite")
 _CLASSES = {
     "bitnet": ("BitNetForCausalLM", "bitnet"),
     "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
     "granite": _GRANITE,

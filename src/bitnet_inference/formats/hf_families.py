@@ -44,6 +44,7 @@ class Family:
     sub_norms: bool = False
     masters: bool = False
     head_norms: bool = False
+    qkv_bias: bool = False
     post_norms: bool = False
     one_plus: bool = False
     scaled_embeddings: bool = False
@@ -69,6 +70,10 @@ _FAMILIES = (
     Family(
         name="llama", architectures=("MistralForCausalLM",), model_type="mistral", activation="silu",
         norm_eps=1e-6, rope_theta=10000.0, bos_id=1, eos_id=2, max_positions=131072, window=4096,
+    ),
+    Family(
+        name="qwen2", architectures=("Qwen2ForCausalLM", "Qwen2Model"), model_type="qwen2", activation="silu",
+        norm_eps=1e-6, rope_theta=10000.0, bos_id=None, eos_id=None, max_positions=32768, qkv_bias=True,
     ),
     Family(
         name="qwen3", architectures=("Qwen3ForCausalLM", "Qwen3Model"), model_type="qwen3", activation="silu",

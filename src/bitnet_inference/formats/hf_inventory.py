@@ -48,7 +48,7 @@ class Inventory:
 
     def tensor_name(self, name: str) -> str:
         """The tensor in the files that holds a canonical name."""
-        tensor = f"{self.names.module(name)}.weight"
+        tensor = self.names.tensor(name)
         if name == "embed" and tensor not in self.tensors and "head" not in self.shapes:
             return "lm_head.weight"  # a tied table may be saved under either name
         return tensor
@@ -149,7 +149,8 @@ def _problems_of_floats(key: str, tensor: Tensor, shape: tuple[int, ...]) -> Ite
     elif tensor.shape != shape:
         yield _wrong(key, tensor, f"should have the shape {shape}: {_AGAIN}")
     elif len(shape) == 1 and not np.isfinite(float_values(tensor)).all():
-        yield FormatError(tensor.path, key, f"a norm weight is NaN or infinite: {_AGAIN}")
+        what = "a bias" if key.endswith(".bias") else "a norm weight"
+        yield FormatError(tensor.path, key, f"{what} is NaN or infinite: {_AGAIN}")
 
 
 def _wrong(key: str, tensor: Tensor, why: str) -> FormatError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from bitnet_inference.formats.checkpoint import is_bias
+
 _IN_LAYER = {
     "attn_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -39,9 +41,13 @@ class Names:
             return "lm_head"
         if "." not in name:
             return self.prefix + {"embed": "embed_tokens"}.get(name, name)
-        _, layer, part, *norm = name.split(".")
+        _, layer, part, *of = name.split(".")
         module = f"{self.prefix}layers.{layer}.{self.renamed.get(part) or _IN_LAYER[part]}"
-        return f"{module}.{self.norm}" if norm else module
+        return f"{module}.{self.norm}" if of == ["norm"] else module
+
+    def tensor(self, name: str) -> str:
+        """The tensor that holds a canonical name: the weight of its module, or the bias."""
+        return f"{self.module(name)}.{'bias' if is_bias(name) else 'weight'}"
 
 
 def find_names(tensors: Collection[str], renamed: Mapping[str, str]) -> Names:

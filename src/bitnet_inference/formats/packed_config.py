@@ -22,6 +22,9 @@ from bitnet_inference.formats.sizes import (
 WHERE = "__metadata__.config"
 _AGAIN = "convert the model again"
 _MAX_FAMILY = 40
+# Flags that files do not have where they are not set: so a model without stays readable, to the byte, for programs that
+# do not know them, and these refuse a model with one.
+_LATER = {"qkv_bias"}
 _Known = TypeVar("_Known", bound=str)
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -29,14 +32,19 @@ _SCALINGS: tuple[Literal["linear", "llama3", "factors"], ...] = ("linear", "llam
 
 
 def write_config(config: ModelConfig) -> str:
-    """The configuration as JSON: every field of ModelConfig, none more; null for what there is not."""
-    return json.dumps(asdict(config), allow_nan=False, sort_keys=True)
+    """The configuration as JSON: every field of ModelConfig, none more; null for what there is not.
+
+    Flags of _LATER only where they are set.
+    """
+    said = {key: value for key, value in asdict(config).items() if value or key not in _LATER}
+    return json.dumps(said, allow_nan=False, sort_keys=True)
 
 
 def read_config(text: str, path: Path) -> ModelConfig:
     """The configuration that stands in a file; raises FormatError for what is missing, unknown or cannot be."""
     found = Fields(path, parse_object(text.encode("utf-8", "surrogatepass"), path, WHERE, _AGAIN), f"{WHERE}.")
-    _require_names(found, {field.name for field in fields(ModelConfig)})
+    unsaid = _LATER.difference(found.values)
+    _require_names(found, {field.name for field in fields(ModelConfig)} - unsaid)
     num_heads = found.size("num_heads", MAX_HEADS)
     head_dim, vocab_size = found.size("head_dim", MAX_HEAD_DIM), found.size("vocab_size", MAX_VOCAB)
     if head_dim % 2:
@@ -67,6 +75,7 @@ def read_config(text: str, path: Path) -> ModelConfig:
         linear_norm_eps=found.positive("linear_norm_eps"),
         post_norms=found.flag("post_norms"),
         head_norms=found.flag("head_norms"),
+        qkv_bias=found.flag("qkv_bias"),
         embed_scale=found.positive("embed_scale"),
         attention_scale=found.positive("attention_scale") if "attention_scale" in found else None,
         local=_local(found.section("local"), found.size("num_layers", MAX_LAYERS)),

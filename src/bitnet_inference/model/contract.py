@@ -158,8 +158,11 @@ class Ops(Protocol[Tensor]):
         """
         ...
 
-    def linear(self, x: Tensor, weight: Any) -> tuple[Tensor, ...]:
-        """x @ W^T, one result a stacked matrix. Ternary weights quantise x per token to int8 first."""
+    def linear(self, x: Tensor, weight: Any, biases: Sequence[str] = ()) -> tuple[Tensor, ...]:
+        """x @ W^T, one result a stacked matrix. Ternary weights quantise x per token to int8 first.
+
+        Where there are `biases`, canonical names of a vector for each, the vector is added to the rounded product.
+        """
         ...
 
     def rope(self, x: Tensor, local: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.formats.checkpoint import ModelConfig, bias_of
 from bitnet_inference.model.contract import Ops, Tensor
 
 
@@ -34,7 +34,7 @@ def head(ops: Ops[Tensor], config: ModelConfig, x: Tensor) -> Tensor:
 def _attention(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor:
     at = f"layers.{layer}."
     a = ops.norm(x, at + "attn_norm", config.norm_eps)
-    q, k, v = _projections(ops, config, a, (at + "q", at + "k", at + "v"))
+    q, k, v = _projections(ops, config, a, (at + "q", at + "k", at + "v"), config.qkv_bias)
     if config.head_norms:
         q = ops.norm(q, at + "q_norm", config.norm_eps)
         k = ops.norm(k, at + "k_norm", config.norm_eps)
@@ -57,9 +57,15 @@ def _mlp(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor
     return ops.norm(y, at + "mlp_post_norm", config.norm_eps) if config.post_norms else y
 
 
-def _projections(ops: Ops[Tensor], config: ModelConfig, x: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+def _projections(
+    ops: Ops[Tensor], config: ModelConfig, x: Tensor, names: tuple[str, ...], has_bias: bool = False
+) -> tuple[Tensor, ...]:
     """One stacked product; where each projection has a norm of its own on its input, one product each."""
+
+    def product(x: Tensor, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+        return ops.linear(x, ops.weight(names), tuple(map(bias_of, names)) if has_bias else ())
+
     if not config.linear_norm:
-        return ops.linear(x, ops.weight(names))
+        return product(x, names)
     normed = [ops.norm(x, name + ".norm", config.linear_norm_eps) for name in names]
-    return tuple(ops.linear(y, ops.weight((name,)))[0] for y, name in zip(normed, names, strict=True))
+    return tuple(product(y, (name,))[0] for y, name in zip(normed, names, strict=True))

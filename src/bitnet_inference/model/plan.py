@@ -139,10 +139,12 @@ class Recorder:
         parts = x.width // self._shapes[name][0]
         return self._record("norm", x.width, (x,), (name,), eps=eps, **({} if parts == 1 else {"parts": parts}))
 
-    def linear(self, x: Value, weight: tuple[str, ...]) -> tuple[Value, ...]:
-        """See Ops."""
+    def linear(self, x: Value, weight: tuple[str, ...], biases: Sequence[str] = ()) -> tuple[Value, ...]:
+        """See Ops. The biases of a stack are a step of their own, one vector behind the other."""
         widths = [self._shapes[name][0] for name in weight]
         y = self._record("linear", sum(widths), (x,), weight)
+        if biases:
+            y = self._record("bias", y.width, (y,), biases)
         if len(weight) == 1:
             return (y,)
         columns = [sum(widths[:i]) for i in range(len(widths))]

@@ -101,6 +101,8 @@ class _Pass:
             self.steps.append(replace(step, inputs=tuple(map(self._mine, step.inputs))))
         elif first == "norm" and step.weights[0].endswith(HEAD_NORMS):
             self._norm_heads(step)
+        elif first == "bias":
+            self._bias(step)
         else:
             self.steps.append(replace(step, inputs=tuple(map(self._whole, step.inputs))))
 
@@ -145,6 +147,11 @@ class _Pass:
         if (parts := output.width // self.group.config.head_dim) > 1:
             rest["parts"] = parts
         self.steps.append(replace(step, inputs=(self._mine(step.inputs[0]),), output=output, attributes=rest))
+
+    def _bias(self, step: Step) -> None:
+        assert step.output is not None
+        self.split[step.output.id] = self._parts(step.inputs[0])
+        self.steps.append(replace(step, inputs=(self._mine(step.inputs[0]),), output=self._mine(step.output)))
 
     def _parts(self, value: Value) -> list[_Part]:
         """The parts that the columns of a split value are."""

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from bitnet_inference import ternary
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import ChangedCheckpoint, Checkpoint, Dense, Ternary
+from bitnet_inference.formats.checkpoint import ChangedCheckpoint, Checkpoint, Dense, Ternary, is_bias
 from bitnet_inference.model.loader import sound_matrix
 from bitnet_inference.model.shards import Rows, rows
 
 
 class ShardCheckpoint(ChangedCheckpoint):
-    """Another checkpoint, cut for one rank; `config` is the whole model's, and vectors are whole: every rank norms."""
+    """Another checkpoint, cut for one rank; `config` is the whole model's, and norms are whole: every rank norms."""
 
     def __init__(self, original: Checkpoint, rank: int, num_ranks: int) -> None:
         super().__init__(original)
@@ -31,6 +31,11 @@ class ShardCheckpoint(ChangedCheckpoint):
             return cut(matrix, part)
         except ValueError as error:
             raise FormatError(self.path, name, f"{error}: download the model again") from error
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """The vector under a canonical name; of a bias, that of the rank's rows."""
+        vector = self.original.vector(name)
+        return vector[slice(*rows(self.config, name, self._num_ranks)[self._rank])] if is_bias(name) else vector
 
 
 def cut(matrix: Ternary, part: Rows) -> Ternary:

@@ -50,8 +50,11 @@ def heads(config: ModelConfig, num_ranks: int) -> tuple[Heads, ...]:
 
 
 def rows(config: ModelConfig, name: str, num_ranks: int) -> tuple[Rows, ...]:
-    """The rows of the matrix under a canonical name that each rank holds; those of k and v may be held by several."""
-    kind, width = name.rpartition(".")[2], config.head_dim
+    """The rows of the matrix under a canonical name that each rank holds; those of k and v may be held by several.
+
+    Of a bias, the numbers for these rows.
+    """
+    kind, width = name.removesuffix(".bias").rpartition(".")[2], config.head_dim
     if kind in ("q", "k", "v"):
         parts = (rank.queries if kind == "q" else rank.keys for rank in heads(config, num_ranks))
         return tuple((begin * width, end * width) for begin, end in parts)
