@@ -98,6 +98,7 @@ def test_an_impossible_arena(size: int) -> None:
         lambda p, x: p.embed(dense(2, 16), x),
         lambda p, x: p.rotations([1.0] * 8, x),
         lambda p, x: p.add(ROW, ROW, x),
+        lambda p, x: p.bias(ROW, np.ones(16, np.float32), x),
         lambda p, x: p.dense(dense(16, 16), ROW, x, None),
         lambda p, x: p.rows_to_floats(ROW, None, 0, np.ones(16, np.float32), 1e-5, x),
         lambda p, x: p.rope_write(native.Cache("float32", 1, 1, 16), 0, x, ROW, ROW, ROW),
@@ -108,6 +109,26 @@ def test_an_impossible_arena(size: int) -> None:
 def test_the_input_is_never_written(write: Callable[[native.Program, Rows], None]) -> None:
     with pytest.raises(ValueError, match="input cannot be written"):
         write(native.Program(64), (INPUT, 0, 16, 0, 16))
+
+
+@pytest.mark.parametrize("width", [0, 15, 17])
+def test_a_bias_is_as_wide_as_its_rows(width: int) -> None:
+    with pytest.raises(ValueError, match="a bias has as many numbers"):
+        native.Program(64).bias(ROW, np.ones(width, np.float32), OUT)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+@pytest.mark.parametrize("width", [1, 16, 37])
+def test_a_bias_is_added_to_every_row_and_to_its_columns_alone(isa: str, num_tokens: int, width: int) -> None:
+    x = np.random.default_rng(width).normal(0, 3, (num_tokens, width + 9)).astype(np.float32)
+    bias, found = np.full(width, 1 / 3, np.float32), np.zeros((num_tokens, width + 9), np.float32)
+    program = native.Program(0)
+    program.bias((INPUT, 0, width + 9, 5, width), bias, (OUTPUT, 0, width + 9, 2, width))
+    native.Executor(isa, 3).run(program, None, x, found)
+    expected = np.zeros_like(found)
+    expected[:, 2 : 2 + width] = x[:, 5 : 5 + width] + bias
+    assert found.tobytes() == expected.tobytes()
 
 
 def test_rotations_need_positions() -> None:

@@ -41,9 +41,9 @@ from bitnet_inference.summary import plan_of, summarize
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # Sub-norms and relu2; windows, GELU, scaled embeddings and norms after; norms of heads; norms before every projection;
-# dense and ternary layers in one; a ternary head; stretched rotations.
+# dense and ternary layers in one; a ternary head; stretched rotations; biases behind dense and ternary products.
 NAMES = ("bitnet-packed", "gemma3-bf16", "qwen3-bitlinear", "llama-rms-norm-bitlinear", "llama-partial",
-         "llama-ternary-head", "llama3-bf16")  # fmt: skip
+         "llama-ternary-head", "llama3-bf16", "qwen2-bf16", "qwen2-bitlinear")  # fmt: skip
 CONTEXT, FIRST = 32, 20  # tokens of a state, and of the prompt that is computed at once
 NO_FLIP = 1e-5
 HALF = 0.04  # roundings to float16 flip codes of rows this short; a state in float16 alone makes 0.02 of it
@@ -94,7 +94,7 @@ def test_the_program_in_float32_is_what_the_reference_computes(tmp_path, name):
     assert relative_rms(logits, reference_logits(checkpoint, ids)) < NO_FLIP
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.parametrize("name", [*NAMES[:3], "qwen2-bf16"])
 def test_the_program_in_float16(tmp_path, name):
     checkpoint, found = open_checkpoint(GOLDEN / name), golden(name)
     ids = found["token_ids"].astype(np.int32)

@@ -27,9 +27,9 @@ IDS = np.load(GOLDEN / "golden.npz")["token_ids"].astype(np.int32)
 NO_FLIP = 1e-4  # as in test_golden.py
 
 
-def load(gpus: int) -> ShardedModel:
+def load(gpus: int, folder: Path = GOLDEN) -> ShardedModel:
     config = EngineConfig(device="cuda", gpus=gpus, cache_dtype="float32", threads=1).resolve()
-    return ShardedModel(open_checkpoint(GOLDEN), config, lambda done, total: None)
+    return ShardedModel(open_checkpoint(folder), config, lambda done, total: None)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,19 @@ def test_logits_are_those_of_transformers(two: ShardedModel) -> None:
     found = forward(two, (0, 0, 8)).full(range(8))
     expected = np.load(GOLDEN / "golden.npz")["logits"][:8]
     assert np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()) < NO_FLIP
+
+
+def test_every_gpu_has_the_biases_of_its_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head of keys, which both have."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    folder = GOLDEN.parent / "qwen2-bf16"
+    model, golden = load(2, folder), np.load(folder / "golden.npz")
+    model.reserve(1)
+    at = np.arange(4, dtype=np.int32)
+    ids, starts, table = golden["token_ids"][:4].astype(np.int32), np.array([0, 4], np.int32), np.zeros((1, 1), np.int32)
+    found, expected = model.forward(Batch(ids, at, at, starts, table)).full(range(4)), golden["logits"][:4]
+    model.close()
+    assert np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()) < 1e-3  # of 16-bit factors
 
 
 def test_blocks_are_copied_on_all_gpus(two: ShardedModel) -> None:

@@ -83,7 +83,7 @@ def distance(found: Floats, expected: Floats) -> float:
     return float(np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()))
 
 
-@pytest.mark.parametrize("name", ["llama-f32", "llama-f16", "gemma3-bf16", "qwen3-bf16"])
+@pytest.mark.parametrize("name", ["llama-f32", "llama-f16", "gemma3-bf16", "qwen2-bf16", "qwen3-bf16"])
 def test_steps_of_all_kinds_are_those_of_the_reference(name: str) -> None:
     found, expected = (talk(name, device, cache_dtype="float32") for device in ("mlx", "reference"))
     for one, other in zip(found, expected, strict=True):

@@ -27,7 +27,7 @@ from bitnet_inference.model.contract import Batch
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
 # Wholly or in part.
-DENSE = ("gemma3-bf16", "llama-f16", "llama-f32", "llama-partial", "llama3-bf16", "qwen3-bf16")
+DENSE = ("gemma3-bf16", "llama-f16", "llama-f32", "llama-partial", "llama3-bf16", "qwen2-bf16", "qwen3-bf16")
 # The golden seeds keep every code away from a tie: what is left is float32 rounding.
 NO_FLIP = 1e-5
 Floats = NDArray[np.float32]
@@ -116,7 +116,7 @@ def test_neighbours_and_padding_change_nothing(tmp_path, name):
     assert relative_rms(logits[1], run(session, token, own_past)[0][0]) < NO_FLIP
 
 
-@pytest.mark.parametrize("name", ["bitnet-packed", "gemma3-bf16"])
+@pytest.mark.parametrize("name", ["bitnet-packed", "gemma3-bf16", "qwen2-bf16"])
 def test_another_runtime_computes_the_same(tmp_path, name):
     """ONNX's own evaluator, in NumPy, which knows standard operators only."""
     checkpoint, ids = open_checkpoint(GOLDEN / name), golden(name)["token_ids"]

@@ -26,7 +26,7 @@ from bitnet_inference.model.contract import Batch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Floats = NDArray[np.float32]
-DENSE = ("llama-f32", "llama-f16", "llama3-bf16", "qwen3-bf16", "gemma3-bf16")
+DENSE = ("llama-f32", "llama-f16", "llama3-bf16", "qwen2-bf16", "qwen3-bf16", "gemma3-bf16")
 
 
 def logits(path: Path, **options: object) -> Floats:

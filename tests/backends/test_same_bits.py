@@ -29,7 +29,7 @@ from bitnet_inference.text.tokenizer import Tokenizer
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 DEFAULT = Path(config_module.__file__).parent / "default_model"
-NAMES = ("llama-rms-norm", "llama3-bf16", "llama-partial", "qwen3-bitlinear", "gemma3-bf16")
+NAMES = ("llama-rms-norm", "llama3-bf16", "llama-partial", "qwen2-bitlinear", "qwen3-bitlinear", "gemma3-bf16")
 ROUNDED = GOLDEN / "llama-f32"  # its matrices, to int8
 FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES), ROUNDED]
 NUM_TOKENS = 70

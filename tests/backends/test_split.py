@@ -79,7 +79,7 @@ def test_text_and_beams_are_the_same() -> None:
         assert [each.read().text for each in llm.stream_choices("The owl", 3, seeded)] == choices
 
 
-@pytest.mark.parametrize("name", ["llama3-bf16", "qwen3-bitlinear", "gemma3-bf16", "llama-ternary-head"])
+@pytest.mark.parametrize("name", ["llama3-bf16", "qwen2-bf16", "qwen3-bitlinear", "gemma3-bf16", "llama-ternary-head"])
 def test_the_estimate_of_a_stage_is_close(name: str) -> None:
     checkpoint, config = open_checkpoint(GOLDEN / name), OPTIONS.resolve()
     for layers in (range(1), range(1, checkpoint.config.num_layers)):

@@ -132,7 +132,7 @@ SPECS = (
          config={**GEMMA, "sliding_window": 16, "intermediate_size": 80}, disguise="embedding"),
     Spec("qwen2-bitlinear", "qwen2", quantization=OLD, resaved="1GB"),
     Spec("qwen2-bf16", "qwen2",
-         config={"hidden_size": 48, "rope_theta": 1000000.0, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+         config={"rope_theta": 1000000.0, "tie_word_embeddings": True, "num_key_value_heads": 1}),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Folders as mlx_lm writes them, by hand, from the golden Llama in float32."""
+"""Folders as mlx_lm writes them, by hand, from the golden Llama in float32, or another golden folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_folders import bfloat16, safetensors_bytes
 
+from bitnet_inference.formats.float_tensors import FLOATS
+from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.safetensors_files import open_tensors
 
 SOURCE = Path(__file__).parents[1] / "golden" / "llama-f32"
@@ -52,6 +54,7 @@ def mlx_folder(
     *,
     change: Callable[[Arrays], object] = lambda tensors: None,
     quantization: dict[str, Any] | None = None,
+    source: Path = SOURCE,
     **kind: Any,
 ) -> Arrays:
     """Write a folder whose matrices are quantised where `group_size` divides their columns; see affine_parts.
@@ -60,11 +63,11 @@ def mlx_folder(
     """
     path.mkdir(exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(SOURCE / name, path)
+        shutil.copy(source / name, path)
     tensors: Arrays = {}
     values: Arrays = {}
-    for name, tensor in open_tensors(SOURCE).tensors.items():
-        values[name] = tensor.array()
+    for name, tensor in open_tensors(source).tensors.items():
+        values[name] = to_float32(tensor.array(), FLOATS[tensor.dtype])
         if values[name].ndim == 1 or values[name].shape[1] % group_size:
             tensors[name] = values[name]
             continue

@@ -37,7 +37,7 @@ TALK = [{"role": "user", "content": "Tell me a story about a fox"}]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 TERNARY_GOLDEN = ("bitnet-packed", "bitnet-masters", "bitnet-unpacked", "llama-bitlinear", "llama-autobitlinear",
                   "llama-masters-f32", "llama-partial", "llama-ternary-head", "bitnet-1bitllm")  # fmt: skip
-DENSE_GOLDEN = ("llama3-bf16", "llama-f16", "llama-f32")
+DENSE_GOLDEN = ("llama3-bf16", "llama-f16", "llama-f32", "qwen2-bf16")
 
 
 @pytest.fixture(scope="module")
@@ -371,6 +371,8 @@ GEMMA = {"activation": "gelu", "head_norms": True, "post_norms": True, "embed_sc
         (GEMMA | {"attention_scale": 0.5}, "scores of attention are multiplied by 0.5, those of"),
         (GEMMA | {"local": LocalLayers(layers=(1,), window=4, rope_theta=1e4)}, "see a window only"),
         ({"post_norms": True}, "no architecture of GGUF has silu with such norms"),
+        ({"qkv_bias": True, "head_norms": True}, "no architecture of GGUF has silu with such norms and biases"),
+        ({"qkv_bias": True, "linear_norm": True}, '"qwen2" has no place for a norm before every projection'),
         ({"activation": "relu2"}, "no architecture of GGUF has relu2"),
         ({"sub_norms": True, "tie_embeddings": False}, "embeddings for its head"),
         ({"sub_norms": True, "tie_embeddings": True, "vocab_size": 128256}, "would be read as relu2"),
@@ -382,6 +384,7 @@ def test_models_that_have_no_place_in_a_gguf_file(more, message):
     assert architecture_of(Path("x"), config(sub_norms=True, tie_embeddings=True)) == "bitnet"
     assert architecture_of(Path("x"), config(**GEMMA)) == "gemma3"
     assert architecture_of(Path("x"), config(head_norms=True, linear_norm=True)) == "qwen3"
+    assert architecture_of(Path("x"), config(qkv_bias=True)) == "qwen2"
 
 
 def test_how_to_pool_is_written():

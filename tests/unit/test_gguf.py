@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_samples import codes_of, write_default
+from gguf_samples import codes_of, write_default, write_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import modest
@@ -359,6 +359,22 @@ def test_what_is_missing_or_has_the_wrong_shape(tmp_path):
     )
     with pytest.raises(FormatError, match="missing"):
         LLM.load(path)
+
+
+def test_what_is_wrong_with_biases(tmp_path):
+    folder, path = Path(__file__).parents[1] / "golden" / "qwen2-bf16", tmp_path / "x.gguf"
+    change = {"layers.0.q.bias": np.full(64, np.nan, np.float32), "layers.1.k.bias": np.ones(64, np.float32)}
+    extra = {"blk.0.attn_output.bias": np.ones(64, np.float32)}
+    write_model(path, folder, "qwen2", "BF16", "BF16", drop=("layers.1.v.bias",), change=change, extra=extra)
+    assert open_checkpoint(path).check() == [
+        f"{path}: blk.0.attn_q.bias: a bias is NaN or infinite: download the file again",
+        f"{path}: blk.1.attn_k.bias: has the shape [64], not [16]: download the file again",
+        f"{path}: blk.1.attn_v.bias: the tensor is missing: download the file again",
+        f"{path}: the architecture has no place for 1 tensors, such as 'blk.0.attn_output.bias': use another model",
+    ]
+    write_model(path, folder, "llama", "BF16", "BF16")  # whose architecture has none
+    (line,) = open_checkpoint(path).check()
+    assert "no place for 6 tensors, such as 'blk.0.attn_q.bias'" in line
 
 
 def test_a_folder_of_gguf_files_says_which_to_give(tmp_path, file):

@@ -183,6 +183,51 @@ def test_norms_of_projections(tmp_path):
     assert np.array_equal(checkpoint.vector("layers.0.down.norm"), norms[PROJECTIONS["down"][0]])
 
 
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+def with_biases(quantization=None):
+    model = folder("llama", quantization)
+    model.config |= QWEN2
+    for seed, (name, (module, shape)) in enumerate(PROJECTIONS.items()):
+        if name in ("q", "k", "v"):
+            model.tensors[f"{module}.bias"] = bfloat16(floats_of(shape[:1], 20 + seed))
+    return model
+
+
+@pytest.mark.parametrize("quantization", [None, BITLINEAR, ONLINE])
+def test_biases_of_q_k_and_v(tmp_path, quantization):
+    checkpoint = open_checkpoint(with_biases(quantization).write(tmp_path))
+    assert checkpoint.check() == [] and checkpoint.config.qkv_bias
+    for seed, (name, (_, shape)) in enumerate(list(PROJECTIONS.items())[:3]):
+        vector = checkpoint.vector(f"layers.0.{name}.bias")
+        assert vector.dtype == np.float32 and np.array_equal(vector, floats_of(shape[:1], 20 + seed))
+        assert isinstance(checkpoint.matrix(f"layers.0.{name}"), Ternary) == bool(quantization)
+    with pytest.raises(KeyError):
+        checkpoint.vector("layers.0.o.bias")
+
+
+def test_what_is_wrong_with_biases(tmp_path):
+    model, again = with_biases(), "download the model again"
+    model.tensors["model.layers.0.self_attn.o_proj.bias"] = floats_of((HIDDEN,))
+    model.tensors[f"{Q}.bias"][1] = 0x7F80  # infinity
+    model.tensors[f"{PROJECTIONS['k'][0]}.bias"] = floats_of((HIDDEN,))
+    del model.tensors[f"{PROJECTIONS['v'][0]}.bias"]
+    found = [line.removeprefix(str(tmp_path)) for line in open_checkpoint(model.write(tmp_path)).check()]
+    assert found == [
+        f"/model.safetensors: {Q}.bias: a bias is NaN or infinite: {again}",
+        f"/model.safetensors: {PROJECTIONS['k'][0]}.bias: F32 (8,) should have the shape (4,): {again}",
+        f": {PROJECTIONS['v'][0]}.bias: the tensor is missing: {again}",
+        ": config.json has no place for 1 tensors: 'model.layers.0.self_attn.o_proj.bias': use the config.json that "
+        "belongs to them",
+    ]
+
+
+def test_a_bias_that_some_programs_multiply_by_the_scale_is_unsupported(tmp_path):
+    with pytest.raises(Unsupported, match=r"a bias beside .* autobitlinear .*: use the master weights"):
+        open_checkpoint(with_biases(OFFLINE).write(tmp_path))
+
+
 # A head that is tied
 
 

@@ -36,6 +36,29 @@ def test_defaults_are_those_of_the_configuration_class(tmp_path, family, activat
     assert (config.sub_norms, config.tie_embeddings, config.max_positions) == (sub_norms, False, 2048)
 
 
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+def test_qwen2_has_biases_whatever_a_key_of_other_families_says(tmp_path):
+    config = read(tmp_path, **QWEN2, tie_word_embeddings=ABSENT)
+    assert (config.family, config.qkv_bias, config.activation, config.norm_eps) == ("qwen2", True, "silu", 1e-6)
+    assert (config.rope_theta, config.max_positions, config.tie_embeddings) == (10000.0, 32768, False)
+    assert (config.head_norms, config.local, config.bos_id, config.eos_ids) == (False, None, None, ())
+    for said in (True, False, None):
+        assert read(tmp_path, **QWEN2, attention_bias=said).qkv_bias
+    assert read(tmp_path, architectures=None, model_type="qwen2").qkv_bias
+    assert not read(tmp_path, attention_bias=False).qkv_bias
+
+
+@pytest.mark.parametrize(
+    "changes", [{"use_sliding_window": True, "sliding_window": 4}, {"layer_types": ["sliding_attention"]}]
+)
+def test_windows_of_qwen2_are_refused(tmp_path, changes):
+    with pytest.raises(Unsupported, match=f"{next(iter(changes))}: windows of this family are not supported"):
+        read(tmp_path, **QWEN2, **changes)
+    assert read(tmp_path, **QWEN2, sliding_window=4, max_window_layers=1, use_sliding_window=False).local is None
+
+
 def test_values_of_the_file_come_first(tmp_path):
     config = read(tmp_path, rms_norm_eps=1e-3, rope_theta=7.0, max_position_embeddings=99, hidden_act="relu2")
     assert (config.norm_eps, config.rope_theta, config.max_positions) == (1e-3, 7.0, 99)

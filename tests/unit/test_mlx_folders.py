@@ -43,6 +43,19 @@ def test_codes_scales_and_biases_are_the_weights(tmp_path, bits, group_size):
     assert logits(tmp_path / "mlx").tobytes() == logits(tmp_path / "dense").tobytes()
 
 
+def test_biases_of_layers_beside_those_of_groups(tmp_path):
+    source = GOLDEN / "qwen2-bf16"
+    values = mlx_folder(tmp_path / "mlx", 4, 32, source=source)
+    files = open_tensors(tmp_path / "mlx").tensors
+    assert {f"{Q}.bias", f"{Q}.biases"} <= {*files}
+    shutil.copytree(source, tmp_path / "dense")
+    (tmp_path / "dense" / "model.safetensors").write_bytes(safetensors_bytes(values))
+    checkpoint, dense = open_checkpoint(tmp_path / "mlx"), open_checkpoint(tmp_path / "dense")
+    assert checkpoint.check() == dense.check() == []
+    assert np.array_equal(checkpoint.vector("layers.0.q.bias"), values[f"{Q}.bias"])
+    assert logits(tmp_path / "mlx").tobytes() == logits(tmp_path / "dense").tobytes()
+
+
 @pytest.mark.parametrize("bits, dtype", [(1, "bfloat16"), (2, "bfloat16"), (2, "float16"), (2, "float32")])
 def test_ternary_matrices_in_groups(tmp_path, bits, dtype):
     """As PrismML's Bonsai: the scale of a group of 64 and minus that, or minus half of it, as the bias."""

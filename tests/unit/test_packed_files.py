@@ -79,7 +79,7 @@ def test_what_stands_in_a_file(sound):
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize(
-    "name", ["bitnet-packed", "llama3-bf16", "llama-f16", "llama-f32", "llama-rms-norm", "default"]
+    "name", ["bitnet-packed", "llama3-bf16", "llama-f16", "llama-f32", "llama-rms-norm", "qwen2-bitlinear", "default"]
 )
 def test_everything_comes_back(tmp_path, name, compressed):
     folder = find_model("default") if name == "default" else GOLDEN / name
@@ -133,6 +133,32 @@ def test_every_field_of_a_configuration_comes_back(rope):
     assert defaults == ([] if rope else ["rope_scaling"]), "a field that this test does not know"
     assert read_config(write_config(config), Path("x")) == config
     assert read_config(write_config(replace(config, bos_id=None, eos_ids=())), Path("x")).bos_id is None
+
+
+def test_a_model_without_biases_says_nothing_of_them(tmp_path):
+    """So that its file is the one that it was before they were known, and older programs read it."""
+    for name, said in (("bitnet-packed", {}), ("qwen2-bf16", {"qkv_bias": True})):
+        header, _ = split(write(GOLDEN / name, tmp_path / f"{name}.safetensors").read_bytes())
+        config = json.loads(header["__metadata__"]["config"])
+        assert {key: value for key, value in config.items() if key == "qkv_bias"} == said
+
+
+@pytest.mark.parametrize("value", [1, "true", [True]])
+def test_a_flag_of_biases_that_is_none(tmp_path, sound, value):
+    header, data = split(sound)
+    config = json.loads(header["__metadata__"]["config"]) | {"qkv_bias": value}
+    header["__metadata__"]["config"] = json.dumps(config)
+    assert "__metadata__.config" in problems(tmp_path, header, data)
+
+
+def test_biases_of_a_packed_file_are_there_or_named(tmp_path):
+    header, data = split(write(GOLDEN / "qwen2-bf16", tmp_path / "a.safetensors").read_bytes())
+    other = json.loads(json.dumps(header).replace('"layers.1.k.bias"', '"layers.1.o.bias"'))
+    found = problems(tmp_path, other, data)
+    assert "layers.1.k.bias: is missing" in found and "layers.1.o.bias': no tensor of this model" in found
+    other = json.loads(json.dumps(header))
+    other["__metadata__"]["config"] = other["__metadata__"]["config"].replace('"qkv_bias": true', '"qkv_bias": false')
+    assert "layers.0.q.bias': no tensor of this model" in problems(tmp_path, other, data)
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):

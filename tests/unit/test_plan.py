@@ -83,6 +83,29 @@ def test_gemma_norms_heads_and_what_is_added_and_turns_local_layers_by_other_ang
     assert turns == [step.output for step in plan.steps[:2]]
 
 
+def test_biases_of_a_stack_are_one_step_behind_its_products() -> None:
+    qwen = dataclasses.replace(LLAMA, qkv_bias=True)
+    for dense in (DENSE, (*DENSE, ".k")):
+        plan = fused(qwen, dense)
+        products = [step for step in plan.steps if step.weights and step.weights[0][-2:] in (".q", ".k", ".v")]
+        biases = [step for step in plan.steps if step.verb == "bias"]
+        assert [step.weights for step in biases] == [
+            tuple(f"layers.{layer}.{name}.bias" for name in "qkv") for layer in range(2)
+        ]
+        for layer, bias in enumerate(biases):
+            (stack,), of_layer = bias.inputs, products[layer * len(products) // 2 :][: len(products) // 2]
+            assert {step.output.root for step in of_layer if step.output} == {stack} and stack.width == 128
+            write = next(step for step in plan.steps[plan.steps.index(bias) :] if step.verb == "rope+write")
+            assert [(value.root, value.column) for value in write.inputs[:3]] == [
+                (bias.output, 0), (bias.output, 64), (bias.output, 96)
+            ]  # fmt: skip
+
+
+def test_biases_behind_norms_for_each_projection_are_for_each() -> None:
+    qwen = dataclasses.replace(NORMED, qkv_bias=True)
+    assert verbs(fused(qwen))[:10] == ["norm", *["norm+quantize", "ternary", "bias"] * 3]
+
+
 def test_a_dense_model_has_no_codes() -> None:
     plan = fuse(record(LLAMA).body, lambda name: "dense", dict(expected_shapes(LLAMA)), LLAMA.head_dim)
     assert verbs(plan) == ["norm", "dense", "rope+write", "attend", "dense+add", "norm", "dense", "gate", "dense+add"]
@@ -124,7 +147,7 @@ def lifetimes(plan: Plan) -> dict[int, tuple[int, int, int]]:
     return spans
 
 
-@pytest.mark.parametrize("config", [CONFIG, LLAMA, NORMED])
+@pytest.mark.parametrize("config", [CONFIG, LLAMA, NORMED, dataclasses.replace(LLAMA, qkv_bias=True)])
 @given(dense=st.sets(st.sampled_from([".q", ".k", ".v", ".o", ".gate", ".up", ".down"])))
 def test_values_that_live_together_lie_apart(config: ModelConfig, dense: set[str]) -> None:
     plan = fused(config, (*DENSE, *dense))

@@ -92,6 +92,8 @@ class Made:
         Made(CONFIG),
         Made(CONFIG, group_size=64),
         Made(replace(CONFIG, sub_norms=False, activation="silu"), ("embed", "head", ".k", ".down")),
+        Made(replace(CONFIG, sub_norms=False, activation="silu", qkv_bias=True), ("embed", "head", ".k")),
+        Made(replace(CONFIG, sub_norms=False, linear_norm=True, qkv_bias=True)),
     ],
 )
 def test_heads_of_keys_are_split_unevenly_and_shared_by_ranks(made: Any) -> None:
