@@ -89,9 +89,9 @@ def test_every_gpu_has_the_biases_of_its_heads(monkeypatch: pytest.MonkeyPatch) 
     folder = GOLDEN.parent / "qwen2-bf16"
     model, golden = load(2, folder), np.load(folder / "golden.npz")
     model.reserve(1)
-    at = np.arange(4, dtype=np.int32)
-    ids, starts, table = golden["token_ids"][:4].astype(np.int32), np.array([0, 4], np.int32), np.zeros((1, 1), np.int32)
-    found, expected = model.forward(Batch(ids, at, at, starts, table)).full(range(4)), golden["logits"][:4]
+    at, ids = np.arange(4, dtype=np.int32), golden["token_ids"][:4].astype(np.int32)
+    batch = Batch(ids, at, at, np.array([0, 4], np.int32), np.zeros((1, 1), np.int32))
+    found, expected = model.forward(batch).full(range(4)), golden["logits"][:4]
     model.close()
     assert np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()) < 1e-3  # of 16-bit factors
 

@@ -28,7 +28,8 @@ from bitnet_inference.text.folders import read_folder
 from bitnet_inference.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FAMILIES = ("bitnet-packed", "llama-bitlinear", "llama3-bf16", "llama-f32", "qwen2-bf16", "qwen3-bitlinear", "gemma3-bf16")
+FAMILIES = ("bitnet-packed", "llama-bitlinear", "llama3-bf16", "llama-f32", "qwen2-bf16", "qwen3-bitlinear",
+            "gemma3-bf16")  # fmt: skip
 BESIDE = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 

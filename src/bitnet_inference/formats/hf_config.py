@@ -35,9 +35,8 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     """
     family = find_family(fields)
     _refuse_extras(fields, family)
-    vocab_size = fields.size("vocab_size", MAX_VOCAB)
+    vocab_size, num_layers = fields.size("vocab_size", MAX_VOCAB), fields.size("num_hidden_layers", MAX_LAYERS)
     num_heads, num_kv_heads, head_dim = _heads(fields, family.head_dim)
-    num_layers = fields.size("num_hidden_layers", MAX_LAYERS)
     max_positions = fields.size("max_position_embeddings", MAX_POSITIONS, family.max_positions)
     bos_ids = fields.ids("bos_token_id", family.bos_id)
     eos_ids = fields.ids("eos_token_id", None if more_eos_ids else family.eos_id) + more_eos_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
@@ -24,7 +25,7 @@ _AGAIN = "convert the model again"
 _MAX_FAMILY = 40
 # Flags that files do not have where they are not set: so a model without stays readable, to the byte, for programs that
 # do not know them, and these refuse a model with one.
-_LATER = {"qkv_bias"}
+_LATER = frozenset({"qkv_bias"})
 _Known = TypeVar("_Known", bound=str)
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -43,18 +44,14 @@ def write_config(config: ModelConfig) -> str:
 def read_config(text: str, path: Path) -> ModelConfig:
     """The configuration that stands in a file; raises FormatError for what is missing, unknown or cannot be."""
     found = Fields(path, parse_object(text.encode("utf-8", "surrogatepass"), path, WHERE, _AGAIN), f"{WHERE}.")
-    unsaid = _LATER.difference(found.values)
-    _require_names(found, {field.name for field in fields(ModelConfig)} - unsaid)
+    _require_names(found, {field.name for field in fields(ModelConfig)}, _LATER)
     num_heads = found.size("num_heads", MAX_HEADS)
     head_dim, vocab_size = found.size("head_dim", MAX_HEAD_DIM), found.size("vocab_size", MAX_VOCAB)
     if head_dim % 2:
         raise found.wrong("head_dim", f"is not even: {_AGAIN}")
     if num_heads % found.size("num_kv_heads", MAX_HEADS):
         raise found.wrong("num_kv_heads", f"does not divide num_heads, {num_heads}: {_AGAIN}")
-    bos_ids, eos_ids = found.ids("bos_id", -1), found.ids("eos_ids")
-    for key, ids in (("bos_id", bos_ids), ("eos_ids", eos_ids)):
-        if len(bos_ids) > 1 or max(ids, default=0) >= vocab_size:
-            raise found.wrong(key, f"is outside the vocabulary of {vocab_size} tokens: {_AGAIN}")
+    bos_id, eos_ids = _tokens(found, vocab_size)
     return ModelConfig(
         family=_word(found, "family"),
         vocab_size=vocab_size,
@@ -80,9 +77,18 @@ def read_config(text: str, path: Path) -> ModelConfig:
         attention_scale=found.positive("attention_scale") if "attention_scale" in found else None,
         local=_local(found.section("local"), found.size("num_layers", MAX_LAYERS)),
         pooling=_one_of(found, "pooling", _POOLINGS) if "pooling" in found else None,
-        bos_id=bos_ids[0] if bos_ids else None,
+        bos_id=bos_id,
         eos_ids=eos_ids,
     )
+
+
+def _tokens(found: Fields, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
+    """The one that begins a text, and those that end it."""
+    bos_ids, eos_ids = found.ids("bos_id", -1), found.ids("eos_ids")
+    for key, ids in (("bos_id", bos_ids), ("eos_ids", eos_ids)):
+        if len(bos_ids) > 1 or max(ids, default=0) >= vocab_size:
+            raise found.wrong(key, f"is outside the vocabulary of {vocab_size} tokens: {_AGAIN}")
+    return bos_ids[0] if bos_ids else None, eos_ids
 
 
 def _scaling(found: Fields | None, head_dim: int) -> RopeScaling | None:
@@ -117,8 +123,8 @@ def _local(found: Fields | None, num_layers: int) -> LocalLayers | None:
     return LocalLayers(layers=layers, window=window, rope_theta=theta)
 
 
-def _require_names(found: Fields, known: set[str]) -> None:
-    if others := sorted(known.symmetric_difference(found.values)):
+def _require_names(found: Fields, known: set[str], may_lack: Set[str] = frozenset()) -> None:
+    if others := sorted(known.symmetric_difference(found.values) - may_lack):
         raise found.wrong(shown(others[0]), f"is missing, or under a name that means nothing here: {_AGAIN}")
 
 
