@@ -153,13 +153,15 @@ def _add(writer: Any, name: str, data: NDArray[np.uint8], shape: tuple[int, ...]
 
 
 def _map_of(family: Family) -> Any:
-    kinds = {"bitnet": "BITNET", "llama": "LLAMA", "qwen3": "QWEN3", "gemma3": "GEMMA3"}
+    kinds = {"bitnet": "BITNET", "llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma3": "GEMMA3"}
     return gguf.MODEL_ARCH[kinds[family.spec.family]]
 
 
 def _name(names: Any, module: str) -> str:
     for ours, theirs in _RENAMED.items():
         module = module.replace(ours, theirs)
+    if module.endswith(".bias"):
+        return f"{names.get_name(module.removesuffix('.bias'))}.bias"
     found = names.get_name(module.removesuffix(".rms_norm"))
     return f"{found}{'_norm_in' if module.endswith('.rms_norm') else ''}.weight"
 

@@ -62,9 +62,9 @@ class Expected:
 class Rounded(torch.nn.Module):  # type: ignore[misc]
     """A ternary layer: rows rounded to int8 by their largest magnitude, times +-m and 0."""
 
-    def __init__(self, weight: torch.Tensor, norm: Any) -> None:
+    def __init__(self, weight: torch.Tensor, norm: Any, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.weight, self.rms_norm = torch.nn.Parameter(weight), norm
+        self.weight, self.rms_norm, self.bias = torch.nn.Parameter(weight), norm, bias
         self.closest_tie = 0.5
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,8 @@ class Rounded(torch.nn.Module):  # type: ignore[misc]
         scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
         scaled = x * scale
         self.closest_tie = min(self.closest_tie, float((scaled - scaled.floor() - 0.5).abs().min()))
-        return torch.nn.functional.linear(scaled.round().clamp(-128, 127), self.weight) / scale
+        product = torch.nn.functional.linear(scaled.round().clamp(-128, 127), self.weight) / scale
+        return product if self.bias is None else product + self.bias
 
 
 class Family:
@@ -91,7 +92,8 @@ class Family:
         for name, module in [*self.model.named_modules()]:
             if isinstance(module, AutoBitLinear | BitLinear):
                 codes, scale = outputs.ternary_weight(module)
-                self.model.set_submodule(name, Rounded(codes.float() * scale.float(), module.rms_norm))
+                bias = None if module.bias is None else module.bias.float()
+                self.model.set_submodule(name, Rounded(codes.float() * scale.float(), module.rms_norm, bias))
 
     @property
     def config(self) -> Any:
@@ -104,11 +106,14 @@ class Family:
         return bool(self.config.tie_word_embeddings)
 
     def weights(self) -> Iterator[tuple[str, Floats, bool]]:
-        """Every weight by the name of its module, and whether it is a ternary matrix."""
+        """Every weight by the name of its module, and whether it is a ternary matrix; biases by NAME.bias."""
         for name, module in self.model.named_modules():
             weight = getattr(module, "weight", None)
             if weight is not None and not (name == "lm_head" and self.is_tied):
                 yield name, weight.detach().float().numpy(), isinstance(module, Rounded)
+            bias = getattr(module, "bias", None)
+            if bias is not None:
+                yield f"{name}.bias", bias.detach().float().numpy(), False
 
     def with_weights(self, weights: Mapping[str, tuple[Floats, bool]]) -> torch.nn.Module:
         """Another model with these weights; a matrix is ternary or dense as is said beside it."""
@@ -116,16 +121,21 @@ class Family:
         for name, (values, is_ternary) in weights.items():
             module, tensor = model.get_submodule(name), torch.from_numpy(values.copy())
             if is_ternary:
-                model.set_submodule(name, Rounded(tensor, getattr(module, "rms_norm", None)))
+                model.set_submodule(name, Rounded(tensor, getattr(module, "rms_norm", None), _bias(module)))
             elif isinstance(module, Rounded):
                 dense = torch.nn.Linear(*values.shape[::-1], bias=False)
-                dense.weight.data = tensor
+                dense.weight.data, dense.bias = tensor, _bias(module)
                 model.set_submodule(name, dense)
             else:
                 module.weight.data = tensor
         if self.is_tied:
             model.lm_head.weight = model.get_input_embeddings().weight
         return model.eval()
+
+
+def _bias(module: torch.nn.Module) -> torch.nn.Parameter | None:
+    bias = getattr(module, "bias", None)
+    return None if bias is None else torch.nn.Parameter(bias.detach())
 
 
 def head_dim(family: Family) -> int:

@@ -224,8 +224,15 @@ def test_what_is_wrong_with_biases(tmp_path):
 
 
 def test_a_bias_that_some_programs_multiply_by_the_scale_is_unsupported(tmp_path):
-    with pytest.raises(Unsupported, match=r"a bias beside .* autobitlinear .*: use the master weights"):
+    with pytest.raises(Unsupported, match=r"a bias beside packed weights of .* autobitlinear: use the master"):
         open_checkpoint(with_biases(OFFLINE).write(tmp_path))
+    model = with_biases({**OFFLINE, "modules_to_not_convert": ["lm_head", "q_proj", "k_proj", "v_proj"]})
+    for name in ("q", "k", "v"):  # the scale of o is not theirs
+        module, shape = PROJECTIONS[name]
+        model.tensors[f"{module}.weight"] = floats_of(shape)
+        del model.tensors[f"{module}.weight_scale"]
+    checkpoint = open_checkpoint(model.write(tmp_path))
+    assert checkpoint.check() == [] and checkpoint.is_ternary("layers.0.o")
 
 
 # A head that is tied

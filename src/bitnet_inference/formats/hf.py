@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, expected_shapes, problem_lines
+from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, bias_of, expected_shapes, problem_lines
 from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
@@ -148,10 +148,8 @@ class HuggingFaceCheckpoint:
             raise Unsupported(
                 f"{self.path}: a ternary head tied to the embeddings: add lm_head to modules_to_not_convert"
             )
-        quantization = self._quantization
-        if self.config.qkv_bias and quantization is not None and not (quantization.online or quantization.divides):
-            # transformers multiplies such a bias by weight_scale too, and other programs do not.
-            why = "a bias beside weights of linear_class autobitlinear that are packed"
+        if self._has_scaled_biases():
+            why = "a bias beside packed weights of linear_class autobitlinear"
             raise Unsupported(f"{self.path}: {why}: use the master weights, or another model")
         if self.config.linear_norm:
             projections = [name for name in self._inventory.shapes if name.rpartition(".")[2] in PROJECTIONS]
@@ -159,6 +157,14 @@ class HuggingFaceCheckpoint:
                 raise Unsupported(
                     f"{self.path}: use_rms_norm: norms before lm_head, or not before all projections: use another model"
                 )
+
+    def _has_scaled_biases(self) -> bool:
+        """Whether there are some that transformers multiplies by weight_scale, which other programs do not."""
+        quantization, inventory = self._quantization, self._inventory
+        if quantization is None or quantization.online or quantization.divides:
+            return False
+        biased = (name for name in inventory.shapes if bias_of(name) in inventory.shapes)
+        return any(inventory.is_ternary(name) and name not in inventory.affine for name in biased)
 
     def _notes(self) -> Iterator[str]:
         yield f"Hugging Face folder, {self._files_kind}: {self._files.num_files}"
