@@ -114,8 +114,8 @@ def write_model(path: Path, folder: Path, arch: str, projections: str, table: st
     add_words(writer, folder, more.pop("pre", "gpt-2"))
     for key, value in more.items():
         key = f"{arch}.{key.replace('__', '.')}"
-        kind = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
-        kind(key, value)
+        kinds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+        kinds[type(value)](key, value)
     for name, shape in expected_shapes(config):
         if name in drop:
             continue

@@ -17,7 +17,7 @@ from bitnet_inference import LLM, SamplingParams, convert
 from bitnet_inference.errors import BitNetError, FormatError, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Dense, RopeScaling, Ternary, expected_shapes
-from bitnet_inference.formats.gguf_config import read_config
+from bitnet_inference.formats.gguf_config import is_longrope, read_config
 from bitnet_inference.formats.gguf_file import read_gguf
 from bitnet_inference.formats.gguf_parts import read_part
 from bitnet_inference.formats.yarn import yarn_attention, yarn_factors
@@ -251,6 +251,13 @@ def test_what_a_key_says_is_not_ignored(keys, message):
     for factors in ((), (2.0,) * 64):
         with pytest.raises(ModelError, match=message):
             config_of(factors, **keys)
+
+
+def test_a_kind_of_scaling_that_is_a_list_is_none():
+    metadata = {"general.architecture": "llama", "llama.rope.scaling.type": np.ones(2, np.int32)}
+    assert not is_longrope(metadata)
+    with pytest.raises(FormatError, match="is not a string"):
+        config_of(rope__scaling__type=metadata["llama.rope.scaling.type"])
 
 
 def test_sizes_may_stand_there_for_each_layer():

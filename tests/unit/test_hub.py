@@ -126,6 +126,18 @@ class TestCache:
         with pytest.raises(NotFound, match="in part only"):
             locate("me/parts", config=config)
 
+    def test_files_of_torch_save_are_weights_too(self, tmp_path):
+        """Which are never pulled, but other tools fetch them."""
+        config, files = HubConfig(cache=tmp_path), {"config.json": b"{}", "pytorch_model.bin": b"PK"}
+        folder = cached(tmp_path, "me/one", OLD, files)
+        assert locate("me/one", config=config) == folder
+        parts = {"pytorch_model.bin.index.json": b'{"weight_map": {"x": "a.bin"}}', "config.json": b"{}"}
+        folder = cached(tmp_path, "me/all", OLD, parts | {"a.bin": b"PK"})
+        assert locate("me/all", config=config) == folder
+        cached(tmp_path, "me/parts", OLD, parts)
+        with pytest.raises(NotFound, match="in part only"):
+            locate("me/parts", config=config)
+
     def test_broken_refs_are_none(self, tmp_path):
         cached(tmp_path, "me/tiny", OLD, model_files())
         for text in ("../../../x", "A" * 40, "", "\xff"):

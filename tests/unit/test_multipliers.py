@@ -21,6 +21,7 @@ from bitnet_inference.errors import FormatError, ModelError, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, RopeScaling
 from bitnet_inference.formats.hf_config_writer import config_json
+from bitnet_inference.formats.multipliers import Multipliers
 from bitnet_inference.formats.safetensors_files import open_tensors
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -108,6 +109,14 @@ def test_what_a_silent_config_means(tmp_path):
         ({"sparse_config": {"kernel_size": 32}}, Unsupported, "sparse_config"),
         ({"num_experts": 8}, Unsupported, "num_experts"),
         ({"rope_scaling": LONGROPE | {"original_max_position_embeddings": 64}}, Unsupported, "longrope turns keys"),
+        (  # a factor says what cosine and sine are multiplied by, not how long texts are
+            {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 64, "factor": 1.0}},
+            Unsupported,
+            "longrope turns keys",
+        ),
+        ({"rope_scaling": LONGROPE | {"attention_factor": 1e30}}, FormatError, "scores are multiplied by 2.5e"),
+        ({"scale_depth": 1e6, "rms_norm_eps": 1e-36}, FormatError, "the epsilon of norms is 2e-48"),
+        ({"scale_depth": 1e-5, "rms_norm_eps": 1e36}, FormatError, "the epsilon of norms is 2e.46"),
         ({"rope_scaling": LONGROPE | {"short_factor": SHORT[1:]}}, FormatError, "short_factor"),
         ({"rope_scaling": LONGROPE | {"short_factor": 2.0}}, FormatError, "short_factor"),
         ({"rope_scaling": LONGROPE | {"short_factor": [0.0, *SHORT[1:]]}}, FormatError, "short_factor.0"),
@@ -151,12 +160,25 @@ def test_a_gguf_file_without_keys_has_the_multipliers_of_minicpm_2b(tmp_path):
         ({"residual_scale": 1e-9}, "the multiplier of residual"),
         ({"rope__scaling__original_context_length": 64}, "longrope turns keys"),
         ({"rope__scaling__attn_factor": 1.2}, "attn_factor"),
+        ({"rope__scaling__factor": 4.0}, "rope.scaling.factor beside longrope"),
+        ({"rope__scale_linear": 4.0}, "rope.scaling.factor beside longrope"),
     ],
 )
 def test_what_is_wrong_or_not_done_in_a_gguf_file(tmp_path, keys, message):
     path = write_gguf(tmp_path, **keys)
     with pytest.raises(ModelError, match=message):
         open_checkpoint(path)
+
+
+def test_a_norm_that_becomes_infinite_is_no_warning():
+    assert np.isinf(Multipliers(logits=2e-6).vector("norm", np.full(2, 1e38, np.float32))).all()
+
+
+def test_granite_without_rotations_is_refused(tmp_path):
+    """As llama.cpp computes files that say so; other architectures rotate all the same."""
+    with pytest.raises(Unsupported, match=r"rope\.scaling\.finetuned is false"):
+        open_checkpoint(write_gguf(tmp_path, "granite", rope__scaling__finetuned=False, **KEYS))
+    assert open_checkpoint(write_gguf(tmp_path, rope__scaling__finetuned=False, **KEYS)).check() == []
 
 
 def test_factors_of_longrope_have_no_place_in_a_file_of_another_scaling(tmp_path):

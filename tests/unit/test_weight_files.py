@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,37 @@ def test_a_file_that_is_nothing_but_a_pickle_is_not_read(folder):
     (folder / SINGLE).write_bytes(b"\x80\2}q\0.")
     with pytest.raises(Unsupported, match="pickles"):
         open_checkpoint(folder)
+
+
+def test_what_is_no_file_of_this_folder_is_not_opened(folder, tmp_path):
+    """To open a pipe is to wait, and a link may lead to one."""
+    path = folder / SINGLE
+    os.mkfifo(path)
+    with pytest.raises(FormatError, match="not a regular file"):
+        open_checkpoint(folder)
+    path.unlink()
+    for target, why in (("/dev/zero", "out of the folder"), (tmp_path / "x", "out of the folder"), (SINGLE, "nowhere")):
+        path.symlink_to(target)
+        with pytest.raises(FormatError, match=why):
+            open_checkpoint(folder)
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"), [(b"", "is empty"), (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")]
+)
+def test_what_was_not_fetched_is_no_pickle(folder, data, why):
+    (folder / SINGLE).write_bytes(data)
+    with pytest.raises(FormatError, match=why):
+        open_checkpoint(folder)
+
+
+def test_parts_without_their_index_and_single_ones(folder):
+    file = folder / min(write_shards(folder).values())
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin\.index\.json: is missing"):
+        open_checkpoint(folder)
+    with pytest.raises(FormatError, match="give the folder"):
+        open_checkpoint(file)
 
 
 def test_no_code_is_run(folder):

@@ -83,7 +83,8 @@ def is_misnamed(metadata: Mapping[str, Any], vocab_size: int) -> bool:
 
 def is_longrope(metadata: Mapping[str, Any]) -> bool:
     """Whether rotary factors are those of longrope, of which short texts have others than long ones."""
-    return metadata.get(f"{metadata['general.architecture']}.rope.scaling.type") == "longrope"
+    kind = metadata.get(f"{metadata['general.architecture']}.rope.scaling.type")
+    return isinstance(kind, str) and kind == "longrope"  # an array compares item by item
 
 
 def read_multipliers(path: Path, metadata: Mapping[str, Any], config: ModelConfig) -> Multipliers:
@@ -120,13 +121,11 @@ def read_config(
     Raises FormatError for values that contradict each other or cannot be, Unsupported for what is not done.
     """
     kind, fields = read_architecture(path, metadata), _fields(path, metadata)
-    _check(fields, vocab_size)
+    _check(fields, kind, vocab_size)
     num_heads, num_kv_heads, head_dim = _heads(fields)
     rope_scaling, sharpness = _scaling(fields, rope_factors, short_factors, head_dim)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
-    tokens = Fields(path, dict(metadata))
-    bos_ids, eos_ids = (tokens.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    ends = (*eos_ids, *tokens.ids("tokenizer.ggml.eot_token_id"), *tokens.ids("tokenizer.ggml.eom_token_id"))
+    bos_id, eos_ids = _tokens(Fields(path, dict(metadata)), vocab_size)
     return ModelConfig(
         family=kind.name,
         vocab_size=vocab_size,
@@ -149,18 +148,28 @@ def read_config(
         attention_scale=_score_scale(fields, kind, num_layers, hidden_size / num_heads, sharpness, head_dim),
         local=_local_layers(fields, num_layers) if kind.gemma else None,
         pooling=_pooling(fields),
-        bos_id=next((token for token in bos_ids if token < vocab_size), None),
-        eos_ids=tuple(token for token in dict.fromkeys(ends) if token < vocab_size),
+        bos_id=bos_id,
+        eos_ids=eos_ids,
     )
 
 
-def _check(fields: Fields, vocab_size: int) -> None:
+def _tokens(fields: Fields, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
+    """The one that begins a text, and those that end it."""
+    bos, *ends = (fields.ids(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom"))
+    every_end = dict.fromkeys(token for ids in ends for token in ids)
+    return next((token for token in bos if token < vocab_size), None), tuple(t for t in every_end if t < vocab_size)
+
+
+def _check(fields: Fields, kind: Architecture, vocab_size: int) -> None:
     if not 1 <= vocab_size <= MAX_VOCAB:
         raise FormatError(
             fields.path, "token_embd.weight", f"{vocab_size} rows, not 1 to {MAX_VOCAB}: download it again"
         )
     if not fields.flag("attention.causal", True):
         raise Unsupported(f"{fields.path}: attention.causal is false: tokens cannot look ahead: use another model")
+    if kind.name == "granite" and not fields.flag("rope.scaling.finetuned", True):  # elsewhere the key says nothing
+        why = "rope.scaling.finetuned is false: models without rotations are not supported"
+        raise Unsupported(f"{fields.path}: {why}: use another model")
 
 
 def _in_all_layers(path: Path, key: str, value: Any) -> Any:
@@ -244,7 +253,8 @@ def _scaling(
         return _longrope(fields, short_factors, head_dim), 1.0
     kind = fields.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
-        raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: only linear and yarn")
+        others = "only linear, yarn, and longrope with the tensor rope_factors_short.weight"
+        raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: {others}")
     _refuse_sharpened(fields)
     theta, factor = fields.positive("rope.freq_base", 10000.0), _factor(fields) if kind != "none" else None
     if not factors:
@@ -261,6 +271,8 @@ def _scaling(
 def _longrope(fields: Fields, factors: tuple[float, ...], head_dim: int) -> RopeScaling:
     """By the factors of short texts, which hold where no text is longer than those of the first training."""
     _refuse_sharpened(fields)
+    if _factor(fields) not in (None, 1.0):  # llama.cpp stretches by both
+        raise Unsupported(f"{fields.path}: rope.scaling.factor beside longrope is not supported: leave it out")
     length = fields.size("context_length", MAX_POSITIONS)
     if length > fields.size("rope.scaling.original_context_length", MAX_POSITIONS, length):
         why = "longrope turns keys again once a text is longer than those of the first training, which is not supported"

@@ -240,7 +240,8 @@ def _yarn(section: Fields, owner: Fields, theta: float, max_positions: int, head
 def _longrope(section: Fields, owner: Fields, max_positions: int, head_dim: int) -> tuple[RopeScaling, float]:
     """The short factors, which hold where no text is longer than those that the model was trained on first."""
     _refuse_partial(section)
-    if section.positive("factor", max_positions / owner.size(_ORIGINAL, MAX_POSITIONS, max_positions)) > 1:
+    original = owner.size(_ORIGINAL, MAX_POSITIONS, max_positions)
+    if max_positions > original or section.positive("factor", 1.0) > 1:  # a factor of 1 keeps no text short
         why = "longrope turns keys again once a text is longer than those of the first training, which is not supported"
         raise Unsupported(f"{section.path}: rope_type {why}: use another model")
     found = section.values.get("short_factor")

@@ -11,7 +11,7 @@ from bitnet_inference.json_objects import parse_object as parse_object  # reader
 from bitnet_inference.json_objects import shown as shown
 
 MAX_JSON_BYTES = 8 << 20  # a header of 60,000 tensors; what Python makes of it stays below 200 MB
-_MIN_FLOAT, _MAX_FLOAT = 1e-37, 1e37
+MIN_FLOAT, MAX_FLOAT = 1e-37, 1e37
 
 
 def file_size(path: Path) -> int:
@@ -65,7 +65,7 @@ class Fields:
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0, which is one in float32 too."""
         value = self._get(key, default)
-        if type(value) not in (int, float) or not _MIN_FLOAT < value < _MAX_FLOAT:
+        if type(value) not in (int, float) or not MIN_FLOAT < value < MAX_FLOAT:
             raise self.wrong(key, "is not a finite number above 0: correct it")
         return float(value)
 

@@ -13,6 +13,7 @@ from bitnet_inference.formats.coreml_package import MANIFEST
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.formats.gpu import FILES, GpuCheckpoint, is_gpu_folder
 from bitnet_inference.formats.hf import HuggingFaceCheckpoint
+from bitnet_inference.formats.json_files import MAX_FLOAT, MIN_FLOAT
 from bitnet_inference.formats.meta import MetaCheckpoint
 from bitnet_inference.formats.onnx import FILES as ONNX_FILES
 from bitnet_inference.formats.onnx import OnnxCheckpoint, find_onnx
@@ -68,6 +69,7 @@ def open_checkpoint(path: str | Path, *, arm_i2_s: bool = False) -> Checkpoint:
     checkpoint = GgufCheckpoint(path, arm=True) if arm_i2_s else _READERS[kind](path)
     if kind not in _GRAPHS:  # which have rotations of their own
         _check_rotations(path, checkpoint.config)
+        _check_numbers(path, checkpoint.config)
     return checkpoint
 
 
@@ -82,6 +84,14 @@ def _check_rotations(path: Path, config: ModelConfig) -> None:
         raise FormatError(
             path, "rope_scaling", f"a factor of {min(factors):g} is below {_MIN_ROPE_FACTOR:g}: correct it"
         )
+
+
+def _check_numbers(path: Path, config: ModelConfig) -> None:
+    """Raises FormatError where what follows from several numbers of a file has no place in float32."""
+    found = {"scores are multiplied by": config.score_scale, "embeddings are multiplied by": config.embed_scale}
+    for what, value in (found | {"the epsilon of norms is": config.norm_eps}).items():
+        if not MIN_FLOAT < value < MAX_FLOAT:
+            raise FormatError(path, "", f"{what} {value:g}, which is no number of float32: correct the configuration")
 
 
 def kind_of(checkpoint: Checkpoint) -> str:
@@ -142,6 +152,8 @@ def _kind_of_file(path: Path) -> str:
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its config.json")
     if path.name in FILES:
         raise FormatError(path, "", "is a part of a model: give the folder that holds it")
+    if path.name.startswith("pytorch_model") and path.suffix == ".bin":
+        raise FormatError(path, "", "is a part of a model: give the folder that holds it and its config.json")
     if path.suffix == ".pth":
         raise FormatError(path, "", "is a part of a model: give the folder that holds it and its params.json")
     if path.suffix == ".onnx":

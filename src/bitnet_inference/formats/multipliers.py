@@ -50,7 +50,8 @@ class Multipliers:
 
     def vector(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """A vector of the model without them, from the one in the file."""
-        return values / np.float32(self.logits) if name == "norm" else values
+        with np.errstate(over="ignore"):  # weights that large make infinite logits in any model
+            return values / np.float32(self.logits) if name == "norm" else values
 
 
 def read_multipliers(fields: Fields, family: str, num_layers: int, hidden_size: int) -> Multipliers:

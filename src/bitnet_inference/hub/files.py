@@ -17,6 +17,8 @@ _TEXTS = (
     "modules.json", "*_Pooling/config.json", "README.md", "LICENSE", "LICENSE.*",
 )  # fmt: skip
 _SAFETENSORS = ("model.safetensors", "model*.safetensors", "model.safetensors.index.json")
+# Other tools fetch these too, and the reader runs nothing in them: formats/weight_files.py.
+_TORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _META = ("params.json", "consolidated.*.pth", "tokenizer.model", "README.md", "LICENSE", "LICENSE.*")
 # Another tool may have fetched them: formats/onnx.py has the same names, and finds them in this folder, too.
 _ONNX = tuple(
@@ -114,21 +116,22 @@ def model_in(folder: Path, patterns: Sequence[str] = (), name: str = "") -> Path
         found = sorted(file for file in files if matches(file, patterns) and is_weights(file))
         return folder / found[0] if found and {*_all_parts(found[0])} <= {*files} else None
     if "config.json" in files and any(matches(file, _SAFETENSORS) for file in files):
-        return folder if _is_whole(folder, files) else None
+        return folder if _is_whole(folder, files, _SAFETENSORS[0], _SAFETENSORS[-1]) else None
     if ggufs := [file for file in files if file.endswith(".gguf")]:
         only = _only(name or str(folder), ggufs)
         return folder / only if {*_all_parts(only)} <= {*files} else None
     if "params.json" in files and any(matches(file, ("consolidated.*.pth",)) for file in files):
         return folder
-    return folder if {*_ONNX} & {*files} else None
+    is_torch = "config.json" in files and _is_whole(folder, files, *_TORCH)
+    return folder if is_torch or {*_ONNX} & {*files} else None
 
 
-def _is_whole(folder: Path, files: Sequence[str]) -> bool:
-    """Whether all parts are there that the index lists."""
-    if _SAFETENSORS[0] in files:
+def _is_whole(folder: Path, files: Sequence[str], single: str, index: str) -> bool:
+    """Whether the one file is there, or all parts that the index lists."""
+    if single in files:
         return True
     try:
-        with (folder / "model.safetensors.index.json").open("rb") as file:
+        with (folder / index).open("rb") as file:
             names = set(json.loads(file.read(_MAX_INDEX_BYTES))["weight_map"].values())
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return False
