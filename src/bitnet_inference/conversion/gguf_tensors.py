@@ -94,7 +94,7 @@ class GgufTensors:
             shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
             yield f"{why}, so {len(names)} became {ggml.BLOCKS[self._fallback].name}: {shown}"
         if len(self._factors) and not self._permuted:
-            yield f"{ROPE_FACTORS} scales rotations, and llama.cpp opens files with it of the architecture llama alone"
+            yield f"{ROPE_FACTORS} scales rotations, and llama.cpp opens files with it of llama and granite alone"
         config = self._checkpoint.config
         are_dense = not (config.sub_norms or config.linear_norm)  # to whoever reads them from a file
         if are_dense and (self._refused or (self._has_ternary and self._type is None)):
