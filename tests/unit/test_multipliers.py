@@ -107,7 +107,7 @@ def test_what_a_silent_config_means(tmp_path):
         ({"scale_depth": 1e-9}, FormatError, "the multiplier of residual"),
         ({"dim_model_base": 1e-30}, FormatError, "the multiplier of logits is 6.4e"),
         ({"sparse_config": {"kernel_size": 32}}, Unsupported, "sparse_config"),
-        ({"num_experts": 8}, Unsupported, "num_experts"),
+        ({"num_experts": 8}, Unsupported, "num_experts: experts are not supported: use another model"),
         ({"rope_scaling": LONGROPE | {"original_max_position_embeddings": 64}}, Unsupported, "longrope turns keys"),
         (  # a factor says what cosine and sine are multiplied by, not how long texts are
             {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 64, "factor": 1.0}},

@@ -64,9 +64,10 @@ def read_multipliers(fields: Fields, family: str, num_layers: int, hidden_size: 
         )
     if family != "minicpm":
         return Multipliers()
-    for key, cure in (("sparse_config", "remove it, and tokens see all before them"), ("num_experts", "use another")):
+    blocks = "attention to some blocks is not supported: remove it, and tokens see all before them"
+    for key, why in (("sparse_config", blocks), ("num_experts", "experts are not supported: use another model")):
         if fields.values.get(key):
-            raise Unsupported(f"{fields.path}: {key}: attention to some blocks and experts are not supported: {cure}")
+            raise Unsupported(f"{fields.path}: {key}: {why}")
     return Multipliers(
         embed=fields.positive("scale_emb", 1.0),
         residual=fields.positive("scale_depth", 1.0) / math.sqrt(num_layers),
