@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bitnet_inference.batch_files import BatchResult
     from bitnet_inference.choices import Chosen, Likelihood, choose, log_likelihoods
     from bitnet_inference.completions import ChatCompletion, TextCompletion, chat_completion, text_completion
     from bitnet_inference.config import EngineConfig, HubConfig
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from bitnet_inference.installed import Installed, installed_models
     from bitnet_inference.llm import LLM
     from bitnet_inference.models import Models, ModelState
-    from bitnet_inference.offline import BatchResult, generate_file
+    from bitnet_inference.offline import generate_file
     from bitnet_inference.stream import Generation, Piece, Stream
     from bitnet_inference.telemetry import Counts
     from bitnet_inference.text.filter import Filter, OutputFilter, Verdict
@@ -124,7 +125,7 @@ _HOMES = {
     "sampling_noise": "engine.params",
     "LLM": "llm",
     "EngineConfig": "config",
-    "BatchResult": "offline",
+    "BatchResult": "batch_files",
     "ChatCompletion": "completions",
     "Chosen": "choices",
     "Conversion": "conversion.convert",

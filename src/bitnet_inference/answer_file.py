@@ -7,36 +7,69 @@ import re
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.json_objects import one_line
 
 MAX_LINE_BYTES = 1 << 28  # 100,000 tokens with 20 log-probabilities each
-_START = b'{"line":'
-_LINE = re.compile(rb'\{"line": ?(\d{1,18}), ?"key": ?"([0-9a-f]{16})-([0-9a-f]{16})", ?"(error"|\w+")[^\n]*\}\n')
 _CURE = "give another output file"
+_OWN_LINE = re.compile(
+    rb'\{"line": ?(?P<line>\d{1,18}), ?"key": ?"(?P<fingerprint>[0-9a-f]{16})-(?P<settings>[0-9a-f]{16})", ?'
+    rb'"(?:(?P<failed>error")|\w+")[^\n]*\}\n'
+)
+
+
+class Key(NamedTuple):
+    """What an answer belongs to: the number of a line in the input, a hash of that line, and one of the settings."""
+
+    line: int
+    fingerprint: int
+    settings: int
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How an answer looks as a line.
+
+    Each begins with `start` and matches `pattern`, whose groups are what a Key has, and `failed`, which is there where
+    no answer was found. `keyed` puts a key into one, so that it does; `has_failed` says of one whether it will match.
+    """
+
+    start: bytes
+    pattern: re.Pattern[bytes]
+    keyed: Callable[[Key, Mapping[str, Any]], Mapping[str, Any]]
+    has_failed: Callable[[Mapping[str, Any]], bool]
+
+
+def _own_keyed(key: Key, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"line": key.line, "key": f"{key.fingerprint:016x}-{key.settings:016x}", **answer}
+
+
+# {"line": number in the input, "key": "fingerprint of that line-settings", and one that failed goes on with "error".
+OWN_ANSWERS = AnswerForm(b'{"line":', _OWN_LINE, _own_keyed, lambda answer: "error" in answer)
 
 
 class AnswerFile:
     """Answers to the lines of an input, which this object alone writes, a whole line at a time.
 
-    An answer begins with {"line": number in the input, "key": "fingerprint of that line-settings", and one that failed
-    goes on with "error". `num_done` and `num_errors` count the lines that are there and stay. Nothing is changed before
-    `begin`. Raises InvalidParams where the file cannot be written or somebody else writes it, FormatError where a line
-    is no answer to this input.
+    `num_done` and `num_errors` count the lines that are there and stay. Nothing is changed before `begin`. Raises
+    InvalidParams where the file cannot be written or somebody else writes it, FormatError where a line is no answer to
+    this input.
     """
 
-    def __init__(self, path: Path, fingerprints: array[int], *, retry_errors: bool) -> None:
+    def __init__(self, path: Path, fingerprints: array[int], form: AnswerForm, *, retry_errors: bool) -> None:
         """`fingerprints`: of all lines of the input. `retry_errors`: lines with errors do not count, and go."""
         is_new, self._is_new = not path.exists(), False
         self._files = [_open(path)]  # the last is written; those that it replaces keep their locks
-        self.path, self._fingerprints, self._retry_errors = path.resolve(), fingerprints, retry_errors
+        self.path, self._form = path.resolve(), form
+        self._fingerprints, self._retry_errors = fingerprints, retry_errors
         self._has_answer = bytearray(len(fingerprints))
-        self._settings: set[bytes] = set()
+        self._settings: set[int] = set()
         self._num_bytes = 0  # of whole lines
         self._num_stale = 0  # lines that will go
         self.num_done = self.num_errors = 0
@@ -59,7 +92,7 @@ class AnswerFile:
 
         A last line that was not written to its end is cut off, and what a power cut leaves there: zeros.
         """
-        if self._settings - {b"%016x" % settings}:
+        if self._settings - {settings}:
             why = "was written with other sampling options or another model: give the same, or another output file"
             raise FormatError(self.path, "", why)
         if self._num_stale:
@@ -71,17 +104,17 @@ class AnswerFile:
                 raise InvalidParams(f"{self.path} {why}: {cure}") from None
         os.ftruncate(self._files[-1], self._num_bytes)
         os.lseek(self._files[-1], 0, os.SEEK_END)
-        self._settings = {b"%016x" % settings}
+        self._settings = {settings}
 
     def write(self, number: int, answer: Mapping[str, Any]) -> None:
         """Add the answer to a line of the input."""
         (settings,) = self._settings
-        key = f"{self._fingerprints[number - 1]:016x}-{settings.decode()}"
-        text = one_line({"line": number, "key": key, **answer})
+        key = Key(number, self._fingerprints[number - 1], settings)
+        text = one_line(self._form.keyed(key, answer))
         self._append(text.encode("utf-8", "backslashreplace") + b"\n")  # half a surrogate pair becomes \\udxxx
         self._has_answer[number - 1] = True
         self.num_done += 1
-        self.num_errors += "error" in answer
+        self.num_errors += self._form.has_failed(answer)
 
     def close(self) -> None:
         """Let others write the file. One in which nothing stands, and that was not there before, goes."""
@@ -98,20 +131,20 @@ class AnswerFile:
                     yield data
                     continue
                 begun = data if file.tell() == len(data) else data.rstrip(b"\0")
-                if len(data) > MAX_LINE_BYTES or not begun.startswith(_START[: len(begun)]):
+                if len(data) > MAX_LINE_BYTES or not begun.startswith(self._form.start[: len(begun)]):
                     raise FormatError(self.path, "the last line", f"is no answer: {_CURE}")
 
     def _note(self, number: int, data: bytes) -> None:
-        where, match = f"line {number}", _LINE.fullmatch(data)
+        where, match = f"line {number}", self._form.pattern.fullmatch(data)
         if match is None:
             raise FormatError(self.path, where, f"is no answer: {_CURE}")
-        line, fingerprint = int(match[1]), int(match[2], 16)
+        line, fingerprint = int(match["line"]), int(match["fingerprint"], 16)
         if not 1 <= line <= len(self._fingerprints) or self._fingerprints[line - 1] != fingerprint:
             raise FormatError(self.path, where, f"answers a line {line} that the input does not have: {_CURE}")
         if self._has_answer[line - 1]:
             raise FormatError(self.path, where, f"answers line {line} once more: remove it")
-        self._settings.add(match[3])
-        is_error = match[4] == b'error"'
+        self._settings.add(int(match["settings"], 16))
+        is_error = match["failed"] is not None
         if is_error and self._retry_errors:
             self._num_stale += 1
             return
@@ -128,8 +161,8 @@ class AnswerFile:
         try:
             _lock(file, Path(name))
             for data in self._whole_lines():
-                match = _LINE.fullmatch(data)
-                if match and match[4] != b'error"':
+                match = self._form.pattern.fullmatch(data)
+                if match and match["failed"] is None:
                     self._append(data)
             os.fsync(file)
             shutil.copymode(self.path, name)

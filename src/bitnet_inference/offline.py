@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Unpack
 
-from bitnet_inference.answer_file import AnswerFile
-from bitnet_inference.config import check_flag, check_progress
+from bitnet_inference.answer_file import OWN_ANSWERS
+from bitnet_inference.batch_files import BatchFiles, BatchResult
+from bitnet_inference.config import check_progress
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import BackendError, FormatError, InvalidParams, Stopped, Unsupported
 from bitnet_inference.in_flight import Ended, InFlight, Running
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompt_file import PromptFile, PromptLine
+from bitnet_inference.prompt_file import PromptLine, read_prompt
 from bitnet_inference.prompts import BatchProgress, TermOptions, read_terms
 from bitnet_inference.ranked import Choices
 from bitnet_inference.stream import Generation, Stream
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """How a file of prompts was answered.
-
-    Of `num_prompts`, `num_before` had been done by earlier runs. `num_errors` lines of the output say that a prompt
-    failed. Tokens and `wall_s`, seconds, are of this run.
-    """
-
-    num_prompts: int
-    num_before: int
-    num_errors: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    wall_s: float
 
 
 def generate_file(
@@ -64,27 +49,12 @@ def generate_file(
         return run.run(llm, params, progress=progress, **terms)
 
 
-class BatchRun:
+class BatchRun(BatchFiles[PromptLine]):
     """The two files of `generate_file`, checked before there is a model. Nobody else writes the output meanwhile."""
 
     def __init__(self, input_path: str | Path, output_path: str | Path, *, retry_errors: bool = True) -> None:
         """Raises what generate_file raises for files."""
-        check_flag("retry_errors", retry_errors)
-        source, target = Path(input_path), Path(output_path)
-        if source.exists() and target.exists() and source.samefile(target):
-            raise InvalidParams(f"{target} is the input: give another output file")
-        self._prompts = PromptFile(source)
-        self._answers = AnswerFile(target, self._prompts.fingerprints, retry_errors=retry_errors)
-
-    @property
-    def num_prompts(self) -> int:
-        """How many prompts the input has."""
-        return self._prompts.num_prompts
-
-    @property
-    def num_done(self) -> int:
-        """How many of them have a line of the output that counts."""
-        return self._answers.num_done
+        super().__init__(input_path, output_path, read_prompt, OWN_ANSWERS, retry_errors=retry_errors)
 
     def run(
         self,
@@ -102,7 +72,7 @@ class BatchRun:
             self._refuse_messages()
         num_before, start = self.num_done, time.monotonic()
         num_prompt_tokens = num_output_tokens = 0
-        self._answers.begin(_settings(llm, shared))
+        self._answers.begin(settings_of(llm, shared))
         lines = self._prompts.lines(self._answers.lacks)
         with InFlight(lines, partial(_start, llm, shared, terms), lambda line: line.num_texts) as in_flight:
             for ended in in_flight:
@@ -122,16 +92,6 @@ class BatchRun:
                 why = "has messages, and the model has no chat template: give a prompt"
                 raise FormatError(self._prompts.path, f"line {line.number}", why)
 
-    def close(self) -> None:
-        """Let others write the output."""
-        self._answers.close()
-
-    def __enter__(self) -> BatchRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _checked(llm: LLM, params: SamplingParams | None) -> SamplingParams:
     """What is wrong with the shared parameters is refused once, and not for every line."""
@@ -142,7 +102,7 @@ def _checked(llm: LLM, params: SamplingParams | None) -> SamplingParams:
     return shared
 
 
-def _settings(llm: LLM, shared: SamplingParams) -> int:
+def settings_of(llm: LLM, shared: SamplingParams) -> int:
     """A hash of what all answers of a file have in common; callables count by their names, which every run has."""
     processors = [_name(each) for each in shared.processors]
     named = replace(shared, processors=processors, strategy=shared.strategy and _name(shared.strategy))

@@ -1,13 +1,11 @@
-"""Prompts in a JSONL file, an object a line: read twice, once to check them all and once to run them."""
+"""Prompts in a JSONL file, an object a line."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bitnet_inference.config import check_unicode, checked_count
 from bitnet_inference.engine.params import SamplingParams
@@ -16,12 +14,11 @@ from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.in_flight import MAX_IN_FLIGHT
 from bitnet_inference.json_objects import without_nulls
+from bitnet_inference.line_file import CURE
 from bitnet_inference.prompts import is_one_prompt
 from bitnet_inference.text.messages import check_messages
 
-MAX_LINE_BYTES = 8 << 20
 KEYS = ("prompt", "messages", "id", "n", "best_of", "params")
-_CURE = "correct the line"
 
 
 @dataclass(frozen=True)
@@ -51,69 +48,17 @@ class PromptLine:
         return replace(shared, **{"seed": seed, **self.options})
 
 
-class PromptFile:
-    """A file of prompts, all of whose lines are sound. `fingerprints` has a hash of each line, 0 for an empty one.
-
-    Raises InvalidParams for a file that cannot be read twice, FormatError for a line that is wrong.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if path.exists() and not path.is_file():
-            raise InvalidParams(f"{path} is no file: write the prompts into one, because it is read twice")
-        self.fingerprints = array("Q")
-        for number, data in self._lines():
-            self.fingerprints.append(_fingerprint(data))
-            if self.fingerprints[-1]:
-                self._read(number, data)
-        self.num_prompts = len(self.fingerprints) - self.fingerprints.count(0)
-        if not self.num_prompts:
-            raise InvalidParams(f'{path} has no prompts: write a line {{"prompt": "..."}} for each')
-
-    def lines(self, is_wanted: Callable[[int], bool]) -> Iterator[PromptLine]:
-        """The lines whose numbers are wanted. Raises FormatError where the file has changed since it was checked."""
-        number = 0
-        for number, data in self._lines():
-            if number > len(self.fingerprints):
-                return  # for the next run
-            if _fingerprint(data) != self.fingerprints[number - 1]:
-                raise FormatError(self.path, f"line {number}", "has changed while the file was used: start again")
-            if self.fingerprints[number - 1] and is_wanted(number):
-                yield self._read(number, data)
-        if number < len(self.fingerprints):
-            raise FormatError(self.path, f"line {number + 1}", "has gone while the file was used: start again")
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        with _open(self.path) as file:
-            number = 0
-            while data := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(data) > MAX_LINE_BYTES:
-                    why = f"has more than {MAX_LINE_BYTES} bytes: put every prompt on a line of its own"
-                    raise FormatError(self.path, f"line {number}", why)
-                yield number, data.strip()
-
-    def _read(self, number: int, data: bytes) -> PromptLine:
-        where = f"line {number}"
-        fields = _given(parse_object(data, self.path, where, _CURE))
-        try:
-            prompt, messages, options = _prompt(fields), fields.get("messages"), _options(fields.get("params"))
-            talk = None if messages is None else check_messages(messages)
-            numbers = _num_choices(fields)
-        except InvalidParams as error:
-            raise FormatError(self.path, where, str(error)) from None
-        return PromptLine(number, prompt, talk, fields.get("id"), options, *numbers)
-
-
-def _open(path: Path) -> IO[bytes]:
+def read_prompt(path: Path, number: int, data: bytes) -> PromptLine:
+    """The line with this number of a file. Raises FormatError."""
+    where = f"line {number}"
+    fields = _given(parse_object(data, path, where, CURE))
     try:
-        return path.open("rb")
-    except OSError as error:
-        raise InvalidParams(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _fingerprint(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8).digest()) or 1 if data else 0
+        prompt, messages, options = _prompt(fields), fields.get("messages"), _options(fields.get("params"))
+        talk = None if messages is None else check_messages(messages)
+        numbers = _num_choices(fields)
+    except InvalidParams as error:
+        raise FormatError(path, where, str(error)) from None
+    return PromptLine(number, prompt, talk, fields.get("id"), options, *numbers)
 
 
 def _given(fields: Mapping[str, Any]) -> Mapping[str, Any]:

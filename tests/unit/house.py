@@ -55,6 +55,8 @@ PARTS = {
     "onnx_summary": "summary",
     "coreml_summary": "summary",
     "exposition": "top",
+    "batch_files": "offline",
+    "line_file": "offline",
     "prompt_file": "offline",
     "answer_file": "offline",
 }

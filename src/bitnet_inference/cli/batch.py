@@ -24,7 +24,7 @@ from bitnet_inference.cli.options import (
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
-    from bitnet_inference.offline import BatchResult
+    from bitnet_inference.batch_files import BatchResult
 
 EXIT_SOME_FAILED = 1
 
