@@ -20,7 +20,7 @@ from bitnet_inference.backends import decided
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.config import EngineConfig, EngineOptions, available_bytes, check_progress, checked_count
 from bitnet_inference.engine.events import EngineListener
-from bitnet_inference.errors import InvalidParams, OutOfMemory, Stopped
+from bitnet_inference.errors import InvalidParams, NotFound, OutOfMemory, Stopped
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.llm import LLM
 from bitnet_inference.model_folder import find_model
@@ -143,9 +143,7 @@ class Models:
         with self._held:
             entry = self._entries.get(path)
             device = entry.llm.result().device if entry and entry.llm.done() else ""
-        config = (entry and entry.config) or self._config.resolve()
-        rounded = f"quantize={config.quantize} head={config.head} embedding={config.embedding}"
-        return f"device={device} cache_dtype={config.cache_dtype} {rounded} context={self._max_cache_tokens}"
+        return _numbers(device, (entry and entry.config) or self._config.resolve(), self._max_cache_tokens)
 
     @contextmanager
     def use(self, model: str | Path = "default", *, wait_s: float = 0.0) -> Iterator[LLM]:
@@ -308,10 +306,53 @@ class Models:
         return unloaded
 
 
+class OneModel:
+    """One model that is loaded already, as who takes Models may take it. Who has loaded it closes it.
+
+    It is never loaded anew: where it has ended, `use` raises Stopped.
+    """
+
+    def __init__(
+        self, model: str | Path, llm: LLM, *, max_cache_tokens: int | None = None, **engine: Unpack[EngineOptions]
+    ) -> None:
+        """`model`, and how it was loaded: see LLM.load."""
+        path = path_of(model)
+        config = decided(open_checkpoint(path), EngineConfig.from_env(**engine), max_cache_tokens).config
+        self._entry = _Entry(path, num_bytes=llm.num_bytes, last_used=time.monotonic(), config=config)
+        self._entry.llm.set_result(llm)
+        self._llm, self._config, self._max_cache_tokens = llm, config, max_cache_tokens or llm.max_context
+        self.max_bytes = llm.num_bytes
+
+    def numbers(self, path: Path) -> str:
+        """See Models."""
+        return _numbers(self._llm.device, self._config, self._max_cache_tokens)
+
+    @contextmanager
+    def use(self, model: str | Path = "default", *, wait_s: float = 0.0) -> Iterator[LLM]:
+        """See Models; raises NotFound for another one."""
+        if path_of(model) != self._entry.path:
+            raise NotFound(f"{model}: only {self._entry.path} is loaded: use that")
+        if not self._llm.is_open:
+            raise Stopped(f"{self._entry.path}: the model has ended: load it again")
+        yield self._llm
+
+    def loaded(self) -> list[ModelState]:
+        """See Models."""
+        return [self._entry.state(time.monotonic())]
+
+    def close(self) -> None:
+        """Nothing: see above."""
+
+
 def path_of(model: str | Path) -> Path:
     """The path under which Models holds a model. Raises NotFound."""
     path = find_model(model)  # the name of a file says what it is, that of the blob behind it in a cache does not
     return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+
+
+def _numbers(device: str, config: EngineConfig, num_cache_tokens: int) -> str:
+    rounded = f"quantize={config.quantize} head={config.head} embedding={config.embedding}"
+    return f"device={device} cache_dtype={config.cache_dtype} {rounded} context={num_cache_tokens}"
 
 
 def _check_wait(wait_s: object) -> None:

@@ -99,7 +99,7 @@ def _loaded(raw: bytes) -> Any:
         value = json.loads(raw, object_pairs_hook=_object)  # keeps large integers
     except (ValueError, RecursionError) as error:
         raise Failure(400, f"the body is no JSON: {error}") from None
-    _check_depth(value)
+    check_depth(value)
     return value
 
 
@@ -119,7 +119,8 @@ def _refuse_twice(names: list[str]) -> NoReturn:
     raise AssertionError("no name stands twice")
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
+    """Raises Failure for lists and objects that stand too deep in each other."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [each for one in level for each in _inside(one) if isinstance(each, dict | list)]

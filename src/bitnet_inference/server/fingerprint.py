@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bitnet_inference.config import installed_version
 from bitnet_inference.model_folder import find_model
-from bitnet_inference.models import Models, path_of
+from bitnet_inference.models import Models, OneModel, path_of
 
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file: hashing gigabytes would take longer than loading them
 
@@ -22,7 +22,7 @@ class Fingerprints:
     def __init__(self) -> None:
         self._known: dict[tuple[Path, str], str] = {}
 
-    def of(self, path: str | Path, models: Models) -> str:
+    def of(self, path: str | Path, models: Models | OneModel) -> str:
         """That of a model that is loaded. Reads its files when it is asked for the first time."""
         found, numbers = find_model(path).resolve(), models.numbers(path_of(path))
         if (found, numbers) not in self._known:

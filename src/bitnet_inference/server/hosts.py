@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from bitnet_inference.errors import BitNetError, ModelError, NotFound
 from bitnet_inference.llm import LLM
-from bitnet_inference.models import Models, ModelState, path_of
+from bitnet_inference.models import Models, ModelState, OneModel, path_of
 from bitnet_inference.server.failures import Failure, failure_of
 
 MAX_THREADS = 64
@@ -28,7 +28,7 @@ class ServedModels:
     `models` loads them when they are used. Close it.
     """
 
-    def __init__(self, models: Models, paths: Mapping[str, str | Path]) -> None:
+    def __init__(self, models: Models | OneModel, paths: Mapping[str, str | Path]) -> None:
         """`paths`: name -> what Models.use takes."""
         self.models, self._paths = models, dict(paths)
         self._threads = ThreadPoolExecutor(MAX_THREADS, "bitnet-http")
