@@ -14,11 +14,12 @@ from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.in_flight import MAX_IN_FLIGHT
 from bitnet_inference.json_objects import without_nulls
-from bitnet_inference.line_file import CURE
+from bitnet_inference.line_file import CURE, numbered_lines
 from bitnet_inference.prompts import is_one_prompt
 from bitnet_inference.text.messages import check_messages
 
 KEYS = ("prompt", "messages", "id", "n", "best_of", "params")
+OPENAI_KEYS = ("custom_id", "method", "url", "body")  # of a line of OpenAI's Batch API
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,19 @@ class PromptLine:
         return replace(shared, **{"seed": seed, **self.options})
 
 
+def is_openai_batch(path: Path) -> bool:
+    """Whether the first line of a file is of OpenAI's Batch API, and not one of ours. Raises what LineFile raises."""
+    if not path.is_file():
+        return False
+    for number, data in numbered_lines(path):
+        if data:
+            try:
+                return not parse_object(data, path, f"line {number}", CURE).keys().isdisjoint(OPENAI_KEYS)
+            except FormatError:  # which is told when the file is checked
+                return False
+    return False
+
+
 def read_prompt(path: Path, number: int, data: bytes) -> PromptLine:
     """The line with this number of a file. Raises FormatError."""
     where = f"line {number}"
@@ -71,6 +85,9 @@ def _given(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _prompt(fields: Mapping[str, Any]) -> str | list[int] | None:
+    if theirs := [key for key in fields if key in OPENAI_KEYS]:
+        why = "which bitnet batch takes in files where all lines are of it"
+        raise InvalidParams(f"the key {shown(theirs[0])} is of OpenAI's Batch API, {why}")
     if unknown := [key for key in fields if key not in KEYS]:
         raise InvalidParams(f"the key {shown(unknown[0])} is not known: there are {', '.join(KEYS)}")
     if ("prompt" in fields) == ("messages" in fields):

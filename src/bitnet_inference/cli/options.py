@@ -168,18 +168,18 @@ def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
     return given.pop("model", "default"), given
 
 
-def load_llm(ctx: typer.Context, **more: Any) -> LLM:
+def load_llm(ctx: typer.Context, model: str | None = None, **more: Any) -> LLM:
     """The model that the options of LOADING name, with those of CACHE, DRAFTS and FILTERING where a command has them.
 
-    `more` goes to LLM.load.
+    `model` stands for what they call it; `more` goes to LLM.load.
     """
     from bitnet_inference.llm import LLM
 
-    model, options = loading_options(ctx)
+    named, options = loading_options(ctx)
     options |= {name: ctx.params[name] for name in (*CACHE, *DRAFTS) if ctx.params.get(name) is not None}
     options["filters"] = word_filters(ctx)
     with progress_bar() as progress:
-        llm = LLM.load(model, progress=progress, **options, **more)
+        llm = LLM.load(model or named, progress=progress, **options, **more)
     print_notes(llm.notes)
     return llm
 
