@@ -27,9 +27,21 @@ from bitnet_inference.server.batch_lines import OPENAI_ANSWERS, RequestLine, che
 from bitnet_inference.server.hosts import ServedModels
 from bitnet_inference.server.journal import ID_HEADERS, Journaled
 
-_USAGE = {
-    "prompt_tokens": "prompt", "input_tokens": "prompt", "completion_tokens": "output", "output_tokens": "output"
-}  # fmt: skip
+# What a body's usage calls the tokens of the prompt and those that were generated.
+_USAGE = {"prompt_tokens": "in", "input_tokens": "in", "completion_tokens": "out", "output_tokens": "out"}
+
+
+@dataclass
+class Response:
+    """What the application has answered to a request."""
+
+    status: int = 0
+    request_id: str = ""
+    parts: list[bytes] = field(default_factory=list)
+
+    def json(self) -> Any:
+        """Its body."""
+        return json.loads(b"".join(self.parts))  # half surrogate pairs too, which orjson refuses
 
 
 class RequestRun(BatchFiles[RequestLine]):
@@ -37,9 +49,8 @@ class RequestRun(BatchFiles[RequestLine]):
 
     def __init__(self, input_path: str | Path, output_path: str | Path, *, retry_errors: bool = True) -> None:
         """Raises what BatchRun raises."""
-        super().__init__(
-            input_path, output_path, read_request, OPENAI_ANSWERS, check_ids, retry_errors=retry_errors
-        )  # fmt: skip
+        form = OPENAI_ANSWERS
+        super().__init__(input_path, output_path, read_request, form, check_ids, retry_errors=retry_errors)
 
     def run(self, served: ServedModels, llm: LLM, *, progress: BatchProgress = None) -> BatchResult:
         """Answer what has no answer, with the model that is served, `llm`. No event loop may run in this thread.
@@ -54,36 +65,27 @@ class RequestRun(BatchFiles[RequestLine]):
     async def _run(self, served: ServedModels, llm: LLM, progress: BatchProgress) -> BatchResult:
         num_before, start, num_tokens = self.num_done, time.monotonic(), Counter[str]()
         lines, app = self._prompts.lines(self._answers.lacks), Journaled(make_app(served), None)
-        async with aclosing(_answered(lines, app)) as answered:
+        async with aclosing(responses(lines, app)) as answered:
             async for line, response in answered:
                 body = response.json()
                 if response.status >= 500 and not llm.is_open:  # this concerns all of them
                     raise Stopped(body["error"]["message"])
                 self._answers.write(line.number, _answer(line, response, body))
-                for name, count in (body.get("usage") or {}).items():
-                    num_tokens[_USAGE.get(name, "")] += count if name in _USAGE else 0
+                usage = body.get("usage") or {}
+                num_tokens.update({_USAGE[name]: usage[name] for name in usage.keys() & _USAGE.keys()})
                 if progress is not None:
                     progress(self.num_done, self.num_prompts)
-        wall_s, num_errors = time.monotonic() - start, self._answers.num_errors
-        return BatchResult(
-            self.num_prompts, num_before, num_errors, num_tokens["prompt"], num_tokens["output"], wall_s
-        )  # fmt: skip
+        counts = num_before, self._answers.num_errors, num_tokens["in"], num_tokens["out"]
+        return BatchResult(self.num_prompts, *counts, time.monotonic() - start)
 
 
-@dataclass
-class _Response:
-    status: int = 0
-    request_id: str = ""
-    parts: list[bytes] = field(default_factory=list)
+async def responses(lines: Iterable[RequestLine], app: ASGIApp) -> AsyncGenerator[tuple[RequestLine, Response], None]:
+    """The lines and what the application answers, as that comes.
 
-    def json(self) -> Any:
-        return json.loads(b"".join(self.parts))  # half surrogate pairs too, which orjson refuses
-
-
-async def _answered(lines: Iterable[RequestLine], app: ASGIApp) -> AsyncGenerator[tuple[RequestLine, _Response], None]:
-    """The lines and their responses, as these come. Leaving early cancels what is under way."""
-    ended: asyncio.Queue[asyncio.Task[_Response]] = asyncio.Queue()
-    under_way: dict[asyncio.Task[_Response], RequestLine] = {}
+    Lines are taken as there is room for them: at most MAX_IN_FLIGHT requests are under way. Leaving early cancels them.
+    """
+    ended: asyncio.Queue[asyncio.Task[Response]] = asyncio.Queue()
+    under_way: dict[asyncio.Task[Response], RequestLine] = {}
     num_requests = 0
     try:
         for line in lines:
@@ -104,9 +106,9 @@ async def _answered(lines: Iterable[RequestLine], app: ASGIApp) -> AsyncGenerato
         await asyncio.gather(*under_way, return_exceptions=True)
 
 
-async def _ask(app: ASGIApp, line: RequestLine) -> _Response:
+async def _ask(app: ASGIApp, line: RequestLine) -> Response:
     """What the application answers to one request, whose client stays."""
-    response, unsent = _Response(), [line.body]
+    response, unsent = Response(), [line.body]
 
     async def receive() -> Message:
         if not unsent:
@@ -121,7 +123,7 @@ async def _ask(app: ASGIApp, line: RequestLine) -> _Response:
     return response
 
 
-async def _note(response: _Response, message: Message) -> None:
+async def _note(response: Response, message: Message) -> None:
     if message["type"] == "http.response.start":
         response.status = message["status"]
         response.request_id = dict(message["headers"])[ID_HEADERS[0]].decode()
@@ -146,6 +148,6 @@ def _scope(line: RequestLine) -> Scope:
     }
 
 
-def _answer(line: RequestLine, response: _Response, body: Any) -> dict[str, Any]:
+def _answer(line: RequestLine, response: Response, body: Any) -> dict[str, Any]:
     told = {"status_code": response.status, "request_id": response.request_id, "body": body}
     return {"custom_id": line.custom_id, "response": told, "error": None}
