@@ -19,7 +19,7 @@ from asgi import ask
 from typer.testing import CliRunner
 
 from bitnet_inference import cli
-from bitnet_inference.errors import FormatError, InvalidParams, Stopped
+from bitnet_inference.errors import FormatError, InvalidParams, NotFound, Stopped
 from bitnet_inference.in_flight import MAX_IN_FLIGHT
 from bitnet_inference.line_file import LineFile
 from bitnet_inference.llm import LLM
@@ -153,6 +153,20 @@ class TestAnswers:
             assert (response["status_code"], same(response["body"])) == asked(app, url, body)
             assert (response["status_code"] == 200) == is_good and ("error" in response["body"]) != is_good
         assert [found[f"{at}"]["status_code"] for at in range(12)] == [200, 404, *[400] * 10]
+
+    def test_a_defect_ends_its_own_request(
+        self, one: ServedModels, llm: LLM, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise ZeroDivisionError("a secret")
+
+        monkeypatch.setattr(llm, "embed", fail)
+        write(files[0], [request(f"{at}", *each) for at, each in enumerate([BODIES[0], BODIES[7], BODIES[0]])])
+        assert answer(one, llm, files).num_errors == 1
+        found = read(files[1])
+        assert [found[f"{at}"]["status_code"] for at in range(3)] == [200, 500, 200]
+        assert found["1"]["body"]["error"]["code"] == "internal_error" and "secret" not in json.dumps(found["1"])
+        assert "ZeroDivisionError: a secret" in caplog.text
 
     def test_what_it_counts(self, one: ServedModels, llm: LLM, files: tuple[Path, Path]) -> None:
         write(files[0], [request(f"{at}", *each) for at, each in enumerate(BODIES)])
@@ -363,6 +377,20 @@ class TestFilesThatAreRefused:
             RequestRun(files[0], files[0])
 
 
+class TestOneModel:
+    def test_it_is_never_loaded_anew(self) -> None:
+        with LLM.load(max_cache_tokens=64, threads=1) as llm:
+            one = OneModel("default", llm, max_cache_tokens=64, threads=1)
+            with one.use("default") as used, pytest.raises(NotFound, match=r"only .*default_model is loaded"):
+                assert used is llm and [state.num_bytes for state in one.loaded()] == [llm.num_bytes]
+                with one.use(os.devnull):
+                    pass
+            one.close()
+            assert llm.is_open
+        with pytest.raises(Stopped, match="has ended"), one.use():
+            pass
+
+
 class Slow:
     """An application that answers nobody before all that may come have come."""
 
@@ -380,6 +408,34 @@ class Slow:
 
 
 class TestRoom:
+    @pytest.mark.parametrize(
+        "url, body, number",
+        [
+            ("chat/completions", CHAT, 1),
+            ("chat/completions", CHAT | {"n": 3}, 3),
+            ("chat/completions", CHAT | {"n": "3", "best_of": None}, 1),
+            ("chat/completions", CHAT | {"n": -5}, 1),
+            ("completions", {"prompt": "x", "n": 2, "best_of": 5}, 5),
+            ("completions", {"prompt": ["x", "y", "z"], "n": 2}, 6),
+            ("completions", {"prompt": [1, 2, 3], "n": 2}, 2),
+            ("completions", {"prompt": [[1, 2, 3], [4]]}, 2),
+            ("completions", {"prompt": []}, 1),
+            ("completions", {"prompt": ["x"] * 1000}, MAX_IN_FLIGHT),
+            ("embeddings", {"input": ["x"] * 4}, 4),
+            ("embeddings", {"input": [5] * 4}, 1),
+            ("responses", {"input": HI * 4}, 1),
+        ],
+    )
+    def test_how_many_requests_a_line_is(self, url: str, body: Any, number: int) -> None:
+        line = read_request(Path("in.jsonl"), 3, json.dumps(request("a", url, body)).encode())
+        assert (line.num_requests, line.number, json.loads(line.body)) == (number, 3, body)
+
+    def test_the_largest_go_one_by_one(self, one: ServedModels, llm: LLM, files: tuple[Path, Path]) -> None:
+        body = {"prompt": ["x", "y"] * 512, "max_tokens": 1}
+        write(files[0], [request("first", *BODIES[0]), *(request(f"{at}", "completions", body) for at in range(3))])
+        assert answer(one, llm, files).num_errors == 0
+        assert [len(each["body"]["choices"]) for each in read(files[1]).values()] == [1, 1024, 1024, 1024]
+
     @pytest.mark.parametrize("count", [1, 100, MAX_IN_FLIGHT])
     def test_so_many_requests_are_under_way_and_no_line_is_read_too_early(self, count: int) -> None:
         app, num_read, num_done = Slow(), 0, 0
