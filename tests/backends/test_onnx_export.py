@@ -27,7 +27,8 @@ from bitnet_inference.model.contract import Batch
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
 # Wholly or in part.
-DENSE = ("gemma3-bf16", "llama-f16", "llama-f32", "llama-partial", "llama3-bf16", "qwen2-bf16", "qwen3-bf16")
+DENSE = ("gemma3-bf16", "granite-bf16", "llama-f16", "llama-f32", "llama-partial", "llama3-bf16", "minicpm-f32",
+         "qwen2-bf16", "qwen3-bf16")  # fmt: skip
 # The golden seeds keep every code away from a tie: what is left is float32 rounding.
 NO_FLIP = 1e-5
 Floats = NDArray[np.float32]
