@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from asgi import ask
 from typer.testing import CliRunner
+from waiting import WAITS_AFTER_EIGHT_ANSWERS
 
 from bitnet_inference import cli
 from bitnet_inference.errors import FormatError, InvalidParams, NotFound, Stopped
@@ -265,19 +266,6 @@ class TestGoingOn:
         result = run(*args)
         assert result.exit_code == 0 and f"[40 prompts, {num_done} of them done before; 0 failed" in result.stderr
         assert files[1].read_bytes().startswith(before) and len(read(files[1])) == 40
-
-
-WAITS_AFTER_EIGHT_ANSWERS = """
-import contextlib, sys
-from bitnet_inference.cli import batch, main
-
-@contextlib.contextmanager
-def progress_bar(what):
-    yield lambda done, total: (print(flush=True), sys.stdin.read()) if done == 8 else None
-
-batch.progress_bar = progress_bar
-main()
-"""
 
 
 def with_body(body: str) -> str:

@@ -18,6 +18,7 @@ import pytest
 from scripted import ScriptedModel
 from text_samples import write_folder
 from typer.testing import CliRunner
+from waiting import WAITS_AFTER_EIGHT_ANSWERS
 
 from bitnet_inference import cli
 from bitnet_inference.engine.params import SamplingParams
@@ -460,19 +461,6 @@ class TestFilesThatDoNotFit:
                     BatchRun(*files)
                 run.run(llm, PARAMS)
         BatchRun(*files).close()
-
-
-WAITS_AFTER_EIGHT_ANSWERS = """
-import contextlib, sys
-from bitnet_inference.cli import batch, main
-
-@contextlib.contextmanager
-def progress_bar(what):
-    yield lambda done, total: (print(flush=True), sys.stdin.read()) if done == 8 else None
-
-batch.progress_bar = progress_bar
-main()
-"""
 
 
 class TestCommand:
