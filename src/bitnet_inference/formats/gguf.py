@@ -26,6 +26,7 @@ from bitnet_inference.formats.checkpoint import (
 )
 from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import (
+    SHORT_FACTORS,
     is_longrope,
     is_misnamed,
     read_architecture,
@@ -53,7 +54,7 @@ _FLOATS: dict[int, tuple[str, FloatName]] = {
 }
 _TERNARY_TYPES = (*ggml.TERNARY, ggml.I2_S)
 _TERNARY_HEADS = (ggml.TQ1_0, ggml.TQ2_0, ggml.I2_S)  # Q1_0 and Q2_0 hold heads of any weights too
-_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # of longrope
+_LONG_FACTORS = "rope_factors_long.weight"  # of longrope, which are not used
 _AGAIN = "download the file again"
 
 
@@ -84,7 +85,7 @@ class GgufCheckpoint:
             raise FormatError(path, "token_embd.weight", f"the table of embeddings is missing: {_AGAIN}")
         tied = not self._kind.own_head or "output.weight" not in self._tensors
         rope_factors = self._rope_factors(ROPE_FACTORS)
-        short_factors = self._rope_factors(_SHORT_FACTORS) if is_longrope(self.metadata) else ()
+        short_factors = self._rope_factors(SHORT_FACTORS) if is_longrope(self.metadata) else ()
         config = read_config(path, self.metadata, embed.shape[0], tied, rope_factors, short_factors)
         if tensor_name("layers.0.q.norm") in self._tensors:
             config = replace(config, linear_norm=True, linear_norm_eps=config.norm_eps)
@@ -271,7 +272,7 @@ class GgufCheckpoint:
         known = {tensor_name(name) for name in self._shapes}
         known |= {tensor_name(name, "scale") for name in self._shapes if is_projection(name)}
         known |= {ROPE_FACTORS, "output.weight"} | (
-            {_SHORT_FACTORS, _LONG_FACTORS} if is_longrope(self.metadata) else set()
+            {SHORT_FACTORS, _LONG_FACTORS} if is_longrope(self.metadata) else set()
         )
         extra = [name for name in self._tensors if name not in known]
         if extra:

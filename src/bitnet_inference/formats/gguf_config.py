@@ -23,7 +23,7 @@ from bitnet_inference.formats.sizes import (
     MAX_POSITIONS,
     MAX_VOCAB,
 )
-from bitnet_inference.formats.yarn import sharpened, yarn_attention, yarn_factors
+from bitnet_inference.formats.yarn import LONG_TEXTS, sharpened, yarn_attention, yarn_factors
 
 _LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 32,000 tokens
 
@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "granite": Architecture("granite", "silu", sub_norms=False, permuted=True, own_head=True, multiplied=True),
 }
 MULTIPLIERS, SCORES = ("embedding_scale", "residual_scale", "logit_scale"), "attention.scale"
+SHORT_FACTORS = "rope_factors_short.weight"  # the tensor of longrope for short texts
 _POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
 _PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads
@@ -253,7 +254,7 @@ def _scaling(
         return _longrope(fields, short_factors, head_dim), 1.0
     kind = fields.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
-        others = "only linear, yarn, and longrope with the tensor rope_factors_short.weight"
+        others = f"only linear, yarn, and longrope with the tensor {SHORT_FACTORS}"
         raise Unsupported(f"{fields.path}: rope.scaling.type {shown(kind)} is not supported: {others}")
     _refuse_sharpened(fields)
     theta, factor = fields.positive("rope.freq_base", 10000.0), _factor(fields) if kind != "none" else None
@@ -275,9 +276,8 @@ def _longrope(fields: Fields, factors: tuple[float, ...], head_dim: int) -> Rope
         raise Unsupported(f"{fields.path}: rope.scaling.factor beside longrope is not supported: leave it out")
     length = fields.size("context_length", MAX_POSITIONS)
     if length > fields.size("rope.scaling.original_context_length", MAX_POSITIONS, length):
-        why = "longrope turns keys again once a text is longer than those of the first training, which is not supported"
-        raise Unsupported(f"{fields.path}: rope.scaling.type: {why}: use another model")
-    return _of_factors(fields, "rope_factors_short.weight", factors, head_dim)
+        raise Unsupported(f"{fields.path}: rope.scaling.type: {LONG_TEXTS}: use another model")
+    return _of_factors(fields, SHORT_FACTORS, factors, head_dim)
 
 
 def _of_factors(fields: Fields, name: str, factors: tuple[float, ...], head_dim: int) -> RopeScaling:

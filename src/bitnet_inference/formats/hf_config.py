@@ -18,7 +18,7 @@ from bitnet_inference.formats.sizes import (
     MAX_POSITIONS,
     MAX_VOCAB,
 )
-from bitnet_inference.formats.yarn import sharpened, yarn_attention, yarn_factors
+from bitnet_inference.formats.yarn import LONG_TEXTS, sharpened, yarn_attention, yarn_factors
 
 _ORIGINAL = "original_max_position_embeddings"
 _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
@@ -242,8 +242,7 @@ def _longrope(section: Fields, owner: Fields, max_positions: int, head_dim: int)
     _refuse_partial(section)
     original = owner.size(_ORIGINAL, MAX_POSITIONS, max_positions)
     if max_positions > original or section.positive("factor", 1.0) > 1:  # a factor of 1 keeps no text short
-        why = "longrope turns keys again once a text is longer than those of the first training, which is not supported"
-        raise Unsupported(f"{section.path}: rope_type {why}: use another model")
+        raise Unsupported(f"{section.path}: rope_type {LONG_TEXTS}: use another model")
     found = section.values.get("short_factor")
     if not isinstance(found, list) or len(found) != head_dim // 2:
         raise section.wrong(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from decimal import Decimal, localcontext
 
+# Why longrope, which has other factors for long texts than for short ones, is refused where texts can be long.
+LONG_TEXTS = "longrope turns keys again once a text is longer than those of the first training, which is not supported"
+
 
 def yarn_factors(
     factor: float,
