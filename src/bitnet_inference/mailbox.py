@@ -17,6 +17,8 @@ from bitnet_inference.text.detokenize import Detokenizer
 
 # So many letters, as a rule a token each, may lie unread before a stream's request waits for its reader.
 MAX_UNREAD = 1024
+# Who wants all of a text, and no pieces, is woken for so many letters: that takes as long as a small model's token.
+MANY_LETTERS = 64
 
 
 class _Token(NamedTuple):
@@ -76,7 +78,8 @@ class Mailbox:
         self._letters: deque[Letter | _Token | _Last | End] = deque()
         self._is_torn = False  # an interrupt came while a letter was made
         self._wake = self._woken = _nobody  # what wakes the reader, another one each time it waits; what has last
-        self.is_awaited = False  # whether a reader waits for a letter
+        self.is_awaited = False  # whether a reader waits for letters
+        self._num_awaited = 1
         self._ending = threading.Lock()
         self._has_ended = False
         self._at_end: list[Callable[[], None]] = []
@@ -114,25 +117,25 @@ class Mailbox:
                 self._max_unread = None  # who waits for the end does not read before it
         (call if has_ended else self._on_room)()
 
-    def wait(self) -> None:
-        """Wait until there is a letter."""
-        while not self._letters:
+    def wait(self, num_letters: int = 1) -> None:
+        """Wait until there are so many letters, which `max_unread` must allow, or the end is among them."""
+        while not self._has(num_letters):
             asleep = threading.Lock()
             asleep.acquire()
-            self._wait_for(asleep.release)
+            self._wait_for(asleep.release, num_letters)
             try:
-                if not self._letters:  # looked for after the wake-up call is set, so none is missed
+                if not self._has(num_letters):  # looked for after the wake-up call is set, so none is missed
                     asleep.acquire()
             finally:
                 self.is_awaited = False
 
-    async def wait_async(self) -> None:
+    async def wait_async(self, num_letters: int = 1) -> None:
         """The same without blocking the event loop."""
-        while not self._letters:
+        while not self._has(num_letters):
             arrived = asyncio.Event()
-            self._wait_for(partial(_call_in, asyncio.get_running_loop(), arrived.set))
+            self._wait_for(partial(_call_in, asyncio.get_running_loop(), arrived.set), num_letters)
             try:
-                if not self._letters:
+                if not self._has(num_letters):
                     await arrived.wait()
             finally:
                 self.is_awaited = False
@@ -161,11 +164,15 @@ class Mailbox:
         if self._is_full and most is not None and len(self._letters) <= most // 2:
             self._on_room()
 
-    def _wait_for(self, wake: Callable[[], None]) -> None:
+    def _has(self, num_letters: int) -> bool:
+        letters = self._letters
+        return len(letters) >= num_letters or (bool(letters) and isinstance(letters[-1], (_Last, End)))
+
+    def _wait_for(self, wake: Callable[[], None], num_letters: int) -> None:
         self._check_wait()
         if self.is_awaited:  # whoever waits would not be woken any more
             raise InvalidParams("two readers wait for one stream: read it in one place, and pass its pieces on")
-        self.is_awaited, self._wake = True, wake
+        self.is_awaited, self._num_awaited, self._wake = True, num_letters, wake
 
     def _end(self, last: _Last) -> End:
         return End(self._detokenizer.finish(), last.finish, last.usage, self._detokenizer.stopped)
@@ -177,7 +184,7 @@ class Mailbox:
     def _put(self, content: Letter | _Token | _Last) -> None:
         self._letters.append(content)
         wake = self._wake
-        if wake is not self._woken:
+        if wake is not self._woken and self._has(self._num_awaited):
             self._woken = wake
             self._later(wake)
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, NoReturn
 
 from bitnet_inference.engine.logprobs import TokenLogprobs
 from bitnet_inference.engine.request import Request, Usage
-from bitnet_inference.mailbox import End, Letter, Mailbox
+from bitnet_inference.mailbox import MANY_LETTERS, End, Letter, Mailbox
 from bitnet_inference.text.filter import Screen
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "filtered"]
@@ -125,7 +125,7 @@ class Stream:
         """Wait for the end, and return all of it. Raises the request's error."""
         try:
             while self._end is None:
-                self._mailbox.wait()
+                self._mailbox.wait(self._num_awaited(MANY_LETTERS))
                 with self._taking:
                     self._take_all()
             self._made.clear()
@@ -137,7 +137,7 @@ class Stream:
 
     async def read_async(self) -> Generation:
         """As `read`, and the event loop goes on meanwhile."""
-        async for _ in self.in_bulk():
+        async for _ in self.in_bulk(MANY_LETTERS):
             pass
         assert self.output is not None, "a generation without an output has an error"
         return self.output
@@ -157,15 +157,18 @@ class Stream:
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._pieces(self._next)
 
-    def in_bulk(self) -> AsyncIterator[Piece]:
-        """The same as `async for`, but what has come since the last piece is one piece: less work for many readers."""
-        return self._pieces(self._all_next)
+    def in_bulk(self, num_letters: int = 1) -> AsyncIterator[Piece]:
+        """The same as `async for`, but what has come since the last piece is one piece: less work for many readers.
 
-    async def _pieces(self, make: Callable[[], None]) -> AsyncIterator[Piece]:
+        Where no filter reads along, it is the text of so many letters at least, MANY_LETTERS at most, or the last.
+        """
+        return self._pieces(self._all_next, num_letters)
+
+    async def _pieces(self, make: Callable[[], None], num_letters: int = 1) -> AsyncIterator[Piece]:
         try:
             while self._end is None or self._made:
                 if not self._made:
-                    await self._mailbox.wait_async()
+                    await self._mailbox.wait_async(self._num_awaited(num_letters))
                     # A filter may take its time, which the event loop has not.
                     await asyncio.to_thread(make) if self._screen else make()
                 if self._made:
@@ -190,6 +193,9 @@ class Stream:
     def __del__(self) -> None:
         if hasattr(self, "output"):  # not where an interrupt has kept it from being made
             self._give_up()
+
+    def _num_awaited(self, num_letters: int) -> int:
+        return 1 if self._screen else num_letters
 
     def _next(self) -> None:
         """Make the piece that the next letter completes. Tokens whose text is held back wait for a later one."""

@@ -233,6 +233,28 @@ class TestMailbox:
 
         asyncio.run(read())
 
+    def test_a_reader_who_waits_for_many_letters_is_woken_for_these_and_for_the_end(self, detokenizer):
+        wakeups: list[Callable[[], None]] = []
+        mailbox = Mailbox(detokenizer, later=wakeups.append)
+
+        async def read() -> None:
+            for num_letters, has_end in ((3, False), (2, True)):
+                reader = asyncio.create_task(mailbox.wait_async(3))
+                for number in range(num_letters):
+                    await asyncio.sleep(0)
+                    assert not wakeups
+                    mailbox.token(40 + number, None)
+                if has_end:
+                    assert not wakeups
+                    mailbox.finish(Finish("cancelled"), Usage(1, 5, 0, 0, 0))
+                wakeups.pop()()
+                await reader
+                for _ in range(num_letters):
+                    await take_async(mailbox)
+            await mailbox.wait_async(3)  # the end stays
+
+        asyncio.run(read())
+
     def test_whoever_raises_when_a_stream_ends_keeps_nobody_from_being_woken(self, detokenizer, caplog):
         wakeups, woken = Wakeups(monotonic), []
         mailbox = Mailbox(detokenizer, later=wakeups.add)

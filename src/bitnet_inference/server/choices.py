@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bitnet_inference.mailbox import MANY_LETTERS
 from bitnet_inference.server.schema import StreamOptions
 from bitnet_inference.stream import Generation, Piece, Stream
 
@@ -22,15 +23,15 @@ class Part:
     piece: Piece | None
 
 
-async def parts(streams: Sequence[Stream]) -> AsyncIterator[Part]:
-    """The pieces of all streams as they come, what waits in one, and the end of each. Leaving early cancels them."""
+async def parts(streams: Sequence[Stream], num_letters: int = 1) -> AsyncIterator[Part]:
+    """The pieces of all streams as they come, as Stream.in_bulk, and the end of each. Leaving early cancels them."""
     if len(streams) == 1:
-        async for piece in streams[0].in_bulk():
+        async for piece in streams[0].in_bulk(num_letters):
             yield Part(0, piece)
         yield Part(0, None)
         return
     arrived: asyncio.Queue[Part | BaseException] = asyncio.Queue(maxsize=2 * len(streams))
-    readers = [asyncio.create_task(_read(index, stream, arrived)) for index, stream in enumerate(streams)]
+    readers = [asyncio.create_task(_read(index, stream, num_letters, arrived)) for index, stream in enumerate(streams)]
     try:
         num_open = len(streams)
         while num_open:
@@ -45,9 +46,9 @@ async def parts(streams: Sequence[Stream]) -> AsyncIterator[Part]:
         await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def _read(index: int, stream: Stream, arrived: asyncio.Queue[Part | BaseException]) -> None:
+async def _read(index: int, stream: Stream, num_letters: int, arrived: asyncio.Queue[Part | BaseException]) -> None:
     try:
-        async for piece in stream.in_bulk():
+        async for piece in stream.in_bulk(num_letters):
             await arrived.put(Part(index, piece))
         await arrived.put(Part(index, None))
     except Exception as error:
@@ -56,7 +57,7 @@ async def _read(index: int, stream: Stream, arrived: asyncio.Queue[Part | BaseEx
 
 async def finished(streams: Sequence[Stream]) -> None:
     """Wait until all have ended. Raises the error of one that fails; the others are cancelled."""
-    async for _ in parts(streams):
+    async for _ in parts(streams, MANY_LETTERS):
         pass
 
 
