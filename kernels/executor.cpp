@@ -19,6 +19,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// While it lives its thread works for Executor::each.
+struct Working {
+    static thread_local bool here;
+    Working() { here = true; }
+    ~Working() { here = false; }
+};
+thread_local bool Working::here = false;
+
 void require(bool ok, const char* why) {
     if (!ok) throw std::invalid_argument(why);
 }
@@ -306,10 +314,15 @@ void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
 
 void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,
                     const std::function<void(int64_t, int64_t, int)>& work) {
+    if (Working::here) {
+        for (int64_t first = 0; first < units; first += chunk) work(first, std::min(first + chunk, units), 0);
+        return;
+    }
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
     parallel(units * unit_cost, [&](int thread) {
         const FloatMode mode;
+        const Working working;
         phases_.begin(thread, units);
         int64_t first, last;
         while (phases_.take(thread, chunk, &first, &last)) work(first, last, thread);

@@ -232,7 +232,8 @@ class Executor {
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
              double* seconds = nullptr);
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
-    // units of `unit_cost` multiply-adds are worth it. `work` may throw.
+    // units of `unit_cost` multiply-adds are worth it. `work` may throw, and may call this: its thread then works
+    // alone, as thread 0.
     void each(int64_t units, int64_t unit_cost, int64_t chunk, const std::function<void(int64_t, int64_t, int)>& work);
     // Throws std::invalid_argument in another process than the one that made it.
     void require_home() const;

@@ -7,8 +7,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "sampling.h"
-
 namespace bitnet {
 
 namespace {
@@ -19,6 +17,8 @@ constexpr size_t kFewBest = 8;       // for so many of an input 6 bits do, where
 constexpr int64_t kManyRows = 1024;  // threads take them in larger parts, in which more of them are fetched ahead
 constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
 constexpr int64_t kCostOfCode = 2;   // of a weight, in ternary ones
+// The codes of a head that is no larger stay in the second cache of a core, which screens so many inputs by itself.
+constexpr int64_t kSmallHead = 1 << 20, kFewInputs = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 HeadErrors errors_of(const RowErrors& errors, int64_t row) {
@@ -52,8 +52,6 @@ Screen::Screen(const DenseWeight& head, Executor& executor)
 Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
     : head_(head), quantised_(std::make_unique<QuantisedHead>(head.rows, head.columns, parts, executor)) {}
 
-Screen::~Screen() = default;
-
 InputForm Screen::form_of(const Kernels& kernels, int count, size_t k) const {
     const InputForm form = ternary_ ? InputForm::whole : quantised_->form(kernels, count);
     const bool is_fast = quantised_ && kernels.head_matrix && k == 1;  // with AMX, VNNI too is as fast as the memory
@@ -71,37 +69,56 @@ int64_t Screen::bytes_read(const Kernels& kernels, int num_inputs) const {
     return ternary_ ? ternary_->bytes() : bytes() / 8 * bits_of(kernels, form_of(kernels, num_inputs, 1), 1);
 }
 
+// Up to kInputsInMatrix inputs at a time: with all threads, or of a small head each thread some of its own.
+void Screen::in_groups(Executor& executor, int64_t num_inputs,
+                       const std::function<void(Desk&, int64_t, int)>& work) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t size = head_.rows * head_.columns, threads = executor.num_threads();
+    const bool is_small = size <= kSmallHead;
+    const int64_t fewest = (num_inputs + kInputsInMatrix - 1) / kInputsInMatrix;
+    const int64_t count = is_small ? std::max(fewest, std::min(threads, num_inputs / kFewInputs)) : fewest;
+    desks_.resize(size_t(threads));
+    const auto work_at = [&](Desk& desk, int64_t first, int64_t last) {
+        for (int64_t group = first; group < last; group++) {
+            const int64_t begin = num_inputs * group / count;
+            work(desk, begin, int(num_inputs * (group + 1) / count - begin));
+        }
+    };
+    if (!is_small || count == 1) return work_at(desks_[0], 0, count);
+    executor.each(count, kCostOfCode * size * num_inputs / count, 1,
+                  [&](int64_t first, int64_t last, int thread) { work_at(desks_[size_t(thread)], first, last); });
+}
+
 int64_t Screen::top(Executor& executor, const float* x, int64_t num_inputs, int64_t k, int32_t* ids,
                     float* logits) const {
     if (k < 1 || k > head_.rows) throw std::invalid_argument("k lies outside 1 .. the number of rows");
-    const std::lock_guard<std::mutex> lock(seen_.mutex);
-    int64_t computed = 0;
-    for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
-        const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
-        const float* some = x + begin * head_.columns;
+    std::atomic<int64_t> computed{0};
+    in_groups(executor, num_inputs, [&](Desk& desk, int64_t begin, int count) {
         const InputForm form = form_of(executor.kernels(), count, size_t(k));
         const int bits = bits_of(executor.kernels(), form, size_t(k));
         size_t left = 0;
-        for (Logits& all : top_of_some(executor, some, count, size_t(k), bits)) {
+        int64_t at = begin * k;
+        for (Logits& all : top_of_some(executor, desk, x + begin * head_.columns, count, size_t(k), bits)) {
             left += all.size();
             std::partial_sort(all.begin(), all.begin() + k, all.end());
-            for (int64_t j = 0; j < k; j++) *ids++ = all[size_t(j)].row, *logits++ = all[size_t(j)].value;
+            for (int64_t j = 0; j < k; j++, at++) ids[at] = all[size_t(j)].row, logits[at] = all[size_t(j)].value;
         }
         computed += int64_t(left);
         if (form != InputForm::whole && k == 1) is_flat_ = left > size_t(count) * (bits == 6 ? kFewOf6 : kFewOf8);
-    }
+    });
     return computed;
 }
 
 // The rows with the k largest lower ends of each input, and what has been seen of them all.
-std::vector<RowNumbers> Screen::look(Executor& executor, const float* x, int count, size_t k, int bits) const {
+std::vector<RowNumbers> Screen::look(Executor& executor, Desk& desk, const float* x, int count, size_t k,
+                                     int bits) const {
     const Kernels& kernels = executor.kernels();
     const RowErrors& errors = ternary_ ? ternary_->errors : bits == 6 ? quantised_->errors6 : quantised_->errors8;
     std::vector<Best> best(size_t(executor.num_threads() * count));
-    seen_.reserve(num_tiles(), count);
+    desk.seen.reserve(num_tiles(), count);
     score(executor, x, count, form_of(kernels, count, k), bits,
           [&](int first, int64_t tile, const HeadScores& scores, int thread) {
-              look_at_tile(kernels, first, tile, scores, errors_of(errors, tile * kHeadRows), k,
+              look_at_tile(kernels, desk.seen, first, tile, scores, errors_of(errors, tile * kHeadRows), k,
                            &best[size_t(thread * count)]);
           });
     std::vector<RowNumbers> rows(static_cast<size_t>(count));
@@ -136,12 +153,12 @@ void Screen::score(Executor& executor, const float* x, int count, InputForm form
 }
 
 // The logits of all rows that may be among the k best, k at least, of each input.
-std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, const float* x, int count, size_t k,
+std::vector<Screen::Logits> Screen::top_of_some(Executor& executor, Desk& desk, const float* x, int count, size_t k,
                                                 int bits) const {
-    std::vector<RowNumbers> rows = look(executor, x, count, k, bits);
+    std::vector<RowNumbers> rows = look(executor, desk, x, count, k, bits);
     const std::vector<Logits> first = compute(executor, x, rows);
     executor.each(count, num_tiles(), 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(int(i), first[size_t(i)], k);
+        for (int64_t i = begin; i < end; i++) rows[size_t(i)] = rows_above(desk.seen, int(i), first[size_t(i)], k);
     });
     return compute(executor, x, rows);
 }
@@ -162,11 +179,11 @@ void Screen::Seen::reserve(int64_t num_tiles, int count) {
 }
 
 // The upper ends of a tile, for each input of a tile of inputs, and the largest lower ends.
-void Screen::look_at_tile(const Kernels& kernels, int first, int64_t tile, const HeadScores& scores,
+void Screen::look_at_tile(const Kernels& kernels, const Seen& seen, int first, int64_t tile, const HeadScores& scores,
                           const HeadErrors& errors, size_t k, Best* best) const {
     const int64_t row = tile * kHeadRows, rows = std::min<int64_t>(kHeadRows, head_.rows - row);
     float lower[kInputsInMatrix][kHeadRows], least[kInputsInMatrix];
-    const HeadEnds ends = seen_.ends(first, tile, lower[0], least);
+    const HeadEnds ends = seen.ends(first, tile, lower[0], least);
     const int64_t soon = kTilesAtOnce * kHeadRows;  // what has not been near since the last token
     for (const float* next : {errors.error, errors.size, scores.half_scale})
         if (next) __builtin_prefetch(next + soon);
@@ -183,7 +200,8 @@ void Screen::look_at_tile(const Kernels& kernels, int first, int64_t tile, const
 
 // The upper ends of some of so many inputs by what has not been looked at: the low 2 bits of weights, or where a head
 // is ternary, the low codes of inputs.
-void Screen::refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const {
+void Screen::refine(Executor& executor, const Seen& seen, const float* x, int count,
+                    const std::vector<int>& indices) const {
     const InputForm form = form_of(executor.kernels(), count, 1);
     std::vector<float> some;
     for (const int index : indices) some.insert(some.end(), x + index * head_.columns, x + (index + 1) * head_.columns);
@@ -194,7 +212,7 @@ void Screen::refine(Executor& executor, const float* x, int count, const std::ve
             executor.kernels().head_bounds(scores, errors_of(ternary_->errors, tile * kHeadRows),
                                            {upper[0], kHeadRows, most, 1, lower[0], least});
             for (int i = 0; i < scores.count; i++) {
-                float* before = seen_.upper(indices[size_t(first + i)], tile);
+                float* before = seen.upper(indices[size_t(first + i)], tile);
                 for (int r = 0; r < kHeadRows; r++) before[r] = upper[i][r] < before[r] ? upper[i][r] : before[r];
             }
         };
@@ -208,7 +226,7 @@ void Screen::refine(Executor& executor, const float* x, int count, const std::ve
         const int *index = &indices[size_t(inputs.first_of(input_tile))], *end = index + low.count;
         for (; index < end; index++, low.inputs++, low.sums += low.vectors_each * kHeadRows)
             executor.kernels().head_refine(low, errors_of(quantised_->errors6, row),
-                                           errors_of(quantised_->errors8, row), seen_.upper(*index, tile));
+                                           errors_of(quantised_->errors8, row), seen.upper(*index, tile));
     };
     executor.each(num_tiles(), kHeadRows * head_.columns * int64_t(indices.size()), 8,
                   [&](int64_t first, int64_t last, int) {
@@ -229,13 +247,13 @@ RowNumbers Screen::best_rows(const std::vector<Best>& best, size_t index, size_t
 
 // The rows that may have logits as large as the least of k known ones: k at least, if the bounds are true; those of a
 // damaged file may be false, and then it is all rows.
-RowNumbers Screen::rows_above(int index, const Logits& known, size_t k) const {
+RowNumbers Screen::rows_above(const Seen& seen, int index, const Logits& known, size_t k) const {
     float least = known.size() == k ? kInfinity : -kInfinity;
     for (const Logit& logit : known) least = std::isnan(logit.value) ? -kInfinity : std::min(least, logit.value);
     RowNumbers rows;
     for (int64_t tile = 0; tile < num_tiles(); tile++) {
-        if (seen_.most(index, tile) < least) continue;
-        const float* upper = seen_.upper(index, tile);
+        if (seen.most(index, tile) < least) continue;
+        const float* upper = seen.upper(index, tile);
         const int64_t row = tile * kHeadRows, count = std::min<int64_t>(kHeadRows, head_.rows - row);
         for (int64_t r = 0; r < count; r++)
             if (!(upper[r] < least)) rows.push_back(int32_t(row + r));

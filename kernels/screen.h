@@ -40,12 +40,11 @@
 #include <vector>
 
 #include "quantised_head.h"
+#include "sampling.h"
 #include "ternary_table.h"
 
 namespace bitnet {
 
-struct Draw;
-class RowSampler;
 using RowNumbers = std::vector<int32_t>;  // of a head
 constexpr int32_t kUndecided = -3;        // instead of a token: it takes all logits to tell it
 
@@ -55,7 +54,6 @@ class Screen {
     Screen(const DenseWeight& head, Executor& executor);
     // The same from the parts that were made of this head before.
     Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor);
-    ~Screen();
 
     // The k best rows for each of the R inputs x [R, columns], best first, lowest row first among equals: ids and
     // logits [R, k]. Returns how many rows might have been among them, and were computed exactly.
@@ -78,7 +76,6 @@ class Screen {
     // The upper ends of each tile of rows for each input, and the largest of them.
     class Seen {
       public:
-        std::mutex mutex;
         void reserve(int64_t num_tiles, int count);
         float& most(int index, int64_t tile) const { return most_[index * stride_ + tile]; }
         float* upper(int index, int64_t tile) const { return upper_ + (index * stride_ + tile) * kHeadRows; }
@@ -97,36 +94,48 @@ class Screen {
     struct DrawCosts {
         float late = 6.0f / 16;
         int turn = 0;
+        bool pays(int count);  // whether they have cost less than the head
     };
 
+    // What some inputs need while they are screened; those of another thread may be screened meanwhile.
+    struct Desk {
+        Seen seen;
+        DrawCosts draw_costs;
+        std::unique_ptr<RowSampler> sampler = nullptr;  // which edits logits, once one is to be
+    };
+
+    // Calls work(desk, begin, count) until all inputs are done.
+    void in_groups(Executor& executor, int64_t num_inputs, const std::function<void(Desk&, int64_t, int)>& work) const;
     int64_t num_tiles() const { return (head_.rows + kHeadRows - 1) / kHeadRows; }
     InputForm form_of(const Kernels& kernels, int count, size_t k) const;
     int bits_of(const Kernels& kernels, InputForm form, size_t k) const;
-    std::vector<Logits> top_of_some(Executor& executor, const float* x, int count, size_t k, int bits) const;
-    std::vector<RowNumbers> look(Executor& executor, const float* x, int count, size_t k, int bits) const;
+    std::vector<Logits> top_of_some(Executor& executor, Desk& desk, const float* x, int count, size_t k,
+                                    int bits) const;
+    std::vector<RowNumbers> look(Executor& executor, Desk& desk, const float* x, int count, size_t k, int bits) const;
     // What looks at the scores of a tile of rows for the inputs from `first` on.
     using Look = std::function<void(int first, int64_t tile, const HeadScores& scores, int thread)>;
     void score(Executor& executor, const float* x, int count, InputForm form, int bits, const Look& look) const;
-    void look_at_tile(const Kernels& kernels, int first, int64_t tile, const HeadScores& scores,
+    void look_at_tile(const Kernels& kernels, const Seen& seen, int first, int64_t tile, const HeadScores& scores,
                       const HeadErrors& errors, size_t k, Best* best) const;
-    void refine(Executor& executor, const float* x, int count, const std::vector<int>& indices) const;
+    void refine(Executor& executor, const Seen& seen, const float* x, int count, const std::vector<int>& indices) const;
     static RowNumbers best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
-    bool pays_for_draws(int count) const;
-    float sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
-                      bool is_final, int32_t* tokens) const;
-    std::vector<Logits> logits_of_allowed(Executor& executor, const float* x, int count, const Draw* draws) const;
-    RowNumbers rows_above(int index, const Logits& known, size_t k) const;
+    void sample_group(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
+                      int32_t* tokens) const;
+    float sample_some(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
+                      std::vector<Logits> logits, bool is_final, int32_t* tokens) const;
+    std::vector<Logits> logits_of_allowed(Executor& executor, Seen& seen, const float* x, int count,
+                                          const Draw* draws) const;
+    RowNumbers rows_above(const Seen& seen, int index, const Logits& known, size_t k) const;
     void dense_rows(const Kernels& kernels, const float* input, const int32_t* rows, int64_t count, float* out) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<RowNumbers>& rows) const;
 
     DenseWeight head_;
     const TernaryTable* ternary_ = nullptr;  // the one or
     std::unique_ptr<QuantisedHead> quantised_;
-    mutable Seen seen_;
+    mutable std::mutex mutex_;
+    mutable std::vector<Desk> desks_;  // of the threads; under the mutex
     mutable std::atomic<bool> is_flat_ =
-        false;                      // whether the last best logits hardly stood out: what to read, no result
-    mutable DrawCosts draw_costs_;  // under the mutex, as
-    mutable std::unique_ptr<RowSampler> sampler_;  // which edits logits; null until it is needed
+        false;  // whether the last best logits hardly stood out: what to read, no result
 };
 
 }  // namespace bitnet

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "sampling.h"
 #include "screen.h"
 
 namespace bitnet {

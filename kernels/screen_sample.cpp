@@ -50,48 +50,47 @@ size_t num_allowed(const Draw& draw) {
 }  // namespace
 
 void Screen::sample(Executor& executor, const float* x, int64_t num_inputs, const Draw* draws, int32_t* tokens) const {
-    const std::lock_guard<std::mutex> lock(seen_.mutex);
-    for (int64_t begin = 0; begin < num_inputs; begin += kInputsInMatrix) {
-        const int count = int(std::min<int64_t>(kInputsInMatrix, num_inputs - begin));
-        int32_t *first = tokens + begin, *last = first + count;
-        const float* some = x + begin * head_.columns;
-        if (auto logits = logits_of_allowed(executor, some, count, draws + begin); !logits.empty()) {
-            sample_some(executor, some, count, draws + begin, std::move(logits), true, first);
-            continue;
-        }
-        std::fill(first, last, kUndecided);
-        if (!pays_for_draws(count)) continue;
-        auto logits = compute(executor, some, look(executor, some, count, 1, 6));
-        float cost = kCostOf6 + sample_some(executor, some, count, draws + begin, std::move(logits), false, first);
-        cost += cost_of_head(std::count(first, last, kUndecided));
-        draw_costs_.late += (cost - draw_costs_.late) * (cost < draw_costs_.late ? kBetter : kWorse);
-    }
+    in_groups(executor, num_inputs, [&](Desk& desk, int64_t begin, int count) {
+        sample_group(executor, desk, x + begin * head_.columns, count, draws + begin, tokens + begin);
+    });
 }
 
-// Whether the screen has cost less of late than the head, which is read where it leaves the draws undecided.
-bool Screen::pays_for_draws(int count) const {
-    return ++draw_costs_.turn % kTrial == 0 || draw_costs_.late <= cost_of_head(count);
+void Screen::sample_group(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
+                          int32_t* tokens) const {
+    if (auto logits = logits_of_allowed(executor, desk.seen, x, count, draws); !logits.empty()) {
+        sample_some(executor, desk, x, count, draws, std::move(logits), true, tokens);
+        return;
+    }
+    std::fill_n(tokens, count, kUndecided);
+    if (!desk.draw_costs.pays(count)) return;
+    auto logits = compute(executor, x, look(executor, desk, x, count, 1, 6));
+    float cost = kCostOf6 + sample_some(executor, desk, x, count, draws, std::move(logits), false, tokens);
+    cost += cost_of_head(std::count(tokens, tokens + count, kUndecided));
+    float& late = desk.draw_costs.late;
+    late += (cost - late) * (cost < late ? kBetter : kWorse);
 }
+
+bool Screen::DrawCosts::pays(int count) { return ++turn % kTrial == 0 || late <= cost_of_head(count); }
 
 // Returns what was read, in parts of the head. With `is_final`, upper ends cannot be refined.
-float Screen::sample_some(Executor& executor, const float* x, int count, const Draw* draws, std::vector<Logits> logits,
-                          bool is_final, int32_t* tokens) const {
+float Screen::sample_some(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
+                          std::vector<Logits> logits, bool is_final, int32_t* tokens) const {
     std::vector<Race> races;
     const bool is_fine = is_final || (ternary_ && form_of(executor.kernels(), count, 1) == InputForm::whole);
     for (int i = 0; i < count; i++) {
-        float *upper = seen_.upper(i, 0), *most = &seen_.most(i, 0);
-        std::fill(upper + head_.rows, upper + seen_.rows(), -kInfinity);
-        std::fill(most + num_tiles(), most + seen_.rows() / kHeadRows, -kInfinity);
-        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(seen_.rows()), is_fine);
+        float *upper = desk.seen.upper(i, 0), *most = &desk.seen.most(i, 0);
+        std::fill(upper + head_.rows, upper + desk.seen.rows(), -kInfinity);
+        std::fill(most + num_tiles(), most + desk.seen.rows() / kHeadRows, -kInfinity);
+        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(desk.seen.rows()), is_fine);
     }
-    if (!sampler_ && std::any_of(draws, draws + count, [](const Draw& draw) { return draw.edits(); }))
-        sampler_ = std::make_unique<RowSampler>(size_t(head_.rows));
-    if (sampler_) sampler_->make_room(size_t(executor.num_threads()));
+    if (!desk.sampler && std::any_of(draws, draws + count, [](const Draw& draw) { return draw.edits(); }))
+        desk.sampler = std::make_unique<RowSampler>(size_t(head_.rows));
+    if (desk.sampler) desk.sampler->make_room(size_t(executor.num_threads()));
     std::vector<RowNumbers> rows(races.size());
     float cost = 0.0f;
     for (bool goes_on = true; goes_on;) {
         executor.each(count, head_.rows * kCostOfRow, 1, [&](int64_t first, int64_t last, int thread) {
-            RowSampler* sampler = sampler_ ? &sampler_->of_thread(size_t(thread)) : nullptr;
+            RowSampler* sampler = desk.sampler ? &desk.sampler->of_thread(size_t(thread)) : nullptr;
             for (size_t i = size_t(first); i < size_t(last); i++) {
                 for (const Logit& logit : logits[i]) races[i].add(logit.row, logit.value);
                 rows[i] = races[i].go_on(sampler);
@@ -99,7 +98,7 @@ float Screen::sample_some(Executor& executor, const float* x, int count, const D
         });
         const std::vector<int> coarse = to_refine(races, rows);
         if (!coarse.empty()) {
-            refine(executor, x, count, coarse);
+            refine(executor, desk.seen, x, count, coarse);
             cost += kCostOf2;
         }
         for (const int i : coarse) {
@@ -119,7 +118,7 @@ float Screen::sample_some(Executor& executor, const float* x, int count, const D
 
 // The logits of all tokens that the masks allow, where these are few for each input; upper ends say that nothing else
 // is. Else nothing.
-std::vector<Screen::Logits> Screen::logits_of_allowed(Executor& executor, const float* x, int count,
+std::vector<Screen::Logits> Screen::logits_of_allowed(Executor& executor, Seen& seen, const float* x, int count,
                                                       const Draw* draws) const {
     std::vector<RowNumbers> rows;
     for (int i = 0; i < count; i++) {
@@ -128,8 +127,8 @@ std::vector<Screen::Logits> Screen::logits_of_allowed(Executor& executor, const 
         for (int32_t row = 0; row < head_.rows; row++)
             if (draws[i].allows(size_t(row))) rows.back().push_back(row);
     }
-    seen_.reserve(num_tiles(), count);
-    for (int i = 0; i < count; i++) std::fill_n(seen_.upper(i, 0), head_.rows, -kInfinity);
+    seen.reserve(num_tiles(), count);
+    for (int i = 0; i < count; i++) std::fill_n(seen.upper(i, 0), head_.rows, -kInfinity);
     return compute(executor, x, rows);
 }
 

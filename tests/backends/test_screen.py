@@ -94,6 +94,17 @@ def test_random_rows(isa: str) -> None:
         assert assert_same(weights, x, 3, isa) < 1000 * num_inputs
 
 
+@pytest.mark.parametrize("isa", native.isas())
+def test_many_inputs_of_a_small_head_each_thread_some_of_its_own(isa: str) -> None:
+    rng = np.random.default_rng(7)
+    weights = bfloat16(rng.standard_normal((1500, 64), np.float32))
+    for num_inputs in (16, 40):
+        x = rng.standard_normal((num_inputs, 64)).astype(np.float32)
+        assert_same(weights, x, 2, isa)
+        tokens = np.arange(40, dtype=np.int32)
+        assert share_unsure(weights, x, isa, tokens, temperature=0.3, repetition_penalty=1.3, top_p=0.9) < 0.5
+
+
 def test_a_clear_winner_costs_little() -> None:
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((20000, 256), np.float32)
