@@ -13,6 +13,7 @@ from bitnet_inference.engine.batch import Batches, build_batch
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.ints import Ints
+from bitnet_inference.engine.pace import MAX_SLOWER
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.room import Chunk
@@ -152,7 +153,7 @@ def test_prompts_share_what_the_pace_allows_while_others_decode():
     for each in prompts:
         queue.submit(each)
     assert step(queue) == [(stream, 1), (prompts[0], 15)], "nothing is measured yet"
-    queue.pace.note(1, [], 0.030)
+    queue.pace.note(1, [], 0.075 / (MAX_SLOWER - 1))  # so prompts may take 75 ms
     queue.pace.note(0, [Chunk(0, 100)], 0.100)
     assert step(queue) == [(stream, 1), (prompts[0], 5), (prompts[1], 74)]
     queue.drop(stream)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bitnet_inference.engine.room import Chunk, Costs, Room, TimedRoom, whole_tiles
 
 # A step with prompt tokens takes at most so many times one without, as far as the estimates are right.
-MAX_SLOWER = 3.5
+MAX_SLOWER = 3.1
 _SHARE_OF_NEWEST = 0.25
 _MAX_JUMP = 2.0
 _FAR = 1.5  # times what was expected: more than one step differs from the next
