@@ -92,9 +92,10 @@ class Screen {
 
     // What draws through the screen cost of late, in parts of reading the head.
     struct DrawCosts {
-        float late = 6.0f / 16;
+        float late = 6.0f / 16, refined = 0.0f;  // and how many of them wanted ends of 8 bits behind those of 6
         int turn = 0;
         bool pays(int count);  // whether they have cost less than the head
+        bool wants_8() const;
     };
 
     // What some inputs need while they are screened; those of another thread may be screened meanwhile.
@@ -119,10 +120,12 @@ class Screen {
                       const HeadErrors& errors, size_t k, Best* best) const;
     void refine(Executor& executor, const Seen& seen, const float* x, int count, const std::vector<int>& indices) const;
     static RowNumbers best_rows(const std::vector<Best>& best, size_t index, size_t count, size_t k);
+    // Upper ends by so many bits of the head; with `final`, all that is not known is out.
+    enum class Ends { of6, of8, final };
     void sample_group(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
                       int32_t* tokens) const;
     float sample_some(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
-                      std::vector<Logits> logits, bool is_final, int32_t* tokens) const;
+                      std::vector<Logits> logits, Ends ends, int32_t* tokens) const;
     std::vector<Logits> logits_of_allowed(Executor& executor, Seen& seen, const float* x, int count,
                                           const Draw* draws) const;
     RowNumbers rows_above(const Seen& seen, int index, const Logits& known, size_t k) const;

@@ -18,6 +18,7 @@ constexpr float kCostOfOne = 1.25f;                          // of a row by itse
 constexpr size_t kMostParts = 2, kManyParts = 16;            // of the head, as rows of all inputs, and of one
 constexpr float kBetter = 0.5f, kWorse = 0.15f;              // what the last draws count in what late ones cost
 constexpr int kTrial = 16;                                   // the screen is tried once in so many turns
+constexpr float kOften = 0.6f;  // ends of 6 bits and then of 8 take longer than these alone
 
 // Of all logits of so many inputs, in parts of reading the head.
 float cost_of_head(int64_t count) { return count == 0 ? 0.0f : 1.0f + 0.1f * float(count - 1); }
@@ -58,36 +59,42 @@ void Screen::sample(Executor& executor, const float* x, int64_t num_inputs, cons
 void Screen::sample_group(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
                           int32_t* tokens) const {
     if (auto logits = logits_of_allowed(executor, desk.seen, x, count, draws); !logits.empty()) {
-        sample_some(executor, desk, x, count, draws, std::move(logits), true, tokens);
+        sample_some(executor, desk, x, count, draws, std::move(logits), Ends::final, tokens);
         return;
     }
     std::fill_n(tokens, count, kUndecided);
     if (!desk.draw_costs.pays(count)) return;
-    auto logits = compute(executor, x, look(executor, desk, x, count, 1, 6));
-    float cost = kCostOf6 + sample_some(executor, desk, x, count, draws, std::move(logits), false, tokens);
+    // Of few inputs it is the weights that take the time, in 6 bits and then 2 as long as in 8.
+    const bool is_rough = quantised_ && form_of(executor.kernels(), count, 1) == InputForm::rough;
+    const bool wants_8 = is_rough && executor.kernels().whole_bytes && desk.draw_costs.wants_8();
+    const Ends ends = wants_8 ? Ends::of8 : Ends::of6;
+    auto logits = compute(executor, x, look(executor, desk, x, count, 1, wants_8 ? 8 : 6));
+    float cost = wants_8 ? kCostOf6 + kCostOf2 : kCostOf6;
+    cost += sample_some(executor, desk, x, count, draws, std::move(logits), ends, tokens);
     cost += cost_of_head(std::count(tokens, tokens + count, kUndecided));
     float& late = desk.draw_costs.late;
     late += (cost - late) * (cost < late ? kBetter : kWorse);
 }
 
 bool Screen::DrawCosts::pays(int count) { return ++turn % kTrial == 0 || late <= cost_of_head(count); }
+bool Screen::DrawCosts::wants_8() const { return refined > kOften && turn % kTrial != 0; }
 
-// Returns what was read, in parts of the head. With `is_final`, upper ends cannot be refined.
+// Returns what was read behind the upper ends, in parts of the head.
 float Screen::sample_some(Executor& executor, Desk& desk, const float* x, int count, const Draw* draws,
-                          std::vector<Logits> logits, bool is_final, int32_t* tokens) const {
+                          std::vector<Logits> logits, Ends ends, int32_t* tokens) const {
     std::vector<Race> races;
-    const bool is_fine = is_final || (ternary_ && form_of(executor.kernels(), count, 1) == InputForm::whole);
+    const bool is_fine = ends != Ends::of6 || (ternary_ && form_of(executor.kernels(), count, 1) == InputForm::whole);
     for (int i = 0; i < count; i++) {
         float *upper = desk.seen.upper(i, 0), *most = &desk.seen.most(i, 0);
         std::fill(upper + head_.rows, upper + desk.seen.rows(), -kInfinity);
         std::fill(most + num_tiles(), most + desk.seen.rows() / kHeadRows, -kInfinity);
-        races.emplace_back(draws[i], upper, is_final ? nullptr : most, size_t(desk.seen.rows()), is_fine);
+        races.emplace_back(draws[i], upper, ends == Ends::final ? nullptr : most, size_t(desk.seen.rows()), is_fine);
     }
     if (!desk.sampler && std::any_of(draws, draws + count, [](const Draw& draw) { return draw.edits(); }))
         desk.sampler = std::make_unique<RowSampler>(size_t(head_.rows));
     if (desk.sampler) desk.sampler->make_room(size_t(executor.num_threads()));
     std::vector<RowNumbers> rows(races.size());
-    float cost = 0.0f;
+    float cost = 0.0f, was_refined = 0.0f;
     for (bool goes_on = true; goes_on;) {
         executor.each(count, head_.rows * kCostOfRow, 1, [&](int64_t first, int64_t last, int thread) {
             RowSampler* sampler = desk.sampler ? &desk.sampler->of_thread(size_t(thread)) : nullptr;
@@ -100,6 +107,7 @@ float Screen::sample_some(Executor& executor, Desk& desk, const float* x, int co
         if (!coarse.empty()) {
             refine(executor, desk.seen, x, count, coarse);
             cost += kCostOf2;
+            was_refined = 1.0f;
         }
         for (const int i : coarse) {
             races[size_t(i)].refine();
@@ -112,6 +120,8 @@ float Screen::sample_some(Executor& executor, Desk& desk, const float* x, int co
         goes_on = computed > 0 || !coarse.empty();
         logits = compute(executor, x, rows);
     }
+    float& refined = desk.draw_costs.refined;
+    if (ends == Ends::of6) refined += (was_refined - refined) * kBetter;
     for (size_t i = 0; i < races.size(); i++) tokens[i] = races[i].token();
     return cost;
 }
