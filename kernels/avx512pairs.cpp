@@ -12,71 +12,11 @@
 // Pairs are the fields 0 and 1 of a step of 16 columns, and in even steps the fields 2 and 3.
 #include <algorithm>
 
-#include "fetch.h"
-#include "products_avx512.h"
-#include "t5_decode.h"
-#include "tile_parts.h"
+#include "few_pairs_avx512.h"
 
 namespace {
 
 using namespace bitnet;
-
-// Three instructions that stay together: gcc 12 would move additions ahead, and sums out of the registers.
-BITNET_INLINE void add_pair_products(__m512i& sum, const __m512i& a0, const __m512i& a1, const __m512i& w0,
-                                     const __m512i& w1) {
-    __m512i left, right;
-    asm("vpaddb %[a0], %[w1], %[left]\n\tvpaddb %[a1], %[w0], %[right]\n\tvpdpbusd %[right], %[left], %[sum]"
-        : [sum] "+v"(sum), [left] "=&v"(left), [right] "=&v"(right)
-        : [a0] "v"(a0), [a1] "v"(a1), [w0] "v"(w0), [w1] "v"(w1));
-}
-
-struct Halves {
-    __m512i of[2];  // 16 rows each
-};
-
-const Halves kNoSums{};
-
-enum class Place { left, right, alone };
-
-// The two bits of field P as w0, w1 + 128, or the code of a weight that is alone. A product of bit matrices is any
-// function of three values of two bits.
-template <int P, Place To>
-BITNET_INLINE Halves field(const Halves& x) {
-    constexpr uint64_t low = uint64_t(1) << 2 * P, high = uint64_t(2) << 2 * P, any = low | high;
-    constexpr uint64_t rows = low << 56 | (To == Place::alone ? high << 48 : any * 0x1010101010101);
-    constexpr int zero = To == Place::left ? 0xff : To == Place::right ? 0x7f : 0;
-    const __m512i matrix = _mm512_set1_epi64(int64_t(rows));
-    return {
-        {_mm512_gf2p8affine_epi64_epi8(x.of[0], matrix, zero), _mm512_gf2p8affine_epi64_epi8(x.of[1], matrix, zero)}};
-}
-
-BITNET_INLINE Halves load(const uint8_t* w) { return {{_mm512_loadu_si512(w), _mm512_loadu_si512(w + 64)}}; }
-
-// The fields of a step: in the bytes of U2, or on top of what four steps of T5 look up.
-struct FieldsOfU2 {
-    Halves x;
-    template <int P, Place To>
-    BITNET_INLINE Halves get() const {
-        return field<P, To>(x);
-    }
-};
-struct Fifths {
-    const Halves* upper;
-    template <int P, Place To>
-    BITNET_INLINE Halves get() const {
-        return field<3, To>(upper[P]);
-    }
-};
-
-// Decodes a step of T5; its last fields are left in `upper`.
-BITNET_INLINE FieldsOfU2 decode(const T5Decoder& decoder, const uint8_t* w, Halves& upper) {
-    const Halves x = load(w);
-    const T5Fields first = decoder(x.of[0]), second = decoder(x.of[1]);
-    upper = {{first.upper, second.upper}};
-    return {{{first.first_four(), second.first_four()}}};
-}
-
-constexpr int kPairTile = 8;  // tokens
 
 // Some steps of a group, a byte a weight, and what w0 (w1 + 128) adds up to in each row.
 struct Chunk {
@@ -136,46 +76,22 @@ BITNET_INLINE Halves expanded(const uint8_t* bytes) {
     return {{_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64)}};
 }
 
-// The sums of T tokens.
+// Steps that are bytes.
 template <int T>
-struct Tile {
-    __m512i sums[2][T];
-
-    BITNET_INLINE void add_pair(const uint8_t* w, const int8_t* a) {
-        const Halves w0 = expanded(w), w1 = expanded(w + kFieldBytes);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; t++, a += 4) add_pair(t, w0, w1, a);
+BITNET_INLINE void add_expanded(Tile<T>& tile, const uint8_t* w, const int8_t* a, int steps, Ahead& ahead) {
+    constexpr int kCodes = Tile<T>::kCodes;
+    const auto field = [&](int p) { return expanded(w + p * kFieldBytes); };
+    for (; steps >= 2; steps -= 2, w += 2 * kUnpackedBytes, a += 8 * kCodes) {
+        ahead.step();
+        tile.add_three(field(0), field(1), a, field(6), a + 6 * kCodes);
+        ahead.step();
+        tile.add_three(field(2), field(3), a + 2 * kCodes, field(7), a + 7 * kCodes);
+        tile.add_pair(field(4), field(5), a + 4 * kCodes);
     }
-    // A pair, and a field that is alone.
-    BITNET_INLINE void add_three(const uint8_t* w, const int8_t* a, const uint8_t* alone, const int8_t* b) {
-        const Halves w0 = expanded(w), w1 = expanded(w + kFieldBytes), x = expanded(alone);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; t++, a += 4, b += 4) {
-            const __m512i four = broadcast(b);
-            add_products(sums[0][t], x.of[0], four);
-            add_products(sums[1][t], x.of[1], four);
-            add_pair(t, w0, w1, a);
-        }
-    }
-    BITNET_INLINE void add_pair(int t, const Halves& w0, const Halves& w1, const int8_t* a) {
-        const __m512i a0 = broadcast(a), a1 = broadcast(a + 4 * T);
-        add_pair_products(sums[0][t], a0, a1, w0.of[0], w1.of[0]);
-        add_pair_products(sums[1][t], a0, a1, w0.of[1], w1.of[1]);
-    }
-    BITNET_INLINE void add_steps(const uint8_t* w, const int8_t* a, int steps, Ahead& ahead) {
-        constexpr int kCodes = 4 * T;  // of a field
-        for (; steps >= 2; steps -= 2, w += 2 * kUnpackedBytes, a += 8 * kCodes) {
-            ahead.step();
-            add_three(w, a, w + 6 * kFieldBytes, a + 6 * kCodes);
-            ahead.step();
-            add_three(w + 2 * kFieldBytes, a + 2 * kCodes, w + 7 * kFieldBytes, a + 7 * kCodes);
-            add_pair(w + 4 * kFieldBytes, a + 4 * kCodes);
-        }
-        if (!steps) return;
-        add_pair(w, a);
-        add_pair(w + 2 * kFieldBytes, a + 2 * kCodes);
-    }
-};
+    if (!steps) return;
+    tile.add_pair(field(0), field(1), a);
+    tile.add_pair(field(2), field(3), a + 2 * kCodes);
+}
 
 template <int T>
 BITNET_APART void chunk_tile(const Chunk& chunk, const Span (&spans)[2], const int8_t* codes, const int32_t* offsets,
@@ -187,9 +103,9 @@ BITNET_APART void chunk_tile(const Chunk& chunk, const Span (&spans)[2], const i
         for (int h = 0; h < 2; h++)
             tile.sums[h][t] =
                 offsets ? _mm512_set1_epi32(offsets[t]) : _mm512_loadu_si512(acc + t * kGroupRows + 16 * h);
-    tile.add_steps(chunk.bytes, codes + spans[0].first * 16 * T, spans[0].count, ahead);
-    tile.add_steps(chunk.bytes + spans[0].count * kUnpackedBytes, codes + spans[1].first * 16 * T, spans[1].count,
-                   ahead);
+    add_expanded(tile, chunk.bytes, codes + spans[0].first * 16 * T, spans[0].count, ahead);
+    add_expanded(tile, chunk.bytes + spans[0].count * kUnpackedBytes, codes + spans[1].first * 16 * T, spans[1].count,
+                 ahead);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
 #pragma GCC unroll 2
@@ -260,7 +176,7 @@ BITNET_INLINE void negate(int32_t* acc) {
 }
 
 // Chunk after chunk of the weights, which become bytes once for all tiles.
-void pair_product(const ManyTask& t) {
+void multiply_many(const ManyTask& t) {
     Chunk chunk;
     each_piece(t, [&](const Piece& piece) {
         t.is_t5 ? expand_t5(piece.weights, piece.share.count, chunk)
@@ -274,6 +190,10 @@ void pair_product(const ManyTask& t) {
             });
         });
     });
+}
+
+void pair_product(const ManyTask& t) {
+    if (!multiply_few(t)) multiply_many(t);
     each_tile(t, [&](int first, int tokens, int) {
         for (int i = 0; i < tokens; i++) {
             const uint16_t* list = t.lists + (first + i) * (kPairList + 1);
@@ -339,6 +259,6 @@ void pair_row(int8_t* codes, int padded, bool may_negate, int32_t* offset, uint1
 void bitnet::add_avx512pairs(Kernels& kernels) {
     kernels.pair_row = pair_row;
     kernels.many_product = pair_product;
-    kernels.many_tokens = 9;
+    kernels.many_tokens = kFewestInPairs;
     kernels.many_tile = kPairTile;
 }

@@ -114,7 +114,7 @@ void time_many(const Kernels& kernels) {
     for (const bool is_t5 : {false, true}) {
         if (is_t5 && !kernels.block_tile) continue;
         const int64_t group_bytes = is_t5 ? steps / kBlockSteps * kBlockBytes : steps * kStepBytes;
-        for (const int tokens : {6, 8, 10, 12, 14, 16, 20, 24, 32, 128, most_tokens}) {
+        for (const int tokens : {6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 128, most_tokens}) {
             const double t = median_seconds([&] {
                 for (int g = 0; g < groups; g++)
                     kernels.many_product({w.data() + g * group_bytes, is_t5, steps, a.data(), columns, tokens,
