@@ -6,7 +6,6 @@ Read by our own reader of Protocol Buffers: no weight is read, and no memory fol
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.coreml_package import WEIGHTS_FILE, Package
 from bitnet_inference.formats.json_files import file_size, shown
+from bitnet_inference.formats.mapped import map_file
 from bitnet_inference.formats.protobuf import Budget, Message
 
 FLOAT16, FLOAT32, INT32 = 65552, 65568, 131104  # of inputs and outputs
@@ -73,14 +73,8 @@ def read_program(package: Package) -> Program:
     path, size = package.program, file_size(package.program)
     if not 2 <= size < _MAX_BYTES:
         raise FormatError(path, "", f"{size} bytes: a program has at least 2, and less than {_MAX_BYTES}: {_CURE}")
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with package.weights.open("rb") as weights:
-            stored = mmap.mmap(weights.fileno(), 0, access=mmap.ACCESS_READ) if file_size(package.weights) else b""
-    except OSError as error:
-        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
-    model = Message(Budget(path, _MAX_FIELDS), memoryview(data), "model")
+    stored = map_file(package.weights) if file_size(package.weights) else b""
+    model = Message(Budget(path, _MAX_FIELDS), memoryview(map_file(path)), "model")
     version, body, about = model.integer(1), model.message(502, "program"), model.message(2, "description")
     if body is None or about is None or version != _VERSION:
         raise Unsupported(f"{path}: is no Core ML program of version {_VERSION} (macOS 15): {_CURE}")

@@ -9,9 +9,9 @@ of the file before anything is allocated.
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from dataclasses import dataclass, replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.ggml_blocks import BLOCKS, I2_S, Q2_0, Q2_0_128, num_bytes
 from bitnet_inference.formats.json_files import file_size, shown
+from bitnet_inference.formats.mapped import map_file, release_pages
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -48,7 +49,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     begin: int
     end: int
-    data: mmap.mmap
+    data: mmap
 
     def raw(self) -> NDArray[np.uint8]:
         """The bytes of the tensor, read-only, on the mapped file."""
@@ -56,9 +57,7 @@ class GgufTensor:
 
     def release(self) -> None:
         """Let the system take back the memory of the pages that were read; they can be read again."""
-        begin = -(-self.begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self.end > begin and hasattr(mmap, "MADV_DONTNEED"):
-            self.data.madvise(mmap.MADV_DONTNEED, begin, self.end - begin)
+        release_pages(self.data, self.begin, self.end)
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,9 @@ def read_gguf(path: Path, alignment: int = DEFAULT_ALIGNMENT) -> GgufFile:
     Raises FormatError where it is broken, Unsupported for other versions.
     """
     size = file_size(path)
-    try:
-        with path.open("rb") as file:
-            if size < 24:
-                raise FormatError(path, "header", f"the file ends within it ({size} bytes): {_AGAIN}")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
+    if size < 24:
+        raise FormatError(path, "header", f"the file ends within it ({size} bytes): {_AGAIN}")
+    data = map_file(path)
     cursor = _Cursor(path, data, size)
     version = _version(path, data)
     num_tensors = cursor.count("number of tensors", _MAX_TENSORS)
@@ -112,7 +107,7 @@ class _Info:
 class _Cursor:
     """Reads on, and never past the end."""
 
-    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+    def __init__(self, path: Path, data: mmap, size: int) -> None:
         self.path, self._data, self._size = path, data, size
         self.position = 8
         self._num_strings = self._num_string_bytes = 0
@@ -170,7 +165,7 @@ class _Cursor:
         return at
 
 
-def _version(path: Path, data: mmap.mmap) -> int:
+def _version(path: Path, data: mmap) -> int:
     magic, version = struct.unpack_from("<4sI", data)
     if magic != MAGIC:
         raise FormatError(path, "header", f"begins with {shown(magic)}, not with {MAGIC!r}: this is no GGUF file")
@@ -227,7 +222,7 @@ def _info(cursor: _Cursor, index: int) -> _Info:
     return _Info(name, tuple(sizes[::-1]), int(cursor.number("<I", where)), int(cursor.number("<Q", where)))
 
 
-def _tensors(path: Path, infos: list[_Info], start: int, alignment: int, data: mmap.mmap) -> dict[str, GgufTensor]:
+def _tensors(path: Path, infos: list[_Info], start: int, alignment: int, data: mmap) -> dict[str, GgufTensor]:
     tensors: dict[str, GgufTensor] = {}
     position, size = start, len(data)
     infos = _with_layouts(infos, alignment, size - start)

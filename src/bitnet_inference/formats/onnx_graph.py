@@ -7,7 +7,6 @@ file claims.
 from __future__ import annotations
 
 import math
-import mmap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.json_files import file_size, shown
+from bitnet_inference.formats.mapped import map_file
 from bitnet_inference.formats.onnx_tensors import (
     FLOAT,
     FLOAT16,
@@ -80,12 +80,7 @@ def read_graph(path: Path) -> Graph:
     if not 2 <= size < MAX_BYTES:
         why = f"{size} bytes: a file has at least 2, and less than {MAX_BYTES}; weights can lie beside it"
         raise FormatError(path, "", f"{why}: export it again")
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
-    model = Message(Budget(path), memoryview(data), "model")
+    model = Message(Budget(path), memoryview(map_file(path)), "model")
     for number, what in ((_TRAINING, "training_info"), (_FUNCTIONS, "functions: inline them (onnx.inliner),")):
         if number in model:
             raise Unsupported(f"{path}: {what} of a model are not supported: export it for inference")

@@ -8,10 +8,10 @@ library: it also refuses doubled names and absurd ranks, and names what is wrong
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES, file_size, parse_object, read_json, shown
+from bitnet_inference.formats.mapped import map_file, release_pages
 from bitnet_inference.own_files import inside as inside  # readers of folders take it from here
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -42,7 +43,7 @@ class Tensor:
     shape: tuple[int, ...]
     begin: int
     end: int
-    data: mmap.mmap
+    data: mmap
 
     @property
     def num_bytes(self) -> int:
@@ -59,10 +60,7 @@ class Tensor:
 
     def release(self) -> None:
         """Let the system take back the memory of the pages that were read; they can be read again."""
-        begin = -(-self.begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = self.end - begin
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self.data.madvise(mmap.MADV_DONTNEED, begin, length)
+        release_pages(self.data, self.begin, self.end)
 
 
 @dataclass(frozen=True)
@@ -123,20 +121,17 @@ def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
 def read_container(path: Path) -> Container:
     """One file, of which the header is read only; raises FormatError where that or the tiling of the data is broken."""
     size = file_size(path)
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise FormatError(path, "header", f"the file ends within it ({size} bytes): download the file again")
-            if length > MAX_JSON_BYTES:
-                raise FormatError(
-                    path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: download the file again"
-                )
-            header = parse_object(file.read(length), path, "header")
-            _check_number(len(header), path)
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
+    cut = FormatError(path, "header", f"the file ends within it ({size} bytes): download the file again")
+    if size < 8:
+        raise cut
+    data = map_file(path)
+    length = int.from_bytes(data[:8], "little")
+    if length > size - 8:
+        raise cut
+    if length > MAX_JSON_BYTES:
+        raise FormatError(path, "header", f"{length} bytes is more than {MAX_JSON_BYTES}: download the file again")
+    header = parse_object(data[8 : 8 + length], path, "header")
+    _check_number(len(header), path)
     metadata = header.pop("__metadata__", {})
     tensors = {name: _entry(path, name, value, 8 + length, data) for name, value in header.items()}
     _check_tiling(path, tensors, 8 + length, size)
@@ -186,7 +181,7 @@ def _check_index(folder: Path, layout: Layout, tensors: dict[str, Tensor]) -> No
             raise FormatError(index, shown(name), f"{shown(file)} does not hold the tensor: download it again")
 
 
-def _entry(path: Path, name: str, value: Any, start: int, data: mmap.mmap) -> Tensor:
+def _entry(path: Path, name: str, value: Any, start: int, data: mmap) -> Tensor:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise FormatError(path, shown(name), "has not exactly dtype, shape and data_offsets: download the file again")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

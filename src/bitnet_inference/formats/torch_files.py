@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import mmap
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.json_files import file_size, shown
+from bitnet_inference.formats.mapped import map_file
 from bitnet_inference.formats.pickles import MAX_PICKLE_BYTES, Function, Name, WrongArguments, read_pickle
 from bitnet_inference.formats.safetensors_files import Tensor, is_countable
 from bitnet_inference.formats.zip_files import Span, read_entries
@@ -48,23 +49,15 @@ def read_torch_file(path: Path) -> dict[str, Tensor]:
     Raises FormatError for a file that torch.save has not written, is broken, or holds anything but contiguous tensors
     of bfloat16, float16, float32 and int8.
     """
-    data = _mapped(path)
+    if not file_size(path):
+        raise FormatError(path, "", f"the file is empty: {_AGAIN}")
+    data = map_file(path)
     entries = _entries(path, data)
     views = read_pickle(path, _pickle(path, data, entries), _NAMES, _storage)
     return {name: _tensor(path, data, entries, name, view) for name, view in views.items()}
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    if not file_size(path):
-        raise FormatError(path, "", f"the file is empty: {_AGAIN}")
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise FormatError(path, "", f"cannot be read ({error.strerror}): check its permissions") from error
-
-
-def _entries(path: Path, data: mmap.mmap) -> dict[str, Span]:
+def _entries(path: Path, data: mmap) -> dict[str, Span]:
     """The entries without the name of the folder in which all of them lie."""
     entries = read_entries(path, data)
     roots = {name.partition("/")[0] for name in entries}
@@ -76,14 +69,14 @@ def _entries(path: Path, data: mmap.mmap) -> dict[str, Span]:
     return inner
 
 
-def _pickle(path: Path, data: mmap.mmap, entries: Mapping[str, Span]) -> bytes:
+def _pickle(path: Path, data: mmap, entries: Mapping[str, Span]) -> bytes:
     if "data.pkl" not in entries:
         raise FormatError(path, "data.pkl", f"is missing: {_AGAIN}")
     begin, end = entries["data.pkl"]
     return data[begin : min(end, begin + MAX_PICKLE_BYTES + 1)]
 
 
-def _tensor(path: Path, data: mmap.mmap, entries: Mapping[str, Span], name: str, view: Any) -> Tensor:
+def _tensor(path: Path, data: mmap, entries: Mapping[str, Span], name: str, view: Any) -> Tensor:
     if not isinstance(view, _View):
         raise FormatError(path, shown(name), "is no tensor: save a dictionary of nothing but tensors")
     storage, entry = view.storage, entries.get(f"data/{view.storage.key}")
