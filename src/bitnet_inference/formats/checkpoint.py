@@ -274,6 +274,17 @@ def is_bias(name: str) -> bool:
     return name.endswith(".bias")
 
 
+def in_halves(name: str, rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
+    """The rows of a matrix as the decoder rotates those of q and k: features j and j + head_dim / 2 of a head.
+
+    The file has the neighbours 2j and 2j + 1 in their place. Rows of other matrices stay as they are.
+    """
+    if name.rpartition(".")[2] not in ("q", "k"):
+        return rows
+    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
+    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(rows.shape)
+
+
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every canonical name that a model of this configuration has, with its shape."""
     hidden = config.hidden_size

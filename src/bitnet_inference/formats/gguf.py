@@ -20,6 +20,7 @@ from bitnet_inference.formats.checkpoint import (
     Dense,
     Ternary,
     expected_shapes,
+    in_halves,
     is_bias,
     is_projection,
     problem_lines,
@@ -252,11 +253,7 @@ class GgufCheckpoint:
         return 1.0 if tensor is None or tensor.shape != (1,) else float(self._values(tensor)[0])
 
     def _in_halves(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
-        """The rows of q and k as the decoder rotates them: features j and j + D/2 of a head, not 2j and 2j + 1."""
-        if not self._kind.permuted or name.rpartition(".")[2] not in ("q", "k"):
-            return rows
-        heads = rows.reshape(-1, self.config.head_dim // 2, 2, rows.shape[1])
-        return np.ascontiguousarray(heads.transpose(0, 2, 1, 3).reshape(rows.shape))
+        return in_halves(name, rows, self.config.head_dim) if self._kind.permuted else rows
 
     def _rope_factors(self, name: str) -> tuple[float, ...]:
         tensor = self._tensors.get(name)

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes, is_projection, problem_lines
+from bitnet_inference.formats.checkpoint import Dense, Ternary, expected_shapes, in_halves, is_projection, problem_lines
 from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName
 from bitnet_inference.formats.gpu_config import gpu_config
 from bitnet_inference.formats.gpu_int2 import TILE_COLUMNS, TILE_ROWS, runs_of, u2_of
 from bitnet_inference.formats.json_files import file_size, shown
-from bitnet_inference.formats.meta import in_halves
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE, Tensor, inside
 from bitnet_inference.formats.ternarized import exact_ternary, ternarized
 from bitnet_inference.formats.torch_files import read_torch_file
@@ -154,9 +153,7 @@ class GpuCheckpoint:
     def _rows(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         """The rows of one of the matrices that are stacked, in our order."""
         place = self._place(name)
-        own = rows[place.begin : place.end]
-        is_rotated = name.rpartition(".")[2] in ("q", "k")
-        return in_halves(own, self.config.head_dim) if is_rotated else own
+        return in_halves(name, rows[place.begin : place.end], self.config.head_dim)
 
     def _sound(self, name: str) -> Tensor:
         for problem in self._problems_of(name):

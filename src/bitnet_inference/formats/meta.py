@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.formats.checkpoint import Dense, expected_shapes, problem_lines
+from bitnet_inference.formats.checkpoint import Dense, expected_shapes, in_halves, problem_lines
 from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values
 from bitnet_inference.formats.floats import FloatName
 from bitnet_inference.formats.json_files import read_json, shown
@@ -83,9 +83,7 @@ class MetaCheckpoint:
         parts, axis = self._shards.sound_parts(tensor_name(name), shape)
         arrays = [part.array() for part in parts]
         data = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
-        if name.rpartition(".")[2] in ("q", "k"):
-            data = in_halves(data, self.config.head_dim)
-        return Dense(data, FLOATS[parts[0].dtype])
+        return Dense(in_halves(name, data, self.config.head_dim), FLOATS[parts[0].dtype])
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a matrix that was read."""
@@ -131,9 +129,3 @@ def tensor_name(name: str) -> str:
         return f"{_TOP[name]}.weight"
     _, layer, part = name.split(".")
     return f"layers.{layer}.{_IN_LAYER[part]}.weight"
-
-
-def in_halves(rows: NDArray[Any], head_dim: int) -> NDArray[Any]:
-    """Rows as the decoder rotates them: features j and j + head_dim / 2 of a head, not the neighbours 2j and 2j + 1."""
-    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[1])
-    return np.ascontiguousarray(heads.transpose(0, 2, 1, 3)).reshape(rows.shape)
