@@ -19,14 +19,13 @@ from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_value
 from bitnet_inference.formats.floats import FloatName
 from bitnet_inference.formats.gpu_config import gpu_config
 from bitnet_inference.formats.gpu_int2 import TILE_COLUMNS, TILE_ROWS, runs_of, u2_of
-from bitnet_inference.formats.json_files import file_size, shown
+from bitnet_inference.formats.json_files import file_size, shown, shown_some
 from bitnet_inference.formats.safetensors_files import INDEX, SINGLE, Tensor, inside
 from bitnet_inference.formats.ternarized import exact_ternary, ternarized
 from bitnet_inference.formats.torch_files import read_torch_file
 
 # The same model packed, dequantised, and as master weights; the first that is there is read.
 FILES = ("model_state_int2.pt", "model_state_fp16.pt", "model_state.pt")
-_MAX_NAMED = 5
 _AGAIN = "convert the model again"
 _NAMES = {
     "embed": "tok_embeddings", "norm": "norm", "head": "output", "attn_norm": "attention_norm", "mlp_norm": "ffn_norm",
@@ -167,8 +166,8 @@ class GpuCheckpoint:
             if _stack_of(name)[0] == name.rpartition(".")[2]:
                 yield from self._problems_of(name)
         if extra := sorted(self._tensors.keys() - known):
-            names = ", ".join(map(shown, extra[:_MAX_NAMED])) + (", ..." if len(extra) > _MAX_NAMED else "")
-            yield FormatError(self._file, "", f"the model has no place for {len(extra)} tensors: {names}: {_AGAIN}")
+            why = f"the model has no place for {len(extra)} tensors: {shown_some(extra)}"
+            yield FormatError(self._file, "", f"{why}: {_AGAIN}")
 
     def _problems_of(self, name: str) -> Iterator[FormatError]:
         """Everything wrong with the tensor that holds a canonical name."""

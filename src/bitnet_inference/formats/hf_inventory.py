@@ -14,12 +14,11 @@ from bitnet_inference.formats.checkpoint import is_projection
 from bitnet_inference.formats.float_tensors import FLOATS, float_values
 from bitnet_inference.formats.hf_names import Names, is_tolerated
 from bitnet_inference.formats.hf_quantization import Quantization
-from bitnet_inference.formats.json_files import shown
+from bitnet_inference.formats.json_files import shown, shown_some
 from bitnet_inference.formats.mlx import BIASES, SCALES, Affine, find_affine
 from bitnet_inference.formats.safetensors_files import Tensor
 
 _AGAIN = "download the model again"
-_MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,8 @@ class Inventory:
         expected |= {f"{module}{part}" for module in quantised for part in (SCALES, BIASES)}
         extra = [name for name in self.tensors if name not in expected and not is_tolerated(name)]
         if extra:
-            names = ", ".join(shown(name) for name in extra[:_MAX_NAMED]) + (", ..." if len(extra) > _MAX_NAMED else "")
-            why = (
-                f"config.json has no place for {len(extra)} tensors: {names}: use the config.json that belongs to them"
-            )
-            yield FormatError(self.path, "", why)
+            why = f"config.json has no place for {len(extra)} tensors: {shown_some(extra)}"
+            yield FormatError(self.path, "", f"{why}: use the config.json that belongs to them")
 
     def problems_of(self, name: str) -> Iterator[FormatError]:
         """Everything wrong with one canonical name: its tensor, its scale, its values if it is a vector."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bitnet_inference.json_objects import shown as shown
 
 MAX_JSON_BYTES = 8 << 20  # a header of 60,000 tensors; what Python makes of it stays below 200 MB
 MIN_FLOAT, MAX_FLOAT = 1e-37, 1e37
+_MAX_NAMED = 5
 
 
 def file_size(path: Path) -> int:
@@ -38,6 +40,11 @@ def read_bytes(path: Path, limit: int) -> bytes:
 def read_json(path: Path) -> Fields:
     """The JSON object in a file; raises FormatError for anything else."""
     return Fields(path, parse_object(read_bytes(path, MAX_JSON_BYTES), path, ""))
+
+
+def shown_some(names: Sequence[str]) -> str:
+    """Names for an error message, the first five."""
+    return ", ".join(map(shown, names[:_MAX_NAMED])) + (", ..." if len(names) > _MAX_NAMED else "")
 
 
 class Fields:

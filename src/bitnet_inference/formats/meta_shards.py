@@ -10,14 +10,13 @@ import numpy as np
 
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.float_tensors import FLOATS, float_values
-from bitnet_inference.formats.json_files import file_size, shown
+from bitnet_inference.formats.json_files import file_size, shown, shown_some
 from bitnet_inference.formats.safetensors_files import Tensor, inside
 from bitnet_inference.formats.torch_files import read_torch_file
 
 # The axes along which a matrix may be cut, the likelier first; vectors are whole in every shard.
 _BY_ROWS, _BY_COLUMNS = (0,), (1,)
 _AXES = {"tok_embeddings": (0, 1), "wo": _BY_COLUMNS, "w2": _BY_COLUMNS}  # Llama 2 cut the embeddings by columns
-_MAX_NAMED = 5
 _AGAIN = "download the model again, all of its shards"
 
 
@@ -79,11 +78,8 @@ class Shards:
         """A problem where there are tensors of other names."""
         extra = sorted({name for tensors in self.tensors for name in tensors} - known)
         if extra:
-            names = ", ".join(map(shown, extra[:_MAX_NAMED])) + (", ..." if len(extra) > _MAX_NAMED else "")
-            why = (
-                f"params.json has no place for {len(extra)} tensors: {names}: use the params.json that belongs to them"
-            )
-            yield FormatError(self.path, "", why)
+            why = f"params.json has no place for {len(extra)} tensors: {shown_some(extra)}"
+            yield FormatError(self.path, "", f"{why}: use the params.json that belongs to them")
 
     def _problems_of_vector(self, name: str, parts: list[Tensor], shape: tuple[int, ...]) -> Iterator[FormatError]:
         if wrong := [part for part in parts if part.shape != shape]:
