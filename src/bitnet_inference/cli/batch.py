@@ -22,6 +22,7 @@ from bitnet_inference.cli.options import (
     loading_options,
     progress_bar,
     sampling_params,
+    values_of,
     with_options,
 )
 from bitnet_inference.cli.serve import named
@@ -86,10 +87,9 @@ def _answer_prompts(ctx: typer.Context, prompts: Path, answers: Path, retry_erro
 
 def _answer_requests(ctx: typer.Context, requests: Path, answers: Path, retry_errors: bool) -> BatchResult:
     """As a server does, to which the lines are sent one by one, but for the network."""
-    for name in (*SAMPLING, *FORM):
-        if ctx.params[name] not in (None, [], ()):
-            option = next(each.opts[0] for each in ctx.command.params if each.name == name)
-            raise InvalidParams(f"{option} is for other lines: those of OpenAI's Batch API say it in their bodies")
+    for name in values_of(ctx, (*SAMPLING, *FORM)):
+        option = next(each.opts[0] for each in ctx.command.params if each.name == name)
+        raise InvalidParams(f"{option} is for other lines: those of OpenAI's Batch API say it in their bodies")
     from bitnet_inference.models import OneModel
     from bitnet_inference.server.batch import RequestRun
     from bitnet_inference.server.hosts import ServedModels

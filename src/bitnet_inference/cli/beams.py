@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitnet_inference.cli.form import FORM
-from bitnet_inference.cli.options import DRAFTS, SAMPLING, argument
+from bitnet_inference.cli.options import DRAFTS, SAMPLING, argument, values_of
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -71,11 +71,7 @@ def wanted_choices(ctx: typer.Context) -> tuple[int, int | None] | None:
     """
     from bitnet_inference.config import checked_count
 
-    given = {
-        name: checked_count("--" + name.replace("_", "-"), value)
-        for name in CHOICES
-        if (value := ctx.params[name]) is not None
-    }
+    given = {name: checked_count(_option(name), value) for name, value in values_of(ctx, CHOICES).items()}
     if not given:
         return None
     number, best_of = given.get("num_choices", 1), given.get("best_of")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitnet_inference.cli.options import argument, read_text
+from bitnet_inference.cli.options import argument, read_text, values_of
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def grammar_option(ctx: typer.Context) -> Grammar | None:
     """What the options of FORM demand; they exclude each other."""
     from bitnet_inference.grammar.grammar import Grammar
 
-    given = {name: ctx.params[name] for name in FORM if ctx.params[name] not in (None, [], ())}
+    given = values_of(ctx, FORM)
     if not given:
         return None
     if len(given) > 1:

@@ -162,9 +162,14 @@ def with_options(*tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], 
     return add
 
 
+def values_of(ctx: typer.Context, names: Iterable[str]) -> dict[str, Any]:
+    """Those of these options that the command has and that were given."""
+    return {name: ctx.params[name] for name in names if ctx.params.get(name) not in (None, [], ())}
+
+
 def loading_options(ctx: typer.Context) -> tuple[str, dict[str, Any]]:
     """The model's path, and the other options of LOADING that were given."""
-    given = {name: ctx.params[name] for name in LOADING if ctx.params[name] is not None}
+    given = values_of(ctx, LOADING)
     return given.pop("model", "default"), given
 
 
@@ -176,7 +181,7 @@ def load_llm(ctx: typer.Context, model: str | None = None, **more: Any) -> LLM:
     from bitnet_inference.llm import LLM
 
     named, options = loading_options(ctx)
-    options |= {name: ctx.params[name] for name in (*CACHE, *DRAFTS) if ctx.params.get(name) is not None}
+    options |= values_of(ctx, (*CACHE, *DRAFTS))
     options["filters"] = word_filters(ctx)
     with progress_bar() as progress:
         llm = LLM.load(model or named, progress=progress, **options, **more)
@@ -258,7 +263,7 @@ def check_sampling(ctx: typer.Context, **more: Any) -> None:
 
 
 def _given_sampling(ctx: typer.Context) -> dict[str, Any]:
-    given = {name: ctx.params[name] for name in SAMPLING if ctx.params[name] not in (None, [], ())}
+    given = values_of(ctx, SAMPLING)
     if "logit_bias" in given:
         given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
     if "stop" in given:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitnet_inference.cli.options import DRAFTS, FILTERING, LOADING, progress_bar, with_options, word_filters
+from bitnet_inference.cli.options import DRAFTS, FILTERING, LOADING, progress_bar, values_of, with_options, word_filters
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def serve(
         read_keys,
     )
 
-    listening = Listening(**_given(ctx, LISTENING))
+    listening = Listening(**values_of(ctx, LISTENING))
     keys = read_keys(ctx.params["api_key"] or (), ctx.params["api_key_file"])
-    options = ServerOptions(keys=keys, **_given(ctx, TREATING))
+    options = ServerOptions(keys=keys, **values_of(ctx, TREATING))
     paths, journal, watch = named(models or ["default"]), _journal(log_file, no_log), Watch()
     with ExitStack() as stack:
         sockets = bind(listening)
@@ -110,7 +110,7 @@ def serve(
         tracing = stack.enter_context(closing(_tracing(otlp_endpoint))) if otlp_endpoint else None
         listener = tracing.beside(watch.listener) if tracing else watch.listener
         with progress_bar() as progress:
-            held = Models(progress=progress, listener=listener, filters=word_filters(ctx), **_given(ctx, _OF_MODELS))
+            held = Models(progress=progress, listener=listener, filters=word_filters(ctx), **values_of(ctx, _OF_MODELS))
             served = stack.enter_context(closing(ServedModels(held, paths)))
             held.preload(next(iter(paths.values())))
         front = make_front(served, options, journal, watch, tracing)
@@ -142,10 +142,6 @@ def _tracing(endpoint: str) -> Tracing:
     from bitnet_inference.server.traces import open_tracing  # OpenTelemetry is loaded where somebody wants it
 
     return open_tracing(endpoint)
-
-
-def _given(ctx: typer.Context, table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: ctx.params[name] for name in table if ctx.params[name] not in (None, [], ())}
 
 
 def named(models: Sequence[str]) -> dict[str, str]:
