@@ -309,6 +309,26 @@ def check_unicode(what: str, text: str) -> None:
         raise InvalidParams(f"{what} has half a surrogate pair at character {error.start}: leave it out") from None
 
 
+def from_utf8(what: str, data: bytes) -> str:
+    """A text that was read as bytes. Raises InvalidParams for what is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidParams(f"{what} is not UTF-8 at byte {error.start}: convert it") from None
+
+
+def read_text(file: Path) -> str:
+    """A text file of the user's, ends of lines as they are, without the byte order mark of Windows' editors.
+
+    Raises InvalidParams.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
+    return from_utf8(f"{file}", data).removeprefix("\ufeff")
+
+
 def _whole_number(name: str, text: str) -> int:
     try:
         return int(text)

@@ -21,13 +21,13 @@ from bitnet_inference.cli.options import (
     SAMPLING,
     argument,
     check_sampling,
-    from_utf8,
     json_text,
     load_llm,
     sampling_params,
     with_options,
 )
 from bitnet_inference.cli.profile import profiling
+from bitnet_inference.config import from_utf8
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from bitnet_inference.cli.options import (
     LOADING,
     SAMPLING,
     check_sampling,
-    from_utf8,
     load_llm,
     sampling_params,
     with_options,
 )
+from bitnet_inference.config import from_utf8
 from bitnet_inference.errors import RequestError, Unsupported
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitnet_inference.cli.options import argument, read_text, values_of
+from bitnet_inference.cli.options import argument, values_of
+from bitnet_inference.config import read_text
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:

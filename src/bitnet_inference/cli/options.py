@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bitnet_inference.config import from_utf8
 from bitnet_inference.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -202,16 +203,6 @@ def print_notes(notes: Iterable[str]) -> None:
         typer.echo(f"note: {note}", err=True)
 
 
-def read_text(file: Path) -> str:
-    """What is in a file of text, ends of lines as they are, without the byte order mark of Windows' editors."""
-    try:
-        return file.read_bytes().decode().removeprefix("\ufeff")
-    except OSError as error:
-        raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidParams(f"{file} is not UTF-8 at byte {error.start}: convert it") from None
-
-
 @contextmanager
 def progress_bar(
     title: str = "loading", *, in_bytes: bool = False
@@ -234,14 +225,6 @@ def json_text(value: Any) -> str:
     from bitnet_inference.json_objects import one_line
 
     return one_line(value, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower())
-
-
-def from_utf8(what: str, data: bytes) -> str:
-    """A text that was read as bytes."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidParams(f"{what} is not UTF-8 at byte {error.start}: convert it") from None
 
 
 def argument(what: str, text: str) -> str:

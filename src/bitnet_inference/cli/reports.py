@@ -19,9 +19,9 @@ from bitnet_inference.cli.options import (
     load_llm,
     loading_options,
     progress_bar,
-    read_text,
     with_options,
 )
+from bitnet_inference.config import read_text
 from bitnet_inference.errors import one_line
 
 if TYPE_CHECKING:

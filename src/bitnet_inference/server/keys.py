@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet_inference.config import from_utf8
 from bitnet_inference.errors import InvalidParams
 
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -63,13 +64,11 @@ def _lines(file: Path) -> list[str]:
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_KEY_FILE_BYTES + 1)
-        if len(content) > MAX_KEY_FILE_BYTES:
-            raise InvalidParams(f"{file}: more than {MAX_KEY_FILE_BYTES} bytes: give a file of keys")
-        return content.decode().removeprefix("\ufeff").splitlines()  # Windows' editors put it there
     except OSError as error:
         raise InvalidParams(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidParams(f"{file} is not UTF-8 at byte {error.start}: convert it") from None
+    if len(content) > MAX_KEY_FILE_BYTES:
+        raise InvalidParams(f"{file}: more than {MAX_KEY_FILE_BYTES} bytes: give a file of keys")
+    return from_utf8(f"{file}", content).removeprefix("\ufeff").splitlines()  # Windows' editors put it there
 
 
 def _key(words: Sequence[str], place: str) -> Key:

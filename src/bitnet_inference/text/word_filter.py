@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bitnet_inference.config import check_flag
+from bitnet_inference.config import check_flag, read_text
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.text.filter import Verdict
 
@@ -56,13 +56,7 @@ class WordFilter:
         `options` as above. Raises InvalidParams.
         """
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8").removeprefix("\ufeff")  # Windows' editors put it there
-        except OSError as error:
-            raise InvalidParams(f"{path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise InvalidParams(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
-        lines = [line.strip() for line in text.splitlines()]
+        lines = [line.strip() for line in read_text(path).splitlines()]
         entries = [line for line in lines if line and not line.startswith("#")]
         patterns = [line[1:-1] for line in entries if _is_pattern(line)]
         words = [line for line in entries if not _is_pattern(line)]
