@@ -103,7 +103,7 @@ class Answers:
         self, held: AsyncExitStack, request: Request, body: Body, begin: Callable[[Asked, Body], Given]
     ) -> Given:
         """Begin an answer, which ends when `held` does, and so does the use of its model. Raises Failure."""
-        terms = terms_of(request, body.salt, body.rank, body.limit_s)
+        terms = terms_of(request, body)
         llm = await self.used(held, request, body.model)
         given: Given = await self.served.in_thread(self._begin, llm, terms, body, begin)
         held.callback(_cancel, given)
@@ -116,7 +116,7 @@ class Answers:
 
     async def compute(self, request: Request, body: Body, work: Callable[[Asked, Body], Any]) -> Response:
         """Answer with what some work in a thread gives."""
-        terms = terms_of(request, body.salt, body.rank, body.limit_s)
+        terms = terms_of(request, body)
         async with AsyncExitStack() as held:
             llm = await self.used(held, request, body.model)
             request.scope.get(NOTES, {}).update(model=body.model or self.served.names[0])

@@ -183,7 +183,6 @@ class CountRequest(Fields):
         form = (self.output_config and self.output_config.format) or self.output_format
         return Talk(
             messages=[*self._system(), *(each for turn in self.messages for each in _messages(turn))],
-            sampling={},
             grammar=None if form is None else Grammar(json_schema=closed_schema(form.schema_)),
             shown_tools=[_tool(each) for each in self.tools or ()] or None,
             tools=self._callable(),

@@ -18,7 +18,7 @@ from bitnet_inference.server.choices import finished, output_of
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure
 from bitnet_inference.server.message_schema import CountRequest, MessagesRequest
-from bitnet_inference.server.replies import Reply, open_talk, reply_style, tools_shown
+from bitnet_inference.server.replies import Reply, num_prompt_tokens, open_talk, reply_style
 from bitnet_inference.server.sse import HOLE, dumps, event, template
 from bitnet_inference.stream import Generation, Stream
 from bitnet_inference.tools import ToolCall
@@ -115,8 +115,7 @@ def open_message(asked: Asked, body: MessagesRequest) -> MessageAnswer:
 
 
 def _count(asked: Asked, body: CountRequest) -> dict[str, Any]:
-    tools = tools_shown(asked.llm, body.talk)
-    return {"input_tokens": len(asked.llm.encode_chat(body.talk.messages, tools=tools))}
+    return {"input_tokens": num_prompt_tokens(asked.llm, body.talk)}
 
 
 def _end(output: Generation, reply: Reply) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bitnet_inference.engine.params import SamplingParams
@@ -21,7 +21,7 @@ class Talk:
     """A conversation to answer: OpenAI's messages and tools, and how. `tools` are those that may be called."""
 
     messages: Sequence[Mapping[str, Any]]
-    sampling: Mapping[str, Any]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: Grammar | None = None
     shown_tools: Sequence[Mapping[str, Any]] | None = None
     tools: Tools | None = None
@@ -35,7 +35,7 @@ def open_talk(llm: LLM, talk: Talk, terms: TermOptions) -> list[Stream]:
         talk.messages,
         talk.num_choices,
         sampling(llm.default_params, talk.sampling, grammar),
-        tools=tools_shown(llm, talk),
+        tools=_tools_shown(llm, talk),
         **terms,
     )
 
@@ -47,8 +47,12 @@ def _form(tools: Tools, style: Style, form: Grammar | None) -> Grammar | None:
         raise InvalidParams(f"tools: {error}") from None
 
 
-def tools_shown(llm: LLM, talk: Talk) -> Sequence[Mapping[str, Any]] | None:
-    """The tools that the model is told of."""
+def num_prompt_tokens(llm: LLM, talk: Talk) -> int:
+    """How many tokens a conversation has, up to where the answer begins."""
+    return len(llm.encode_chat(talk.messages, tools=_tools_shown(llm, talk)))
+
+
+def _tools_shown(llm: LLM, talk: Talk) -> Sequence[Mapping[str, Any]] | None:
     return talk.tools.told(talk.shown_tools, llm.tokenizer.templates) if talk.tools is not None else None
 
 

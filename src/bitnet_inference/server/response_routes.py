@@ -15,8 +15,9 @@ from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
 from bitnet_inference.server.failures import Failure, failure_of
 from bitnet_inference.server.gate import CALLER, PLACE
+from bitnet_inference.server.replies import num_prompt_tokens
 from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
-from bitnet_inference.server.responses import Messages, ResponseAnswer, instructions, open_response
+from bitnet_inference.server.responses import Messages, ResponseAnswer, open_response, talk_of
 from bitnet_inference.server.sse import json_response
 from bitnet_inference.server.stored import StoredResponses
 
@@ -133,10 +134,8 @@ async def _finish(answer: ResponseAnswer, held: AsyncExitStack, kept: StoredResp
 
 
 def _count(asked: Asked, body: InputTokensRequest, *, previous: Messages) -> dict[str, Any]:
-    messages = [*instructions(body), *previous, *body.messages]
-    llm, tools = asked.llm, body.callable_tools
-    shown = None if tools is None else tools.told(body.nested_tools, llm.tokenizer.templates)
-    return {"object": "response.input_tokens", "input_tokens": len(llm.encode_chat(messages, tools=shown))}
+    talk = talk_of(body, [*previous, *body.messages])
+    return {"object": "response.input_tokens", "input_tokens": num_prompt_tokens(asked.llm, talk)}
 
 
 def _page(found: list[Any], limit: int, order: str, after: str | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bitnet_inference.server.answers import Asked
@@ -192,16 +193,13 @@ def open_response(
 ) -> ResponseAnswer:
     """Begin to answer. Raises InvalidParams and all else that is wrong with the request."""
     messages = [*previous, *body.messages]
-    talk = Talk(
-        messages=[*instructions(body), *messages],
-        sampling=body.sampling(),
-        grammar=body.grammar,
-        shown_tools=body.nested_tools,
-        tools=body.callable_tools,
-    )
+    talk = replace(talk_of(body, messages), sampling=body.sampling())
     return ResponseAnswer(asked, body, messages, open_talk(asked.llm, talk, asked.terms)[0], owner, keep)
 
 
-def instructions(body: InputTokensRequest) -> list[dict[str, Any]]:
-    """They stand in front of a conversation, and are not kept with it."""
-    return [{"role": "system", "content": body.instructions}] if body.instructions else []
+def talk_of(body: InputTokensRequest, messages: Messages) -> Talk:
+    """A conversation behind the instructions, which are not kept with it."""
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    return Talk(
+        messages=[*system, *messages], grammar=body.grammar, shown_tools=body.nested_tools, tools=body.callable_tools
+    )
