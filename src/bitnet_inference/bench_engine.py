@@ -146,8 +146,8 @@ class EngineMeasurements:
 
 def measure_engine(
     path: str | Path,
-    config: EngineConfig | None = None,
-    load: Load | None = None,
+    config: EngineConfig,
+    load: Load,
     progress: Callable[[int, int], None] | None = None,
 ) -> EngineMeasurements:
     """Load the model under a path and measure its engine under load, cut to what fits into the context.
@@ -155,10 +155,9 @@ def measure_engine(
     Each sample of the engine has one of the bare model behind it, and both count or neither. Raises what loading
     raises, InvalidParams where the load does not fit the model, and OutOfMemory where the cache has no room for it.
     """
-    wanted, folder = load or Load(), Path(path).resolve()
+    wanted, folder = load, Path(path).resolve()
     checkpoint = open_checkpoint(folder)
-    config = resolved(checkpoint, config or EngineConfig.from_env())
-    load = wanted.fitting(checkpoint.config.max_positions)
+    config, load = resolved(checkpoint, config), wanted.fitting(checkpoint.config.max_positions)
     tokenizer = load_tokenizer(checkpoint)
     with UnderTest(load_model(checkpoint, config, progress), tokenizer, load) as under_test:
         sampler = Sampler(num_samples=load.num_samples, min_s=load.min_sample_s)

@@ -65,28 +65,26 @@ def installed_models(gguf_folders: Iterable[str | Path] = (), *, config: HubConf
     return found + [_look(name, "", path) for folder in gguf_folders for name, path in models_under(Path(folder))]
 
 
-def show_model(name: str, *, config: HubConfig | None = None) -> list[tuple[str, str]]:
+def show_model(name: str) -> list[tuple[str, str]]:
     """What is known of a model by name, and what of it is here: lines of a title and a value.
 
     Raises NotFound for a name that nobody has, and InvalidParams.
     """
-    config = config or HubConfig.from_env()
     wanted = parse(name)
-    snapshot = find(config.cache, wanted.repository, wanted.revision)
+    snapshot = find(HubConfig.from_env().cache, wanted.repository, wanted.revision)
     return [
         *_known(wanted, snapshot),
         *(_present(snapshot, wanted) if snapshot else [("here", f"no: bitnet pull {name}")]),
     ]
 
 
-def known_models(*, config: HubConfig | None = None) -> list[tuple[str, str, str, str]]:
+def known_models() -> list[tuple[str, str, str, str]]:
     """The models that have names: name, size, whether it is here, and what it is."""
-    config = config or HubConfig.from_env()
     return [
         (
             each.name,
             told_bytes(1e6 * each.size_mb) if each.size_mb else "",
-            "here" if is_here(each.name, config=config) else "",
+            "here" if is_here(each.name) else "",
             each.what,
         )
         for each in registry().values()

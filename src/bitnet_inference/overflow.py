@@ -35,10 +35,7 @@ class Fitted(NamedTuple):
 
 
 def fit(
-    prompt: Sequence[int] | Talk | Fitted,
-    params: SamplingParams,
-    max_context: int,
-    bos_ids: frozenset[int] = frozenset(),
+    prompt: Sequence[int] | Talk | Fitted, params: SamplingParams, max_context: int, bos_ids: frozenset[int]
 ) -> Fitted:
     """The prompt as `params.overflow` says. What it leaves too long is for the engine to refuse.
 

@@ -118,7 +118,7 @@ def convert(
     return _write_gguf(path, checkpoint, weights, target, kind or "i2_s", progress)
 
 
-def seconds_to_open(path: Path, progress: Progress | None = None) -> float:
+def seconds_to_open(path: Path, progress: Progress | None) -> float:
     """How long a model takes to be ready to run, with its tokenizer. Raises as LLM.load does."""
     start = perf_counter()
     checkpoint = open_checkpoint(path)

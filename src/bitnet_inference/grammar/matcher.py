@@ -106,7 +106,7 @@ class Matchers:
         self._compiled: OrderedDict[tuple[str, bool], list[llguidance.LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, kind: str, source: str, end_ids: Iterable[int], drops_space: bool = False) -> Matcher:
+    def matcher(self, kind: str, source: str, end_ids: Iterable[int], drops_space: bool) -> Matcher:
         """A new matcher for a text that these tokens end, and which a space in front is no part of if `drops_space`.
 
         `kind` and `source` are those of a Grammar. Raises InvalidParams for one that allows nothing.

@@ -26,18 +26,18 @@ def locate(name: str, *, config: HubConfig | None = None) -> Path:
     return path
 
 
-def is_here(name: str, *, config: HubConfig | None = None) -> bool:
+def is_here(name: str) -> bool:
     """Whether a model can be located. Raises InvalidParams."""
     try:
-        locate(name, config=config)
+        locate(name)
     except NotFound:
         return False
     return True
 
 
-def check_removable(name: str, *, config: HubConfig | None = None) -> None:
+def check_removable(name: str) -> None:
     """Raises what `remove` would raise."""
-    hub_cache.find_removable(*_removable(name, config))
+    hub_cache.find_removable(*_removable(name, HubConfig.from_env()))
 
 
 def remove(name: str, *, config: HubConfig | None = None) -> int:
@@ -45,11 +45,10 @@ def remove(name: str, *, config: HubConfig | None = None) -> int:
 
     Raises NotFound and InvalidParams.
     """
-    return hub_cache.remove(*_removable(name, config))
+    return hub_cache.remove(*_removable(name, config or HubConfig.from_env()))
 
 
-def _removable(name: str, config: HubConfig | None) -> tuple[Path, str, str | None, str]:
-    config = config or HubConfig.from_env()
+def _removable(name: str, config: HubConfig) -> tuple[Path, str, str | None, str]:
     wanted = parse(name)
     base, at, revision = wanted.name.partition("@")  # without the host that it may have as an address
     if base.count("/") > 1:
