@@ -27,8 +27,9 @@ _LLAMA3_VOCAB = 128256
 _MAX_PIECE = 512  # characters of a SentencePiece token whose merges are looked for
 _MAX_MERGES = 1 << 24  # characters of all of them; Gemma's have 3.6 million
 NFC = {"type": "NFC"}
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # of tokens, and what their keys call them
 # Microsoft's converters wrote a template of another model, with the end token behind the generation prompt.
-_TEMPLATE = "tokenizer.chat_template"
+TEMPLATE = "tokenizer.chat_template"
 _WRONG_TEMPLATE = "BITNETAssistant: "
 BITNET_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] | trim + '<|eot_id|>' }}"
@@ -86,7 +87,7 @@ def notes(metadata: Mapping[str, Any]) -> list[str]:
     kinds = zip(_array(metadata, "tokens"), _array(metadata, "token_type"), strict=False)
     if unmarked := dict.fromkeys(token for token, kind in kinds if token in _MARKS and kind != CONTROL):
         lines.append(f"not marked as control tokens, and taken for such: {', '.join(unmarked)}")
-    if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
+    if _WRONG_TEMPLATE in str(metadata.get(TEMPLATE, "")):
         lines.append("the chat template is of another model: that of BitNet b1.58 2B4T is used")
     return lines
 
@@ -105,8 +106,8 @@ def corrections(metadata: Mapping[str, Any]) -> dict[str, str]:
         found[PREFIX + "pre"] = _default_pre(len(tokens))
     elif pre in ("falcon_e", "gpt2"):  # others are known, and mean more there than patterns
         found[PREFIX + "pre"] = ALIASES[pre]
-    if _WRONG_TEMPLATE in str(metadata.get(_TEMPLATE, "")):
-        found[_TEMPLATE] = BITNET_TEMPLATE
+    if _WRONG_TEMPLATE in str(metadata.get(TEMPLATE, "")):
+        found[TEMPLATE] = BITNET_TEMPLATE
     return found
 
 
@@ -160,7 +161,7 @@ class _Vocab:
 
     def named_ids(self) -> Iterator[tuple[str, int]]:
         """The roles that tokens have: "bos" and its like."""
-        for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        for role, key in ROLES.items():
             token_id = self._metadata.get(f"{PREFIX}{key}_token_id", self._usual(key))
             if type(token_id) is int and 0 <= token_id < len(self.tokens):
                 yield role, token_id
@@ -271,17 +272,16 @@ class _Vocab:
 
 
 def _templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
-    key = _TEMPLATE
-    templates = {"default": metadata[key]} if key in metadata else {}
-    names = metadata.get(f"{key}s", [])
+    templates = {"default": metadata[TEMPLATE]} if TEMPLATE in metadata else {}
+    names = metadata.get(f"{TEMPLATE}s", [])
     if not isinstance(names, list):
-        raise FormatError(path, f"{key}s", "is no list of names: download the file again")
+        raise FormatError(path, f"{TEMPLATE}s", "is no list of names: download the file again")
     for name in names:
-        if f"{key}.{name}" in metadata:
-            templates[name] = metadata[f"{key}.{name}"]
+        if f"{TEMPLATE}.{name}" in metadata:
+            templates[name] = metadata[f"{TEMPLATE}.{name}"]
     for name, source in templates.items():
         if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
-            raise FormatError(path, key, f"template {name!r:.60} must be a string of at most 1 MiB: correct it")
+            raise FormatError(path, TEMPLATE, f"template {name!r:.60} must be a string of at most 1 MiB: correct it")
         if _WRONG_TEMPLATE in source:
             templates[name] = BITNET_TEMPLATE
     return templates

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from bitnet_inference.errors import BitNetError, InvalidParams, Unsupported
 from bitnet_inference.text.folder import TextFiles
 from bitnet_inference.text.patterns import COMPOSED, DIGIT, GPT2, PATTERNS, THREE_DIGITS, WHOLE_WORDS
+from bitnet_inference.text.pieces import is_byte_token
 from bitnet_inference.text.tokenizer import Tokenizer
 from bitnet_inference.text.vocab import (
     BYTE,
@@ -21,6 +21,8 @@ from bitnet_inference.text.vocab import (
     NO_WORDS,
     NORMAL,
     PREFIX,
+    ROLES,
+    TEMPLATE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -28,7 +30,6 @@ from bitnet_inference.text.vocab import (
 )
 
 _LINES = 64  # of a probe
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _OWN = "it has no place in a GGUF file that would say what it does"
 # By patterns, whether a word that is a token is merged, and whether accents are composed.
 _NAMES = {(patterns, name in WHOLE_WORDS, name in COMPOSED): name for name, patterns in PATTERNS.items()} | {
@@ -156,8 +157,7 @@ def _types(tokenizer: Tokenizer, spec: dict[str, Any], ids: dict[int, str], num_
             return UNKNOWN if token == unknown else CONTROL
         if token_id in added:
             return USER_DEFINED
-        is_byte = tokenizer.decoding.byte_fallback and _BYTE_TOKEN.fullmatch(token)
-        return BYTE if is_byte else NORMAL
+        return BYTE if tokenizer.decoding.byte_fallback and is_byte_token(token) else NORMAL
 
     return list(map(kind, range(num_tokens)))
 
@@ -177,7 +177,7 @@ def _adds_space(tokenizer: Tokenizer) -> bool:
 
 
 def _roles(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
-    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for role, key in ROLES.items():
         token_id = tokenizer.token_to_id(tokenizer.named.get(f"{role}_token", ""))
         if token_id is not None:
             yield f"{key}_token_id", token_id
@@ -197,12 +197,10 @@ def _affixes(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _templates(tokenizer: Tokenizer) -> Iterator[tuple[str, Any]]:
-    key = "tokenizer.chat_template"
-    named = [name for name in tokenizer.templates if name != "default"]
-    if named:
-        yield f"{key}s", named
+    if named := [name for name in tokenizer.templates if name != "default"]:
+        yield f"{TEMPLATE}s", named
     for name, source in tokenizer.templates.items():
-        yield key if name == "default" else f"{key}.{name}", source
+        yield TEMPLATE if name == "default" else f"{TEMPLATE}.{name}", source
 
 
 def _check(tokenizer: Tokenizer, metadata: dict[str, Any], merges: list[list[str]]) -> None:
