@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference.errors import InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
-from bitnet_inference.formats.checkpoint import PROJECTIONS, Checkpoint, Dense, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
 from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.gguf import tensor_name
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS, rope_factors
@@ -61,7 +61,7 @@ class GgufTensors:
         if self._type is not None and not ternary:
             raise InvalidParams(f"{checkpoint.path} has no ternary matrix: convert it to the type f16")
         # What falls back takes the dtype of the dense projections: matrices of several run in float32, twice as large.
-        dense = [name for name in names if name.rpartition(".")[2] in PROJECTIONS and name not in ternary]
+        dense = [name for name in names if is_projection(name) and name not in ternary]
         matrix = checkpoint.matrix(dense[0]) if dense and self._type is not None else None
         self._fallback = _FLOATS[matrix.dtype] if isinstance(matrix, Dense) else ggml.F16
 

@@ -16,7 +16,6 @@ from bitnet_inference import native
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import ggml_blocks as ggml
 from bitnet_inference.formats.checkpoint import (
-    PROJECTIONS,
     Dense,
     Ternary,
     expected_shapes,
@@ -109,9 +108,9 @@ class GgufCheckpoint:
 
     def is_ternary(self, name: str) -> bool:
         """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
-        tensor, part = self._tensors.get(tensor_name(name)), name.rpartition(".")[2]
-        if tensor is None or part not in PROJECTIONS:
-            return tensor is not None and part == "head" and tensor.type_id in _TERNARY_HEADS
+        tensor = self._tensors.get(tensor_name(name))
+        if tensor is None or not is_projection(name):
+            return tensor is not None and name == "head" and tensor.type_id in _TERNARY_HEADS
         return tensor.type_id in _TERNARY_TYPES or self._kind.name == "bitnet" or self.config.linear_norm
 
     def group_size(self, name: str) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
-from bitnet_inference.formats.checkpoint import PROJECTIONS, Dense, Ternary, bias_of, expected_shapes, problem_lines
+from bitnet_inference.formats.checkpoint import Dense, Ternary, bias_of, expected_shapes, is_projection, problem_lines
 from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
@@ -22,7 +22,7 @@ from bitnet_inference.formats.hf_inventory import Inventory
 from bitnet_inference.formats.hf_names import Names, find_names
 from bitnet_inference.formats.hf_pooling import read_pooling
 from bitnet_inference.formats.hf_quantization import Quantization, masters, packed_beside_mlx, read_quantization
-from bitnet_inference.formats.json_files import Fields, read_json
+from bitnet_inference.formats.json_files import read_json
 from bitnet_inference.formats.mlx import SCALES, is_mlx
 from bitnet_inference.formats.multipliers import read_multipliers
 from bitnet_inference.formats.safetensors_files import Tensor, inside
@@ -152,7 +152,7 @@ class HuggingFaceCheckpoint:
             why = "a bias beside packed weights of linear_class autobitlinear"
             raise Unsupported(f"{self.path}: {why}: use the master weights, or another model")
         if self.config.linear_norm:
-            projections = [name for name in self._inventory.shapes if name.rpartition(".")[2] in PROJECTIONS]
+            projections = filter(is_projection, self._inventory.shapes)
             if head_ternary or not all(map(self._inventory.is_ternary, projections)):
                 raise Unsupported(
                     f"{self.path}: use_rms_norm: norms before lm_head, or not before all projections: use another model"
@@ -228,5 +228,5 @@ def _unpacked(name: str, tensor: Tensor) -> NDArray[np.int8]:
 def _read_generation(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
     if not (path / "generation_config.json").exists():
         return {}, ()
-    fields: Fields = read_json(inside(path, "generation_config.json"))
+    fields = read_json(inside(path, "generation_config.json"))
     return fields.values, fields.ids("eos_token_id")
