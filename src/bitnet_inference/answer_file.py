@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitnet_inference.errors import FormatError, InvalidParams
-from bitnet_inference.json_objects import one_line
+from bitnet_inference.json_objects import json_line
 
 MAX_LINE_BYTES = 1 << 28  # 100,000 tokens with 20 log-probabilities each
 _CURE = "give another output file"
@@ -110,7 +110,7 @@ class AnswerFile:
         """Add the answer to a line of the input."""
         (settings,) = self._settings
         key = Key(number, self._fingerprints[number - 1], settings)
-        text = one_line(self._form.keyed(key, answer))
+        text = json_line(self._form.keyed(key, answer))
         self._append(text.encode("utf-8", "backslashreplace") + b"\n")  # half a surrogate pair becomes \\udxxx
         self._has_answer[number - 1] = True
         self.num_done += 1

@@ -16,7 +16,7 @@ _AGAIN = "download the file again"
 LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 
 
-def one_line(value: Any, ensure_ascii: bool = False) -> str:
+def json_line(value: Any, ensure_ascii: bool = False) -> str:
     """A value in JSON, in one line for every reader."""
     return json.dumps(value, ensure_ascii=ensure_ascii).translate(LINE_ENDS)
 

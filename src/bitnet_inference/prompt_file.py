@@ -10,10 +10,9 @@ from typing import Any
 from bitnet_inference.config import check_unicode, checked_count
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import FormatError, InvalidParams
-from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.in_flight import MAX_IN_FLIGHT
-from bitnet_inference.json_objects import without_nulls
+from bitnet_inference.json_objects import parse_object, shown, without_nulls
 from bitnet_inference.line_file import CURE, numbered_lines
 from bitnet_inference.prompts import is_one_prompt
 from bitnet_inference.text.messages import check_messages

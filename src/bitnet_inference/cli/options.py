@@ -222,9 +222,9 @@ def progress_bar(
 
 def json_text(value: Any) -> str:
     """A value in JSON that stdout can hold: where that is not UTF-8, in ASCII."""
-    from bitnet_inference.json_objects import one_line
+    from bitnet_inference.json_objects import json_line
 
-    return one_line(value, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower())
+    return json_line(value, ensure_ascii="utf" not in (sys.stdout.encoding or "").lower())
 
 
 def argument(what: str, text: str) -> str:
