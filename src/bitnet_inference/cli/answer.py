@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from bitnet_inference.llm import LLM
     from bitnet_inference.stream import Generation, Stream
 
+Talk = list[dict[str, str]]  # messages
+
 
 @with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS, CHOICES)
 def run(
@@ -67,16 +69,16 @@ def run(
     check_sampling(ctx, logprobs=logprobs)
     offer_to_pull(ctx.params["model"])
     with profiling(profile) as more, load_llm(ctx, **more) as llm:
-        plain = raw or not llm.tokenizer.templates
+        talk = _talk(text, system, raw or not llm.tokenizer.templates)
         if search is not None:
-            _print_whole(_search(llm, text, system, search, plain), as_json)
+            _print_whole(_search(llm, text, talk, search), as_json)
             return
         params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
         if choices is not None:
-            for output in _choose(llm, text, system, params, plain, *choices):
+            for output in _choose(llm, text, talk, params, *choices):
                 _print_whole(output, as_json)
             return
-        stream = _open(llm, text, system, params, plain)
+        stream = llm.stream(text, params) if talk is None else llm.stream_chat(talk, params)
         if as_json:
             typer.echo(json_text(asdict(stream.read())))
         else:
@@ -104,37 +106,28 @@ def _read_prompt(prompt: str | None) -> str:
     return text
 
 
-def system_messages(system: str | None) -> list[dict[str, str]]:
+def system_messages(system: str | None) -> Talk:
     """What a talk begins with."""
     return [] if system is None else [{"role": "system", "content": argument("--system", system)}]
 
 
-def _open(llm: LLM, text: str, system: str | None, params: SamplingParams, plain: bool) -> Stream:
-    _check_system(system, plain)
-    return llm.stream(text, params) if plain else llm.stream_chat(_messages(text, system), params)
+def _talk(text: str, system: str | None, plain: bool) -> Talk | None:
+    """The conversation to answer; None where the text is to be continued as it is. Raises InvalidParams."""
+    if plain and system is not None:
+        raise InvalidParams("--system needs a chat template: leave --raw out, or write it into the prompt")
+    return None if plain else [*system_messages(system), {"role": "user", "content": text}]
 
 
-def _search(llm: LLM, text: str, system: str | None, params: BeamParams, plain: bool) -> Generation:
-    _check_system(system, plain)
-    return (llm.beam_search(text, params) if plain else llm.chat_beam_search(_messages(text, system), params))[0]
+def _search(llm: LLM, text: str, talk: Talk | None, params: BeamParams) -> Generation:
+    return (llm.beam_search(text, params) if talk is None else llm.chat_beam_search(talk, params))[0]
 
 
 def _choose(
-    llm: LLM, text: str, system: str | None, params: SamplingParams, plain: bool, number: int, best_of: int | None
+    llm: LLM, text: str, talk: Talk | None, params: SamplingParams, number: int, best_of: int | None
 ) -> list[Generation]:
-    _check_system(system, plain)
-    if plain:
+    if talk is None:
         return llm.choices(text, number, params, best_of=best_of)
-    return llm.chat_choices(_messages(text, system), number, params, best_of=best_of)
-
-
-def _messages(text: str, system: str | None) -> list[dict[str, str]]:
-    return [*system_messages(system), {"role": "user", "content": text}]
-
-
-def _check_system(system: str | None, plain: bool) -> None:
-    if plain and system is not None:
-        raise InvalidParams("--system needs a chat template: leave --raw out, or write it into the prompt")
+    return llm.chat_choices(talk, number, params, best_of=best_of)
 
 
 def _print_whole(output: Generation, as_json: bool) -> None:
