@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from bitnet_inference.conversion import onnx_verbs as verbs
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes
 from bitnet_inference.formats.floats import to_float32
-from bitnet_inference.formats.onnx_writer import Graph, Weight
+from bitnet_inference.formats.onnx_writer import Dtype, Graph, Weight
 from bitnet_inference.model.loader import sound_codes, sound_matrix
 
 _BYTES_BLOCK = 32  # columns of a dense matrix that share a scale where it is rounded
@@ -28,9 +29,7 @@ class Weights:
 
     def vector(self, name: str) -> str:
         """A vector in float32."""
-        return self._graph.weight(
-            Weight(name, "float32", self.shapes[name], lambda: iter((self._checkpoint.vector(name),)))
-        )
+        return self._add(name, "float32", self.shapes[name], lambda: self._checkpoint.vector(name))
 
     def rows(self, name: str, ids: str) -> str:
         """The rows of a dense matrix for token ids, as they are: what is off here flips codes in every layer."""
@@ -38,8 +37,8 @@ class Weights:
             return self._graph.add("Gather", self._table(name), ids)
         matrix = sound_matrix(self._checkpoint, name)
         assert isinstance(matrix, Dense)
-        table = Weight(f"{name}.rows", matrix.dtype, self.shapes[name], lambda: iter((matrix.data,)))
-        return self._graph.cast(self._graph.add("Gather", self._graph.weight(table), ids), "float32")
+        table = self._add(f"{name}.rows", matrix.dtype, self.shapes[name], lambda: matrix.data)
+        return self._graph.cast(self._graph.add("Gather", table, ids), "float32")
 
     def product(self, name: str, x: str, quantised: Callable[[], verbs.Quantised]) -> str:
         """x times a matrix; `quantised` gives the same rows for ternary ones."""
@@ -84,8 +83,8 @@ class Weights:
         weight = Weight(
             f"{name}.{group}", "int8", (columns.stop - columns.start, num_out), lambda: self._columns(name, columns)
         )
-        scale = Weight(f"{name}.scale.{group}", "float32", (num_out,), lambda: iter((self._scales(name)[:, group],)))
-        return self._graph.weight(weight), self._graph.weight(scale)
+        scale = self._add(f"{name}.scale.{group}", "float32", (num_out,), lambda: self._scales(name)[:, group])
+        return self._graph.weight(weight), scale
 
     def _two_bits(self, name: str) -> tuple[str, str, str]:
         """A ternary matrix in 2 bits, its scales by blocks, and a common one; "" where groups of columns have theirs.
@@ -96,21 +95,18 @@ class Weights:
         used = size or verbs.BLOCK - 1
         shape = (num_out, -(-num_in // used))
         packed = (*shape, (size or verbs.BLOCK) // 4)
-        add = self._graph.weight
         return (
-            add(Weight(name, "uint8", packed, lambda: iter((self._packed(name, used),)))),
-            add(
-                Weight(f"{name}.scales", "float32", shape, lambda: iter((np.broadcast_to(self._scales(name), shape),)))
-            ),
+            self._add(name, "uint8", packed, lambda: self._packed(name, used)),
+            self._add(f"{name}.scales", "float32", shape, lambda: np.broadcast_to(self._scales(name), shape)),
             "" if size else self._scale(name),
         )
 
     def _scale(self, name: str) -> str:
-        return self._graph.weight(
-            Weight(
-                f"{name}.scale", "float32", (), lambda: iter((np.asarray(self._ternary(name)[0].scale, np.float32),))
-            )
-        )
+        return self._add(f"{name}.scale", "float32", (), lambda: np.asarray(self._ternary(name)[0].scale, np.float32))
+
+    def _add(self, name: str, dtype: Dtype, shape: tuple[int, ...], make: Callable[[], NDArray[Any]]) -> str:
+        """A weight that is made in one piece."""
+        return self._graph.weight(Weight(name, dtype, shape, lambda: iter((make(),))))
 
     def _floats(self, name: str) -> Iterator[NDArray[np.float32]]:
         matrix = sound_matrix(self._checkpoint, name)
