@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -66,7 +66,7 @@ class Asked:
     name: str
     fingerprint: str
     terms: TermOptions
-    gone: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event
 
 
 class Answers:
@@ -105,7 +105,7 @@ class Answers:
         """Begin an answer, which ends when `held` does, and so does the use of its model. Raises Failure."""
         terms = terms_of(request, body)
         llm = await self.used(held, request, body.model)
-        given: Given = await self.served.in_thread(self._begin, llm, terms, body, begin)
+        given: Given = await self.served.in_thread(self._begin, llm, terms, body, begin, threading.Event())
         held.callback(_cancel, given)
         request.scope.get(NOTES, {}).update(model=body.model or self.served.names[0])
         return given
@@ -134,17 +134,12 @@ class Answers:
             return await self.served.in_thread(lambda: dumps(self._begin(llm, terms, body, work, gone)))
 
     def _begin(
-        self,
-        llm: LLM,
-        terms: TermOptions,
-        body: Body,
-        begin: Callable[[Asked, Body], Result],
-        gone: threading.Event | None = None,
+        self, llm: LLM, terms: TermOptions, body: Body, begin: Callable[[Asked, Body], Result], gone: threading.Event
     ) -> Result:
         path, name = self.served.path(body.model), body.model or self.served.names[0]
         try:
             fingerprint = self._fingerprints.of(path, self.served.models)
-            return begin(Asked(llm, name, fingerprint, terms, gone or threading.Event()), body)
+            return begin(Asked(llm, name, fingerprint, terms, gone), body)
         except OutOfMemory as error:  # the model is loaded, so it is this prompt that can never fit
             raise Failure(400, renamed(str(error), body)[1], param=body.PROMPT, code=TOO_LONG) from error
         except FormatError as error:  # the model is loaded, so it is its chat template that fails with these messages
