@@ -55,7 +55,8 @@ def pull(name: str, *, config: HubConfig | None = None, progress: Progress = Non
         _fetch(hub, config, wanted, commit, files, progress)
     except OSError as error:
         raise DownloadError(f"{name}: {config.cache} cannot be written to ({error}): set HF_HUB_CACHE") from None
-    path = model_in(_snapshot_folder(config.cache, wanted, commit), wanted.files, wanted.repository)
+    folder = hub_cache.folder_of(config.cache, wanted.repository) / "snapshots" / commit
+    path = model_in(folder, wanted.files, wanted.repository)
     if path is None:
         raise DownloadError(f"{name}: the repository lacks files that its index names: tell its owners")
     return Pulled(path, wanted.repository, commit, sum(file.num_bytes for file in files))
@@ -110,7 +111,3 @@ def _fetch(
             raise removed_meanwhile(f"{wanted.repository}: {file.path}")
         hub_cache.link(config.cache, wanted.repository, commit, file.path, file.blob)
     hub_cache.record(config.cache, wanted.repository, wanted.revision, commit)
-
-
-def _snapshot_folder(cache: Path, wanted: Wanted, commit: str) -> Path:
-    return hub_cache.folder_of(cache, wanted.repository) / "snapshots" / commit
