@@ -173,25 +173,25 @@ class Checkpoint(Protocol):
         ...
 
     def is_ternary(self, name: str) -> bool:
-        """Whether `matrix` gives a Ternary for this canonical name; nothing is read."""
+        """Whether `matrix` gives a Ternary for this canonical name; at most scales are read."""
         ...
 
     def group_size(self, name: str) -> int:
-        """How many columns share a scale in the Ternary of this name, 0 for one scale; nothing is read.
+        """How many columns share a scale in the Ternary of this name, 0 for one scale. May read what tells it.
 
         Of a Dense too, where it consists of such codes and scales; 0 where that is not known.
         """
         ...
 
     def dtype(self, name: str) -> FloatName:
-        """The dtype of the Dense that `matrix` gives for this canonical name; nothing is read.
+        """The dtype of the Dense that `matrix` gives for this canonical name; at most scales are read.
 
         Of a tensor that `check` finds missing or wrong, any.
         """
         ...
 
     def matrix(self, name: str) -> Dense | Ternary:
-        """The matrix under a canonical name."""
+        """The matrix [out, in] under a canonical name. Raises KeyError, FormatError for broken files, Unsupported."""
         ...
 
     def release(self, name: str) -> None:
@@ -199,7 +199,7 @@ class Checkpoint(Protocol):
         ...
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """The vector under a canonical name, in float32."""
+        """The vector under a canonical name, in float32. Raises as `matrix` does."""
         ...
 
 
