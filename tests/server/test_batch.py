@@ -186,10 +186,11 @@ class TestAnswers:
     def test_requests_are_computed_together(
         self, one: ServedModels, llm: LLM, counts: Counts, files: tuple[Path, Path]
     ) -> None:
-        write(files[0], [request(f"{at}", "chat/completions", CHAT | {"ignore_eos": True}) for at in range(64)])
+        more = {"ignore_eos": True, "max_tokens": 40}  # so long that it does not matter how they come together
+        write(files[0], [request(f"{at}", "chat/completions", CHAT | more) for at in range(64)])
         before = counts.as_json()["total"]["steps"]
         answer(one, llm, files)
-        assert counts.as_json()["total"]["steps"] - before < 64 * 8 // 4
+        assert counts.as_json()["total"]["steps"] - before < 64 * 40 // 4
         assert len({json.dumps(same(each["body"])) for each in read(files[1]).values()}) == 1
 
 
