@@ -84,7 +84,7 @@ void Screen::in_groups(Executor& executor, int64_t num_inputs,
             work(desk, begin, int(num_inputs * (group + 1) / count - begin));
         }
     };
-    if (!is_small || count == 1) return work_at(desks_[0], 0, count);
+    if (!is_small || count <= 1) return work_at(desks_[0], 0, count);
     executor.each(count, kCostOfCode * size * num_inputs / count, 1,
                   [&](int64_t first, int64_t last, int thread) { work_at(desks_[size_t(thread)], first, last); });
 }

@@ -105,6 +105,13 @@ def test_many_inputs_of_a_small_head_each_thread_some_of_its_own(isa: str) -> No
         assert share_unsure(weights, x, isa, tokens, temperature=0.3, repetition_penalty=1.3, top_p=0.9) < 0.5
 
 
+def test_no_inputs_have_no_best() -> None:
+    executor = native.Executor(native.isas()[0], 2)
+    screen = native.Screen(native.DenseWeight(np.ones((30, 16), np.uint16), "bfloat16"), executor)
+    nothing = np.zeros((0, 16), np.float32)
+    assert screen.top(executor, nothing, 2)[0].shape == (0, 2) and screen.sample(executor, nothing, []) == []
+
+
 def test_a_clear_winner_costs_little() -> None:
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((20000, 256), np.float32)
