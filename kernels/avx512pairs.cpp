@@ -193,7 +193,7 @@ void multiply_many(const ManyTask& t) {
 }
 
 void pair_product(const ManyTask& t) {
-    if (!multiply_few(t)) multiply_many(t);
+    are_few(t) ? multiply_few(t) : multiply_many(t);
     each_tile(t, [&](int first, int tokens, int) {
         for (int i = 0; i < tokens; i++) {
             const uint16_t* list = t.lists + (first + i) * (kPairList + 1);

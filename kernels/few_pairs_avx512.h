@@ -61,13 +61,12 @@ BITNET_APART void few_tile(const uint8_t* w, int blocks, const int8_t* a, const 
             _mm512_storeu_si512(acc + t * kGroupRows + 16 * h, _mm512_sub_epi32(tile.sums[h][t], tile.rows.of[h]));
 }
 
-// Whether it is so few, and T5; if so multiplies them.
-BITNET_INLINE bool multiply_few(const ManyTask& t) {
+BITNET_INLINE bool are_few(const ManyTask& t) { return t.is_t5 && t.tokens >= kFewestInPairs && t.tokens <= kPairTile; }
+
+void multiply_few(const ManyTask& t) {
     static_assert(kPairTile == kFewestInPairs + 1);
-    if (!t.is_t5 || t.tokens < kFewestInPairs || t.tokens > kPairTile) return false;
-    (t.tokens == kPairTile ? few_tile<kPairTile> : few_tile<kFewestInPairs>)(t.weights, t.steps / kBlockSteps, t.codes,
-                                                                             t.offsets, t.acc);
-    return true;
+    const auto multiply = t.tokens == kPairTile ? few_tile<kPairTile> : few_tile<kFewestInPairs>;
+    multiply(t.weights, t.steps / kBlockSteps, t.codes, t.offsets, t.acc);
 }
 
 }  // namespace

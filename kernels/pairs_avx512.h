@@ -39,7 +39,7 @@ BITNET_INLINE Halves field(const Halves& x) {
 
 BITNET_INLINE Halves load(const uint8_t* w) { return {{_mm512_loadu_si512(w), _mm512_loadu_si512(w + 64)}}; }
 
-// The fields of a step: in the bytes of U2, or on top of what four steps of T5 look up.
+// The fields of a step: in the bytes of U2, or on top of what as many steps of T5 look up.
 struct FieldsOfU2 {
     Halves x;
     template <int P, Place To>

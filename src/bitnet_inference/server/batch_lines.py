@@ -7,7 +7,6 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bitnet_inference.answer_file import AnswerForm, Key
 from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.in_flight import MAX_IN_FLIGHT
 from bitnet_inference.json_objects import parse_object, shown, without_nulls
-from bitnet_inference.line_file import CURE
+from bitnet_inference.line_file import CURE, fingerprint
 from bitnet_inference.prompt_file import OPENAI_KEYS
 from bitnet_inference.server.bodies import check_depth
 from bitnet_inference.server.failures import Failure
@@ -63,8 +62,7 @@ def check_ids(path: Path, lines: Iterator[RequestLine]) -> None:
     """Raises FormatError for a custom_id that stands in two lines. Keeps 16 bytes a line meanwhile."""
     hashes, numbers = array("Q"), array("Q")
     for line in lines:
-        name = line.custom_id.encode("utf-8", "surrogatepass")
-        hashes.append(int.from_bytes(blake2b(name, digest_size=8).digest()))
+        hashes.append(fingerprint(line.custom_id.encode("utf-8", "surrogatepass")))
         numbers.append(line.number)
     order = np.argsort(np.asarray(hashes), kind="stable")
     ordered = np.asarray(hashes)[order]
