@@ -36,6 +36,14 @@ constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
 constexpr int32_t kMaxPosition = 1 << 30;
 // With so many units of attention a thread, none has to wait long for another.
 constexpr int kCutUnits = 4;
+// Sequences are shared out where a token is so little work that threads would mostly wait for each other, and each gets
+// so many tokens that products of theirs are about as fast as those of all.
+constexpr int64_t kSmallProgram = 1 << 23, kPortionTokens = 16;
+
+int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+// How far apart the memory of portions is, beyond what their tokens take.
+int64_t slack_floats(const Program& program) { return whole_lines(program.slack_bytes() / 4 + 1) + 16; }
 
 void check_sequence(const Batch& b, int64_t s, const Cache* cache) {
     for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) {
@@ -63,12 +71,6 @@ void check(const Batch& b, const Program& program) {
         require(b.starts[s] <= b.starts[s + 1] && b.starts[s + 1] <= b.num_tokens, "starts ascend");
         if (program.cache()) check_sequence(b, s, program.cache());
     }
-}
-
-void note_sequences(const Batch& b, std::vector<int32_t>& sequences) {
-    sequences.resize(size_t(b.num_tokens));
-    for (int64_t s = 0; s < b.num_sequences; s++)
-        for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) sequences[size_t(t)] = int32_t(s);
 }
 
 }  // namespace
@@ -184,85 +186,111 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const auto cache_lock = program.cache() ? program.cache()->lock() : std::unique_lock<std::mutex>();
     require(num_tokens > 0 && num_tokens <= kMaxTokens, "a batch has 1 to 1048576 tokens");
     require(batch || !program.needs_batch(), "this program needs a batch");
-    Batch kept{}, chosen{};
-    if (batch) {
-        kept = keep(*batch);
-        batch = &kept;
-        check(*batch, program);
-        note_sequences(*batch, sequences_);
-    }
-    const bool chooses = batch && batch->has_choice(), ends_early = chooses && !batch->num_wanted;
+    const int32_t starts[] = {0, int32_t(num_tokens)};
+    const Batch kept = batch ? keep(*batch) : Batch{num_tokens, 1, 0, nullptr, nullptr, nullptr, starts, nullptr};
+    if (batch) check(kept, program);
+    const bool ends_early = kept.has_choice() && !kept.num_wanted;
     require((input || !program.input_width()) && (output || !program.output_width() || ends_early),
             "an array is missing");
-    if (chooses) chosen = choose(*batch);
+    portions_.cut(kept, seconds ? 1 : num_portions(program, kept), program.cache() ? program.cache()->num_blocks() : 0);
     make_room(program, num_tokens);
 
-    const int64_t segments = cut_attention(program, batch),
-                  chosen_segments = chooses && !ends_early ? cut_attention(program, &chosen) : 1;
-    const auto context = [&](const Batch* of, int64_t tokens, const std::vector<int32_t>& sequences, int64_t parts) {
-        const bool matrix = kernels_->matrix_product && tokens >= program.matrix_tokens();
-        const int64_t many = are_many(*kernels_, tokens) ? kernels_->many_tile : kMaxTileTokens;
-        const int64_t most = program.takes_int8() ? std::min<int64_t>(many, kernels_->head_vectors) : many;
-        return Context{*kernels_,
-                       tokens,
-                       matrix ? 1 : most,
-                       reinterpret_cast<float*>(arena_.data()),
-                       input,
-                       output,
-                       of,
-                       sequences,
-                       scratch_,
-                       parts,
-                       reinterpret_cast<float*>(pieces_.data()),
-                       num_done_.data()};
-    };
-    const Context all = context(batch, num_tokens, sequences_, segments),
-                  few = context(&chosen, chosen.num_tokens, wanted_sequences_, chosen_segments);
-    const size_t end = ends_early ? program.select_at() : program.steps().size();
+    const size_t count = portions_.all().size();
+    Course whole = course(program, 0, scratch_, input, output);
+    if (count == 1) cut_attention(program, whole);
     parallel(std::min(program.cost(), kMaxCost) * num_tokens, [&](int thread) noexcept {  // others wait at the barrier
         const FloatMode mode;
-        Clock::time_point before;
-        const auto lap = [&](size_t num_done) {  // when all threads have come
-            if (thread) return;
-            const Clock::time_point now = Clock::now();
-            if (num_done) seconds[num_done - 1] += std::chrono::duration<double>(now - before).count();
-            before = now;
-        };
-        for (size_t i = 0; i < end; i++) {
-            const Step& step = *program.steps()[i];
-            const Context& on = chooses && i > program.select_at() ? few : all;
-            phases_.begin(thread, step.units(on));
-            if (seconds) lap(i);
-            int64_t first, last;
-            while (phases_.take(thread, step.chunk(on), &first, &last)) step.work(on, first, last, thread);
-            if (const int64_t behind = step.units_behind(on)) {
-                phases_.begin(thread, behind);
-                while (phases_.take(thread, 1, &first, &last)) step.work_behind(on, first);
-            }
-        }
-        if (!seconds) return;
-        phases_.begin(thread, 0);
-        lap(end);
+        if (count == 1) return run_together(program, whole, thread, seconds);
+        phases_.begin(thread, int64_t(count));
+        for (int64_t i, next; phases_.take(thread, 1, &i, &next);)
+            run_alone(program, course(program, size_t(i), {&scratch_[size_t(thread)], 1}, input, output));
+        phases_.begin(thread, 0);  // so that it is seen who waits for whom
     });
 }
 
+// More than one where each thread takes some sequences by itself: two of them, so that there is something left for
+// whoever is not held up.
+int64_t Executor::num_portions(const Program& program, const Batch& batch) const {
+    if (!program.cache() || program.cost() > kSmallProgram) return 1;
+    const int64_t threads = pool_.size(), most = std::min(batch.num_sequences, batch.num_tokens / kPortionTokens);
+    return threads == 1 || most < threads ? 1 : std::min(2 * threads, most);
+}
+
 void Executor::make_room(const Program& program, int64_t num_tokens) {
-    const int64_t bytes = program.arena_floats() * num_tokens * 4 + program.slack_bytes();
+    const int64_t bytes = 4 * (whole_lines(program.arena_floats() * num_tokens) +
+                               int64_t(portions_.all().size()) * slack_floats(program));
     if (arena_.bytes() < bytes) arena_ = Memory(bytes);
     const int64_t scratch_bytes = program.scratch_floats(num_tokens) * 4;
     for (auto& scratch : scratch_)
         if (scratch.bytes() < scratch_bytes) scratch = Memory(scratch_bytes);
 }
 
+Executor::Course Executor::course(const Program& program, size_t index, std::span<const Memory> scratch,
+                                  const float* input, float* output) const {
+    const Portion& portion = portions_.all()[index];
+    float* arena = reinterpret_cast<float*>(arena_.data()) + int64_t(index) * slack_floats(program) +
+                   whole_lines(program.arena_floats() * portion.first_token);
+    if (input) input += portion.first_token * program.input_width();
+    if (output) output += portion.first_row * program.output_width();
+    const auto context = [&](const Batch& batch, const std::vector<int32_t>& sequences) {
+        const bool matrix = kernels_->matrix_product && batch.num_tokens >= program.matrix_tokens();
+        const int64_t many = are_many(*kernels_, batch.num_tokens) ? kernels_->many_tile : kMaxTileTokens;
+        const int64_t most = program.takes_int8() ? std::min<int64_t>(many, kernels_->head_vectors) : many;
+        return Context{*kernels_, batch.num_tokens, matrix ? 1 : most, arena, input,   output,
+                       &batch,    sequences,        scratch,           1,     nullptr, nullptr};
+    };
+    const bool chooses = portion.batch.has_choice(), ends_early = chooses && !portion.batch.num_wanted;
+    return {context(portion.batch, portion.sequences), context(portion.chosen, portion.chosen_sequences),
+            chooses ? program.select_at() : program.steps().size(),
+            ends_early ? program.select_at() : program.steps().size()};
+}
+
 // Into how many segments attention is cut, with room for them.
-int64_t Executor::cut_attention(const Program& program, const Batch* batch) {
-    if (!program.piece_floats()) return 1;
-    if (batch->num_tokens * program.cache()->layout().num_kv_heads >= int64_t(num_done_.size())) return 1;
-    const int32_t last = *std::max_element(batch->positions, batch->positions + batch->num_tokens);
-    const int64_t segments = last / kSegmentTokens + 1,
-                  bytes = batch->num_tokens * segments * program.piece_floats() * 4;
-    if (segments > 1 && pieces_.bytes() < bytes) pieces_ = Memory(bytes);
-    return segments;
+void Executor::cut_attention(const Program& program, Course& course) {
+    if (!program.piece_floats()) return;
+    for (Context* c : {&course.all, &course.few}) {
+        if (c->num_tokens * program.cache()->layout().num_kv_heads >= int64_t(num_done_.size())) continue;
+        for (int64_t t = 0; t < c->num_tokens; t++)
+            c->segments = std::max<int64_t>(c->segments, c->batch->positions[t] / kSegmentTokens + 1);
+        const int64_t bytes = c->num_tokens * c->segments * program.piece_floats() * 4;
+        if (c->segments > 1 && pieces_.bytes() < bytes) pieces_ = Memory(bytes);
+    }
+    course.all.pieces = course.few.pieces = reinterpret_cast<float*>(pieces_.data());
+    course.all.num_done = course.few.num_done = num_done_.data();
+}
+
+void Executor::run_together(const Program& program, const Course& course, int thread, double* seconds) {
+    Clock::time_point before;
+    const auto lap = [&](size_t num_done) {  // when all threads have come
+        if (thread) return;
+        const Clock::time_point now = Clock::now();
+        if (num_done) seconds[num_done - 1] += std::chrono::duration<double>(now - before).count();
+        before = now;
+    };
+    for (size_t i = 0; i < course.end; i++) {
+        const Step& step = *program.steps()[i];
+        const Context& on = course.at(i);
+        phases_.begin(thread, step.units(on));
+        if (seconds) lap(i);
+        int64_t first, last;
+        while (phases_.take(thread, step.chunk(on), &first, &last)) step.work(on, first, last, thread);
+        if (const int64_t behind = step.units_behind(on)) {
+            phases_.begin(thread, behind);
+            while (phases_.take(thread, 1, &first, &last)) step.work_behind(on, first);
+        }
+    }
+    if (!seconds) return;
+    phases_.begin(thread, 0);
+    lap(course.end);
+}
+
+void Executor::run_alone(const Program& program, const Course& course) {
+    for (size_t i = 0; i < course.end; i++) {
+        const Step& step = *program.steps()[i];
+        const Context& on = course.at(i);
+        const int64_t units = step.units(on), chunk = step.chunk(on);
+        for (int64_t first = 0; first < units; first += chunk) step.work(on, first, std::min(first + chunk, units), 0);
+    }
 }
 
 // A copy that nobody else can write: what has been checked is what is used.
@@ -281,21 +309,6 @@ Batch Executor::keep(const Batch& batch) {
     }
     return {T,         S,         batch.table_width, copies[0], copies[1],
             copies[2], copies[3], copies[4],         copies[5], batch.num_wanted};
-}
-
-// The wanted tokens as a batch of their own, whose keys and values are in the cache.
-Batch Executor::choose(const Batch& batch) {
-    const int64_t W = batch.num_wanted, S = batch.num_sequences;
-    wanted_indices_.resize(size_t(W + S + 1));
-    int32_t *positions = wanted_indices_.data(), *starts = positions + W;
-    for (int64_t i = 0, s = 0; s <= S; s++) {
-        starts[s] = int32_t(i);
-        for (; s < S && i < W && batch.wanted[i] < batch.starts[s + 1]; i++)
-            positions[i] = batch.positions[batch.wanted[i]];
-    }
-    const Batch chosen{W, S, batch.table_width, nullptr, positions, nullptr, starts, batch.block_tables};
-    note_sequences(chosen, wanted_sequences_);
-    return chosen;
 }
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {

@@ -1,15 +1,18 @@
-// Runs a Plan: a straight list of steps over one arena, all threads going through it together.
+// Runs a Plan: a straight list of steps over one arena, all threads going through it together; where that is little
+// work for many sequences, each thread with some of these by itself, as it would wait at the barriers half of the time.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels.h"
+#include "portions.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -35,20 +38,6 @@ struct Codes {
 // Which products take some codes: ternary ones with one scale, or others.
 struct CodesUse {
     bool in_ternary = false, elsewhere = false;
-};
-
-struct Batch {
-    int64_t num_tokens, num_sequences, table_width;
-    const int32_t* token_ids;     // [T]
-    const int32_t* positions;     // [T]
-    const int32_t* slots;         // [T]
-    const int32_t* starts;        // [S + 1]
-    const int32_t* block_tables;  // [S, table_width]
-    // [num_wanted], ascending: the tokens that go on behind Program::select, which have the first rows of the output.
-    // Fewer than none: all do.
-    const int32_t* wanted = nullptr;
-    int64_t num_wanted = -1;
-    bool has_choice() const { return num_wanted >= 0 && num_wanted < num_tokens; }
 };
 
 // A block has all layers, one behind the other. So a text takes its memory from the system little by little: with the
@@ -94,7 +83,7 @@ struct Context {
     float* output;
     const Batch* batch;                     // null in programs that work on rows alone
     const std::vector<int32_t>& sequences;  // the sequence of each token
-    const std::vector<Memory>& scratch;     // of each thread
+    std::span<const Memory> scratch;        // of each thread that works on it
     // Into so many segments attention to a key head is cut, where there are few tokens for many threads; else 1. Of
     // each token and key head: what the segments give, and how many of them are done.
     int64_t segments;
@@ -241,10 +230,22 @@ class Executor {
     int num_threads() const { return pool_.size(); }
 
   private:
+    // How a portion of a batch goes through a program: with all of its tokens, and behind `select_at` with those that
+    // go on.
+    struct Course {
+        Context all, few;
+        size_t select_at, end;
+        const Context& at(size_t step) const { return step > select_at ? few : all; }
+    };
+
     Batch keep(const Batch& batch);
-    Batch choose(const Batch& batch);
+    int64_t num_portions(const Program& program, const Batch& batch) const;
     void make_room(const Program& program, int64_t num_tokens);
-    int64_t cut_attention(const Program& program, const Batch* batch);
+    Course course(const Program& program, size_t index, std::span<const Memory> scratch, const float* input,
+                  float* output) const;
+    void cut_attention(const Program& program, Course& course);
+    void run_together(const Program& program, const Course& course, int thread, double* seconds);
+    static void run_alone(const Program& program, const Course& course);
     void parallel(int64_t cost, const std::function<void(int)>& work);
 
     std::mutex mutex_;
@@ -254,7 +255,8 @@ class Executor {
     Team team_;
     Memory arena_, pieces_;
     std::vector<std::atomic<int32_t>> num_done_;
-    std::vector<int32_t> sequences_, indices_, wanted_sequences_, wanted_indices_;
+    std::vector<int32_t> indices_;
+    Portions portions_;
     std::vector<Memory> scratch_;
 };
 

@@ -226,6 +226,31 @@ def test_batches_of_every_size(same: Tally, folder: Path, ids: np.ndarray, expec
 
 
 @pytest.mark.parametrize("isa", native.isas())
+def test_sequences_that_threads_share_out(
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str
+) -> None:
+    """Of one token to 46, then of five each, of which some are wanted."""
+    model, cuts = load(folder, isa, 2), range(1, 49, 3)
+    model.reserve(6 * len(cuts))
+    first = logits(model, [sequence(model, ids[:cut], 0, 6 * i) for i, cut in enumerate(cuts)])
+    same.logits(first, np.concatenate([expected[:cut] for cut in cuts]))
+    pieces = [sequence(model, ids[cut : cut + 5], cut, 6 * i) for i, cut in enumerate(cuts)]
+    following = np.concatenate([expected[cut : cut + 5] for cut in cuts])
+    for wanted in (range(len(following)), [0, 7, 8, 39, 41, 78], range(4, len(following), 5), [2, 3]):
+        same.logits(forward(model, pieces, wanted).full([*wanted]), following[[*wanted]])
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_sequences_that_read_what_others_write(
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str
+) -> None:
+    model = load(folder, isa, 2)
+    for _ in range(4):
+        model.reserve(80)  # nothing of the last time is left
+        same.logits(logits(model, [sequence(model, ids[:36], 0, 0), sequence(model, ids[36:], 36, 0)]), expected)
+
+
+@pytest.mark.parametrize("isa", native.isas())
 def test_rows_of_the_head_alone_and_screened(
     same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
