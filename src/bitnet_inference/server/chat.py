@@ -138,6 +138,7 @@ def open_chat(asked: Asked, body: ChatRequest) -> ChatAnswer:
         grammar=body.grammar,
         shown_tools=body.tools,
         tools=body.callable_tools,
+        variables=body.chat_template_kwargs,
         num_choices=body.n or 1,
     )
     return ChatAnswer(asked, body, open_talk(asked.llm, talk, asked.terms))

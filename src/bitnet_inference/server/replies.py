@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
+from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import TermOptions
+from bitnet_inference.prompts import ChatOptions, TermOptions
 from bitnet_inference.stream import Stream
 from bitnet_inference.tools import HeldText, Style, ToolCall, Tools, call_style
 from bitnet_inference.written_calls import CallPart, WrittenCalls
@@ -18,13 +20,17 @@ from bitnet_inference.written_calls import CallPart, WrittenCalls
 
 @dataclass(frozen=True, kw_only=True)
 class Talk:
-    """A conversation to answer: OpenAI's messages and tools, and how. `tools` are those that may be called."""
+    """A conversation to answer: OpenAI's messages and tools, and how. `tools` are those that may be called.
+
+    `variables` are further ones for the chat template.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: Grammar | None = None
     shown_tools: Sequence[Mapping[str, Any]] | None = None
     tools: Tools | None = None
+    variables: Mapping[str, Any] | None = None
     num_choices: int = 1
 
 
@@ -35,7 +41,7 @@ def open_talk(llm: LLM, talk: Talk, terms: TermOptions) -> list[Stream]:
         talk.messages,
         talk.num_choices,
         sampling(llm.default_params, talk.sampling, grammar),
-        tools=_tools_shown(llm, talk),
+        **_shown(llm, talk),
         **terms,
     )
 
@@ -49,11 +55,22 @@ def _form(tools: Tools, style: Style, form: Grammar | None) -> Grammar | None:
 
 def num_prompt_tokens(llm: LLM, talk: Talk) -> int:
     """How many tokens a conversation has, up to where the answer begins."""
-    return len(llm.encode_chat(talk.messages, tools=_tools_shown(llm, talk)))
+    return len(llm.encode_chat(talk.messages, **_shown(llm, talk)))
 
 
-def _tools_shown(llm: LLM, talk: Talk) -> Sequence[Mapping[str, Any]] | None:
-    return talk.tools.told(talk.shown_tools, llm.tokenizer.templates) if talk.tools is not None else None
+def _shown(llm: LLM, talk: Talk) -> ChatOptions:
+    tools = talk.tools.told(talk.shown_tools, llm.tokenizer.templates) if talk.tools is not None else None
+    return {"tools": tools, "variables": known_variables(llm, talk.variables)}
+
+
+def known_variables(llm: LLM, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The variables for the chat template. Raises InvalidParams for those that would do nothing there."""
+    variables: dict[str, Any] = without_nulls(given or {})
+    templates = llm.tokenizer.templates
+    for name in variables if templates else ():
+        if not any(re.search(rf"\b{re.escape(name)}\b", template) for template in templates.values()):
+            raise InvalidParams(f"variables: this model's chat template knows no {name!r:.80}: leave it out")
+    return variables
 
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:

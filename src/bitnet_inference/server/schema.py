@@ -264,6 +264,7 @@ class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
     PROMPT: ClassVar[str] = "messages"
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"variables": "chat_template_kwargs"}
 
     messages: Annotated[Each[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -274,6 +275,7 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Accepted at the values that say what happens anyway.
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -281,7 +283,6 @@ class ChatRequest(SamplingFields):
     echo: Literal[False] | None = None
     add_generation_prompt: Literal[True] | None = None
     continue_final_message: Literal[False] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
@@ -11,8 +12,10 @@ from starlette.responses import Response
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
+from bitnet_inference.prompts import ChatOptions
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
+from bitnet_inference.server.replies import known_variables
 from bitnet_inference.server.schema import Each, Fields, TokenId, ToolList, check_talk
 from bitnet_inference.server.sse import json_response
 
@@ -25,19 +28,22 @@ class TokenizeRequest(Fields):
     A text is what POST /v1/completions makes of it.
     """
 
+    TOLD_AS: ClassVar[Mapping[str, str]] = {"variables": "chat_template_kwargs"}
+
     prompt: str | None = None
     messages: Annotated[Each[dict[str, Any]], Field(min_length=1)] | None = None
     tools: ToolList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt or messages: give one of them")
-        others = ("tools", "add_generation_prompt") if self.messages is None else ("add_special_tokens",)
-        for name in others:
+        of_talk = ("tools", "add_generation_prompt", "chat_template_kwargs")
+        for name in of_talk if self.messages is None else ("add_special_tokens",):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no meaning here: leave it out")
         return self
@@ -84,7 +90,9 @@ def _tokenize(asked: Asked, body: TokenizeRequest) -> dict[str, Any]:
         ids = llm.tokenizer.encode(body.prompt or "", add_special_tokens=adds, parse_special=True)
     else:
         is_open = body.add_generation_prompt is not False
-        ids = llm.encode_chat(body.messages, tools=body.tools, add_generation_prompt=is_open)
+        variables = known_variables(llm, body.chat_template_kwargs)
+        options: ChatOptions = {"tools": body.tools, "add_generation_prompt": is_open, "variables": variables}
+        ids = llm.encode_chat(body.messages, **options)
     texts = [llm.tokenizer.id_to_token(each) for each in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": llm.max_context, "tokens": ids, "token_strs": texts}
 

@@ -145,7 +145,7 @@ def _inputs(messages: Any, tools: Any, documents: Any, variables: Any) -> dict[s
         raise InvalidParams("variables must be a mapping from names to JSON values")
     variables = check_plain("variables", {} if variables is None else dict(variables))
     if taken := {"messages", "tools", "documents", "add_generation_prompt"} & variables.keys():
-        raise InvalidParams(f"{min(taken)} is no free variable of a chat template")
+        raise InvalidParams(f"variables: {min(taken)} is no free variable of a chat template: leave it out")
     return {
         "messages": check_messages(messages),
         "tools": check_objects("tools", tools),

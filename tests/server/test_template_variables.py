@@ -1,0 +1,62 @@
+"""`chat_template_kwargs`, by which clients of vLLM, SGLang and llama.cpp tell a chat template what it may know."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import Running
+
+import bitnet_inference
+from bitnet_inference.models import Models
+from bitnet_inference.server import ServedModels
+
+TALK: list[Any] = [{"role": "user", "content": "Hi"}]
+# As Qwen3's: without enable_thinking the model thinks first.
+TEMPLATE = (
+    "{% for each in messages %}{{ each.content }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server whose model's chat template knows `enable_thinking`."""
+    folder = tmp_path_factory.mktemp("thinking") / "model"
+    shutil.copytree(Path(bitnet_inference.__file__).parent / "default_model", folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
+    models = Models(max_cache_tokens=2048, threads=1)
+    with closing(ServedModels(models, {"thinker": str(folder)})) as served, Running(served) as server:
+        yield server.url
+
+
+def test_they_reach_the_template(thinking: str) -> None:
+    for variables, has_thought in (({"enable_thinking": False}, True), ({"enable_thinking": None}, False), ({}, False)):
+        talk = {"messages": TALK, "chat_template_kwargs": variables}
+        tokens = httpx.post(f"{thinking}/tokenize", json=talk).raise_for_status().json()
+        text = httpx.post(f"{thinking}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
+        assert text.endswith("</think>") == has_thought
+        answer = httpx.post(f"{thinking}/v1/chat/completions", json=talk | {"max_tokens": 1}).raise_for_status().json()
+        assert answer["usage"]["prompt_tokens"] == tokens["count"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"thinking": False}, "this model's chat template knows no 'thinking': leave it out"),
+        ({"messages": []}, "messages is no free variable of a chat template: leave it out"),
+    ],
+)
+@pytest.mark.parametrize("path", ["v1/chat/completions", "tokenize"])
+def test_those_that_do_nothing_are_refused(thinking: str, path: str, variables: dict[str, Any], why: str) -> None:
+    reply = httpx.post(f"{thinking}/{path}", json={"messages": TALK, "chat_template_kwargs": variables})
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["param"] == "chat_template_kwargs"
+    assert error["message"] == f"chat_template_kwargs: {why}"
