@@ -465,6 +465,8 @@ def test_the_form_of_an_answer(tmp_path):
     (tmp_path / "schema").write_text(schema)
     for given in (schema, str(tmp_path / "schema")):
         assert set(json.loads(bitnet("run", "x", "--json-schema", given).stdout)) <= {True, False}
+    silent = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'  # as Pydantic writes it
+    assert json.loads(bitnet("run", "hi", "-t", "0", "--json-schema", silent).stdout).keys() == {"a"}, "and no others"
     (tmp_path / "bad").write_bytes(b"\xff")
     assert "is not UTF-8 at byte 0" in bitnet("run", "x", "--grammar", str(tmp_path / "bad")).stderr
 

@@ -31,7 +31,8 @@ FORM: Mapping[str, Any] = {
 
 def grammar_option(ctx: typer.Context) -> Grammar | None:
     """What the options of FORM demand; they exclude each other."""
-    from bitnet_inference.grammar.grammar import Grammar
+    from bitnet_inference.grammar.closing import closed_schema
+    from bitnet_inference.grammar.grammar import Grammar, parsed_schema
 
     given = values_of(ctx, FORM)
     if not given:
@@ -49,7 +50,8 @@ def grammar_option(ctx: typer.Context) -> Grammar | None:
         return Grammar(regex=argument("--regex", given["regex"]))
     schema = given["json_schema"]
     is_text = schema.lstrip().startswith("{")
-    return Grammar(json_schema=argument("--json-schema", schema) if is_text else read_text(Path(schema)))
+    text = argument("--json-schema", schema) if is_text else read_text(Path(schema))
+    return Grammar(json_schema=closed_schema(parsed_schema(text)))
 
 
 def _is_gbnf(file: Path, text: str) -> bool:
