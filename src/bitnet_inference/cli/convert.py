@@ -71,7 +71,7 @@ def convert(
     For X.gguf, TYPE is what ternary matrices become: i2_s keeps them to the bit, tq2_0 rounds their scales to
     float16, f16 makes every matrix float16. A matrix that the type has no room for becomes float16. What was
     written, how exact it is, how long it takes to open here, and what has no place in the file is told in the end.
-    The tokenizer and the chat templates go into both.
+    The tokenizer and the chat templates go into the file.
 
     X.onnx is a decoder with past, with Optimum's names. Its weights are in X.onnx.data where they are many, tokenizer
     and config.json beside it. X.mlpackage is a folder for Macs and iPhones, with all of it inside.

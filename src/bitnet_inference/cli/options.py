@@ -32,14 +32,18 @@ def _layers(text: str) -> int | str:
 MODEL_HELP = "A folder or a file, the name of a model that was pulled, or 'default' for the one in the package."
 # Options that several commands have: name, type and how it is shown. All default to None, "not given".
 LOADING: Mapping[str, Any] = {
-    "model": Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP)],
+    "model": Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help=f"{MODEL_HELP} Default: 'default'.")
+    ],
     "threads": Annotated[
         int | None,
         typer.Option(metavar="N", help="CPU threads. Default: BITNET_THREADS, or one a physical core."),
     ],
     "device": Annotated[
         str | None,
-        typer.Option(help='"cuda", "mlx", "cpu", "coreml", "onnx" (for ONNX files), "reference" (slow), or "auto".'),
+        typer.Option(
+            help='"auto" (the default), "cuda", "mlx", "cpu", "coreml", "onnx" (for ONNX files), or "reference" (slow).'
+        ),
     ],
     "gpu_layers": Annotated[
         Any,
@@ -51,18 +55,24 @@ LOADING: Mapping[str, Any] = {
         int | None, typer.Option(metavar="N", help="NVIDIA GPUs that have a part of the model each. Default: 1.")
     ],
     "cache_dtype": Annotated[
-        str | None, typer.Option(help='Numbers in the KV cache: "bfloat16", "float32" or "int8".')
+        str | None, typer.Option(help='Numbers in the KV cache: "bfloat16" (the default), "float32" or "int8".')
     ],
     "quantize": Annotated[
         str | None,
-        typer.Option(help='What dense matrices of the layers become: "none", "int8", or "ternary" (if trained so).'),
+        typer.Option(
+            help='What dense matrices of the layers become: "none" (the default), "int8", or "ternary" (if trained so).'
+        ),
     ],
     "head": Annotated[
         str | None,
-        typer.Option(help='"exact", "unscreened" (exact, in less memory, slower), or rounded to "int8" or "int6".'),
+        typer.Option(
+            help='The head: "exact" (the default), "unscreened" (exact, in less memory, slower), or rounded to "int8" '
+            'or "int6".'
+        ),
     ],
     "embedding": Annotated[
-        str | None, typer.Option(help='"exact", or the table of embeddings rounded to "int8" (on the CPU).')
+        str | None,
+        typer.Option(help='The table of embeddings: "exact" (the default), or rounded to "int8" (on the CPU).'),
     ],
     "fallback": Annotated[
         str | None,
@@ -83,7 +93,8 @@ DRAFTS: Mapping[str, Any] = {
         str | None,
         typer.Option(
             metavar="WHO",
-            help='Who guesses tokens ahead to save time: "lookup" (in the text itself), a smaller model, or "none".',
+            help='Who guesses tokens ahead to save time: "lookup" (in the text itself), a smaller model, "none", or '
+            '"auto" (the default: "lookup" where that changes no bit).',
         ),
     ],
 }
@@ -135,7 +146,8 @@ SAMPLING: Mapping[str, Any] = {
         typer.Option(
             metavar="HOW",
             help='What gives way where the context is full: "truncate_left" (the oldest of the prompt), "keep_system" '
-            '(the oldest turns), "sliding" (the oldest of prompt and answer, which goes on), or "error" (nothing).',
+            '(the oldest turns), "sliding" (the oldest of prompt and answer, which goes on), or "error" '
+            "(nothing; the default of run and batch).",
         ),
     ],
     "ignore_eos": Annotated[bool | None, typer.Option("--ignore-eos", help="Go on behind the model's end tokens.")],

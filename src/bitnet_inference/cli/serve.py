@@ -59,11 +59,17 @@ KEYS: Mapping[str, Any] = {
 }
 # Room for models, and where lines go.
 ROOM: Mapping[str, Any] = {
-    "max_bytes": _option(int, "max-bytes", "For all models and caches: three quarters of what is free.", "N"),
+    "max_bytes": _option(
+        int, "max-bytes", "For all models and caches: three quarters of what is free if not given.", "N"
+    ),
     "max_cache_tokens": _option(int, "max-cache-tokens", "Each model's cache and context: 8192 if not given.", "N"),
 }
 _OF_MODELS = {name: kind for name, kind in {**ROOM, **LOADING, **DRAFTS}.items() if name != "model"}
-_MODELS = typer.Argument(metavar="MODEL", envvar="BITNET_MODELS", help="What to serve: a name or path, or NAME=PATH.")
+_MODELS = typer.Argument(
+    metavar="MODEL",
+    envvar="BITNET_MODELS",
+    help="What to serve: a name or path, or NAME=PATH. Default: the model in the package.",
+)
 _OTLP = typer.Option(
     envvar=["BITNET_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
     metavar="URL",
