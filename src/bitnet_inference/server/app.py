@@ -18,6 +18,7 @@ from starlette.routing import Match
 from bitnet_inference.config import installed_version
 from bitnet_inference.errors import BitNetError, ModelError
 from bitnet_inference.server.answers import Answers
+from bitnet_inference.server.bodies import field_of
 from bitnet_inference.server.chat import add_chat
 from bitnet_inference.server.dashboard import add_stats
 from bitnet_inference.server.document import describe, document
@@ -30,7 +31,7 @@ from bitnet_inference.server.metrics import ServerMetrics, add_metrics
 from bitnet_inference.server.page import add_page
 from bitnet_inference.server.response_routes import add_responses
 from bitnet_inference.server.response_schema import InputTokensRequest, ResponsesRequest
-from bitnet_inference.server.schema import ChatRequest, TextRequest, field_of
+from bitnet_inference.server.schema import ChatRequest, TextRequest
 from bitnet_inference.server.sse import json_response
 from bitnet_inference.server.stats import Watch
 from bitnet_inference.server.texts import add_texts

@@ -15,7 +15,7 @@ from bitnet_inference.errors import BitNetError, PromptTooLong
 from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.server.failures import CLIENT_GONE, Failure, failure_of
 from bitnet_inference.server.hosts import ServedModels
-from bitnet_inference.server.schema import Fields, field_of
+from bitnet_inference.server.schema import Fields
 
 MAX_DEPTH = 100  # of lists and objects in each other
 MAX_MISTAKES = 1000  # with more, to list them all takes longer than to read the body
@@ -56,6 +56,31 @@ def _mistake(kind: type[Fields], problem: Mapping[str, Any]) -> tuple[str | None
     nearest = difflib.get_close_matches(str(place[0]), kind.model_fields, n=1, cutoff=0.8) if is_unknown else []
     field, why = field_of(place, problem)
     return field, f"{field} is not supported: did you mean {nearest[0]}?" if nearest else why
+
+
+def field_of(place: tuple[Any, ...], problem: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The field that pydantic complains of, and one line about it."""
+    is_unknown = problem["type"] == "extra_forbidden"  # and its name is what a client wrote, no tag
+    names = [str(part) for part in place[: len(place) - is_unknown] if not str(part).startswith("<")]
+    field = ".".join([*names, str(place[-1])] if is_unknown else names) or None
+    if is_unknown:
+        return field, f"{field} is not supported: leave it out"
+    if problem["type"] == "none_required":
+        return field, f"{field} is not supported here: leave it out"
+    if problem["type"] == "literal_error" and " or " not in (only := problem["ctx"]["expected"]):
+        shown = {"False": "false", "True": "true"}.get(only, only.replace("'", '"'))
+        return field, f"{field}: only {shown} is supported here: give that, or leave it out"
+    if problem["type"] == "missing":
+        return field, f"{field} is missing: give it"
+    if problem["type"] == "union_tag_invalid":
+        found, known = (str(problem["ctx"][name]) for name in ("tag", "expected_tags"))
+        wanted = known.replace("<", "").replace(">", "")
+        return field, f"{field}: {found[1:-1]!r:.80} is not supported here: give one of {wanted}"
+    why = str(problem["msg"]).removeprefix("Value error, ")
+    if field is None:
+        first = why.replace(":", " ").split(" ", 1)[0]
+        return first, why
+    return field, f"{field}: {why}"
 
 
 def named(error: Exception, body: Fields) -> Failure:

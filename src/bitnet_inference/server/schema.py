@@ -375,23 +375,3 @@ def _token_id(text: str) -> int:
     if not re.fullmatch("[0-9]{1,10}", text):
         raise InvalidParams(f"logit_bias: {text!r:.40} is no token id: give whole numbers as keys")
     return int(text)
-
-
-def field_of(place: tuple[Any, ...], problem: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The field that pydantic complains of, and one line about it."""
-    is_unknown = problem["type"] == "extra_forbidden"  # and its name is what a client wrote, no tag
-    names = [str(part) for part in place[: len(place) - is_unknown] if not str(part).startswith("<")]
-    field = ".".join([*names, str(place[-1])] if is_unknown else names) or None
-    if is_unknown:
-        return field, f"{field} is not supported: leave it out"
-    if problem["type"] == "missing":
-        return field, f"{field} is missing: give it"
-    if problem["type"] == "union_tag_invalid":
-        found, known = (str(problem["ctx"][name]) for name in ("tag", "expected_tags"))
-        wanted = known.replace("<", "").replace(">", "")
-        return field, f"{field}: {found[1:-1]!r:.80} is not supported here: give one of {wanted}"
-    why = str(problem["msg"]).removeprefix("Value error, ")
-    if field is None:
-        first = why.replace(":", " ").split(" ", 1)[0]
-        return first, why
-    return field, f"{field}: {why}"
