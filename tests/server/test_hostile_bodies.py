@@ -309,6 +309,7 @@ def test_a_model_that_cannot_be_loaded_is_told_by_its_name_not_by_its_place(
         ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
         ("{{ messages[0].content.foo.bar }}", "fails with UndefinedError"),
         (None, "the model has no chat template"),
+        (None, "of a server, ask for a text completion"),
     ],
 )
 def test_what_a_chat_template_cannot_do_is_the_clients_mistake(tmp_path: Path, template: str | None, why: str) -> None:

@@ -45,7 +45,8 @@ MAX_SOURCE_CHARS, MAX_TAGS = 1 << 16, 1 << 11
 BASE_CHARS = 1 << 20
 CHARS_PER_INPUT_CHAR = 64
 _INSTEAD = {"tools": "leave them out, or force a call", "documents": "leave them out, or write them into a message"}
-_CURE = "correct the template, or give a plain prompt (bitnet run --raw)"
+_PLAIN = "give a plain prompt (bitnet run --raw; of a server, ask for a text completion)"
+_CURE = f"correct the template, or {_PLAIN}"
 
 
 class Chat:
@@ -123,9 +124,7 @@ class Chat:
         templates = self._tokenizer.templates
         if not templates:
             self._tokenizer.check_words()
-            raise Unsupported(
-                f"{self._tokenizer.path}: the model has no chat template: give a plain prompt (bitnet run --raw)"
-            )
+            raise Unsupported(f"{self._tokenizer.path}: the model has no chat template: {_PLAIN}")
         if name is None:
             name = "tool_use" if "tools" in given and "tool_use" in templates else "default"
             for option in given:
