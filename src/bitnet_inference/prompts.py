@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
 from copy import copy
@@ -13,6 +14,7 @@ import numpy as np
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.terms import Terms
 from bitnet_inference.errors import EngineError, InvalidParams, OutOfMemory, RequestError
+from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.text.messages import check_messages
 
 Encoded = TypeVar("Encoded")
@@ -73,6 +75,17 @@ def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
     _check_names(options, TalkOptions)
     terms = {name: value for name, value in options.items() if name in TermOptions.__annotations__}
     return Terms(**terms), {name: value for name, value in options.items() if name not in terms}
+
+
+def known_variables(
+    templates: Mapping[str, str], given: Mapping[str, Any] | None, told_as: str = "variables"
+) -> dict[str, Any]:
+    """Variables for one of these chat templates. Raises InvalidParams for those that would do nothing there."""
+    variables: dict[str, Any] = without_nulls(given or {})
+    for name in variables if templates else ():
+        if not any(re.search(rf"\b{re.escape(name)}\b", template) for template in templates.values()):
+            raise InvalidParams(f"{told_as}: this model's chat template knows no {name!r:.80}: leave it out")
+    return variables
 
 
 @contextmanager

@@ -390,6 +390,11 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "--beams", "2", "--early-stopping", "yes"], "--early-stopping is 'yes'"),
         (["run", "x", "--length-penalty", "2"], "--length-penalty is for --beams only"),
         (["run", "x", "--beams", "2", "--raw", "--system", "s"], "--system needs a chat template"),
+        (["run", "x", "--raw", "--chat-template-kwargs", '{"a": 1}'], "--chat-template-kwargs needs a chat template"),
+        (
+            ["chat", "--chat-template-kwargs", '{"a": 1}'],
+            "--chat-template-kwargs: this model's chat template knows no 'a'",
+        ),
         (["run", "x", "--regex", "(a"], "grammar: regex: "),
         (["run", "x", "--regex", "a", "--choice", "b"], "--regex and --choice exclude each other"),
         (["run", "x", "--json-schema", "nowhere"], "nowhere cannot be read"),
@@ -403,6 +408,7 @@ def test_bench_refuses_a_file_before_it_measures(tmp_path, monkeypatch, name, cu
         (["run", "x", "-m", "nowhere", "-t", "500"], "temperature is 500"),
         (["run", "x", "-m", "nowhere", "--json", "--logprobs", "21"], "logprobs is 21"),
         (["chat", "-m", "nowhere", "-n", "-1"], "max_tokens is -1"),
+        (["run", "x", "-m", "nowhere", "--chat-template-kwargs", "[]"], "is '[]': give a JSON object, as {"),
         (["batch", os.devnull, "answers.jsonl", "--logit-bias", "a"], "--logit-bias is 'a'"),
         (["batch", "prompts.jsonl", "-"], "give their names instead of -"),
         (["run", "x", "-m", ""], "the model is an empty text"),
@@ -469,6 +475,20 @@ def test_the_form_of_an_answer(tmp_path):
     assert json.loads(bitnet("run", "hi", "-t", "0", "--json-schema", silent).stdout).keys() == {"a"}, "and no others"
     (tmp_path / "bad").write_bytes(b"\xff")
     assert "is not UTF-8 at byte 0" in bitnet("run", "x", "--grammar", str(tmp_path / "bad")).stderr
+
+
+def test_variables_reach_the_chat_template(tmp_path):
+    model = Path(shutil.copytree(Path(cli.__file__).parents[1] / "default_model", tmp_path / "model"))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    template = "{{ messages[-1].content }}{% if enable_thinking is false %} a b c d{% endif %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    given = ["--chat-template-kwargs", '{"enable_thinking": false}']
+    for more in ([], ["--num-choices", "1"], ["--beams", "2"]):
+        line = ["run", "x", "-m", str(model), "-n", "1", "--json", *more]
+        before, after = (json.loads(bitnet(*line, *each).stdout)["usage"] for each in ([], given))
+        assert after["num_prompt_tokens"] == before["num_prompt_tokens"] + 4
+    texts = [bitnet("chat", "-m", str(model), "-n", "9", "-t", "0", *each, stdin=b"x\n").stdout for each in ([], given)]
+    assert texts[0] != texts[1]
 
 
 def test_prompts_that_are_no_text():

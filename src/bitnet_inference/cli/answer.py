@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,11 +20,14 @@ from bitnet_inference.cli.options import (
     FILTERING,
     LOADING,
     SAMPLING,
+    TEMPLATE,
     argument,
     check_sampling,
     json_text,
     load_llm,
     sampling_params,
+    talk_options,
+    template_variables,
     with_options,
 )
 from bitnet_inference.cli.profile import profiling
@@ -35,12 +39,13 @@ if TYPE_CHECKING:
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.engine.request import Usage
     from bitnet_inference.llm import LLM
+    from bitnet_inference.prompts import TalkOptions
     from bitnet_inference.stream import Generation, Stream
 
 Talk = list[dict[str, str]]  # messages
 
 
-@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, FORM, BEAMS, CHOICES)
+@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, TEMPLATE, FORM, BEAMS, CHOICES)
 def run(
     ctx: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help='The prompt; "-", or none and piped input, reads it.')] = None,
@@ -65,20 +70,20 @@ def run(
     if prompt is not None and ctx.params["model"] is None and _is_model(prompt):
         raise InvalidParams(f'{prompt} is a model, and no prompt: bitnet run --model {prompt} "your prompt"')
     text, grammar, search = _read_prompt(prompt), grammar_option(ctx), beam_params(ctx)
-    choices = wanted_choices(ctx)
+    choices, variables = wanted_choices(ctx), template_variables(ctx)
     check_sampling(ctx, logprobs=logprobs)
     offer_to_pull(ctx.params["model"])
     with profiling(profile) as more, load_llm(ctx, **more) as llm:
-        talk = _talk(text, system, raw or not llm.tokenizer.templates)
+        talk, options = _talk(text, system, variables, raw or not llm.tokenizer.templates), talk_options(llm, variables)
         if search is not None:
-            _print_whole(_search(llm, text, talk, search), as_json)
+            _print_whole(_search(llm, text, talk, search, options), as_json)
             return
         params = replace(sampling_params(ctx, llm), logprobs=logprobs, grammar=grammar)
         if choices is not None:
-            for output in _choose(llm, text, talk, params, *choices):
+            for output in _choose(llm, text, talk, params, options, *choices):
                 _print_whole(output, as_json)
             return
-        stream = llm.stream(text, params) if talk is None else llm.stream_chat(talk, params)
+        stream = llm.stream(text, params) if talk is None else llm.stream_chat(talk, params, **options)
         if as_json:
             typer.echo(json_text(asdict(stream.read())))
         else:
@@ -111,23 +116,31 @@ def system_messages(system: str | None) -> Talk:
     return [] if system is None else [{"role": "system", "content": argument("--system", system)}]
 
 
-def _talk(text: str, system: str | None, plain: bool) -> Talk | None:
+def _talk(text: str, system: str | None, variables: Mapping[str, Any], plain: bool) -> Talk | None:
     """The conversation to answer; None where the text is to be continued as it is. Raises InvalidParams."""
     if plain and system is not None:
         raise InvalidParams("--system needs a chat template: leave --raw out, or write it into the prompt")
+    if plain and variables:
+        raise InvalidParams("--chat-template-kwargs needs a chat template: leave it out, or --raw")
     return None if plain else [*system_messages(system), {"role": "user", "content": text}]
 
 
-def _search(llm: LLM, text: str, talk: Talk | None, params: BeamParams) -> Generation:
-    return (llm.beam_search(text, params) if talk is None else llm.chat_beam_search(talk, params))[0]
+def _search(llm: LLM, text: str, talk: Talk | None, params: BeamParams, options: TalkOptions) -> Generation:
+    return (llm.beam_search(text, params) if talk is None else llm.chat_beam_search(talk, params, **options))[0]
 
 
 def _choose(
-    llm: LLM, text: str, talk: Talk | None, params: SamplingParams, number: int, best_of: int | None
+    llm: LLM,
+    text: str,
+    talk: Talk | None,
+    params: SamplingParams,
+    options: TalkOptions,
+    number: int,
+    best_of: int | None,
 ) -> list[Generation]:
     if talk is None:
         return llm.choices(text, number, params, best_of=best_of)
-    return llm.chat_choices(talk, number, params, best_of=best_of)
+    return llm.chat_choices(talk, number, params, best_of=best_of, **options)
 
 
 def _print_whole(output: Generation, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
@@ -17,9 +17,12 @@ from bitnet_inference.cli.options import (
     FILTERING,
     LOADING,
     SAMPLING,
+    TEMPLATE,
     check_sampling,
     load_llm,
     sampling_params,
+    talk_options,
+    template_variables,
     with_options,
 )
 from bitnet_inference.config import from_utf8
@@ -28,6 +31,7 @@ from bitnet_inference.errors import RequestError, Unsupported
 if TYPE_CHECKING:
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.llm import LLM
+    from bitnet_inference.prompts import TalkOptions
 
 CHAT_HELP = """Write a message, and Enter sends it; Alt+Enter begins a new line.
 /reset  forget the conversation
@@ -35,7 +39,7 @@ CHAT_HELP = """Write a message, and Enter sends it; Alt+Enter begins a new line.
 /exit   leave; Ctrl-D too. Ctrl-C stops an answer."""
 
 
-@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING)
+@with_options(LOADING, CACHE, DRAFTS, FILTERING, SAMPLING, TEMPLATE)
 def chat(
     ctx: typer.Context,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the assistant shall be like.")] = None,
@@ -47,11 +51,13 @@ def chat(
     unless --overflow says otherwise.
     """
     check_sampling(ctx)
+    variables = template_variables(ctx)
     offer_to_pull(ctx.params["model"])
     with load_llm(ctx) as llm:
         llm.tokenizer.check_words()
         if not llm.tokenizer.templates:
             raise Unsupported("the model has no chat template: use bitnet run, which continues a plain prompt")
+        options = talk_options(llm, variables)
         params, talk = sampling_params(ctx, llm), system_messages(system)
         params.check(llm.config.vocab_size)  # no message could be answered
         if ctx.params["overflow"] is None:
@@ -61,7 +67,7 @@ def chat(
                 if _obey(line, talk):
                     return
             elif line.strip():
-                _answer(llm, talk, line, params)
+                _answer(llm, talk, line, params, **options)
 
 
 def _messages() -> Iterator[str]:
@@ -104,11 +110,13 @@ def _obey(line: str, talk: list[dict[str, str]]) -> bool:
     return word == "/exit"
 
 
-def _answer(llm: LLM, talk: list[dict[str, str]], line: str, params: SamplingParams) -> None:
+def _answer(
+    llm: LLM, talk: list[dict[str, str]], line: str, params: SamplingParams, **options: Unpack[TalkOptions]
+) -> None:
     """Add the user's message and the answer to the talk; a message that cannot be answered is taken back."""
     talk.append({"role": "user", "content": line})
     try:
-        output = print_answer(llm.stream_chat(talk, params), stops_on_interrupt=True)
+        output = print_answer(llm.stream_chat(talk, params, **options), stops_on_interrupt=True)
     except RequestError as error:
         talk.pop()
         typer.echo(f"bitnet: {error} (/reset begins anew)", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect as introspection
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from bitnet_inference.errors import InvalidParams
 if TYPE_CHECKING:
     from bitnet_inference.engine.params import SamplingParams
     from bitnet_inference.llm import LLM
+    from bitnet_inference.prompts import TalkOptions
     from bitnet_inference.text.word_filter import WordFilter
 
 EXIT_MISTAKE = 2
@@ -104,6 +106,12 @@ FILTERING: Mapping[str, Any] = {
         typer.Option(
             metavar="FILE", help="Forbid the words in this file, one a line; /.../ is a pattern. May be repeated."
         ),
+    ],
+}
+TEMPLATE: Mapping[str, Any] = {
+    "chat_template_kwargs": Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='Variables for the chat template: {"enable_thinking": false} for Qwen3.'),
     ],
 }
 SAMPLING: Mapping[str, Any] = {
@@ -242,6 +250,30 @@ def json_text(value: Any) -> str:
 def argument(what: str, text: str) -> str:
     """A text of the command line, whose bytes are UTF-8 whatever the locale says. Raises InvalidParams."""
     return from_utf8(what, os.fsencode(text))
+
+
+def template_variables(ctx: typer.Context) -> dict[str, Any]:
+    """What the option of TEMPLATE says. Raises InvalidParams."""
+    text = ctx.params["chat_template_kwargs"]
+    if text is None:
+        return {}
+    try:
+        given = json.loads(argument("--chat-template-kwargs", text))
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        cure = 'give a JSON object, as {"enable_thinking": false}'
+        raise InvalidParams(f"--chat-template-kwargs is {text!r:.60}: {cure}")
+    return given
+
+
+def talk_options(llm: LLM, variables: Mapping[str, Any]) -> TalkOptions:
+    """With which of its options this model answers a conversation. Raises InvalidParams."""
+    from bitnet_inference.prompts import known_variables
+
+    if not variables:
+        return {}
+    return {"variables": known_variables(llm.tokenizer.templates, variables, "--chat-template-kwargs")}
 
 
 def sampling_params(ctx: typer.Context, llm: LLM) -> SamplingParams:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
-from bitnet_inference.json_objects import without_nulls
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import ChatOptions, TermOptions
+from bitnet_inference.prompts import ChatOptions, TermOptions, known_variables
 from bitnet_inference.stream import Stream
 from bitnet_inference.tools import HeldText, Style, ToolCall, Tools, call_style
 from bitnet_inference.written_calls import CallPart, WrittenCalls
@@ -60,17 +58,7 @@ def num_prompt_tokens(llm: LLM, talk: Talk) -> int:
 
 def _shown(llm: LLM, talk: Talk) -> ChatOptions:
     tools = talk.tools.told(talk.shown_tools, llm.tokenizer.templates) if talk.tools is not None else None
-    return {"tools": tools, "variables": known_variables(llm, talk.variables)}
-
-
-def known_variables(llm: LLM, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The variables for the chat template. Raises InvalidParams for those that would do nothing there."""
-    variables: dict[str, Any] = without_nulls(given or {})
-    templates = llm.tokenizer.templates
-    for name in variables if templates else ():
-        if not any(re.search(rf"\b{re.escape(name)}\b", template) for template in templates.values()):
-            raise InvalidParams(f"variables: this model's chat template knows no {name!r:.80}: leave it out")
-    return variables
+    return {"tools": tools, "variables": known_variables(llm.tokenizer.templates, talk.variables)}
 
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:

@@ -12,10 +12,9 @@ from starlette.responses import Response
 
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import ChatOptions
+from bitnet_inference.prompts import ChatOptions, known_variables
 from bitnet_inference.server.answers import Answers, Asked
 from bitnet_inference.server.document import describe
-from bitnet_inference.server.replies import known_variables
 from bitnet_inference.server.schema import Each, Fields, TokenId, ToolList, check_talk
 from bitnet_inference.server.sse import json_response
 
@@ -90,7 +89,7 @@ def _tokenize(asked: Asked, body: TokenizeRequest) -> dict[str, Any]:
         ids = llm.tokenizer.encode(body.prompt or "", add_special_tokens=adds, parse_special=True)
     else:
         is_open = body.add_generation_prompt is not False
-        variables = known_variables(llm, body.chat_template_kwargs)
+        variables = known_variables(llm.tokenizer.templates, body.chat_template_kwargs)
         options: ChatOptions = {"tools": body.tools, "add_generation_prompt": is_open, "variables": variables}
         ids = llm.encode_chat(body.messages, **options)
     texts = [llm.tokenizer.id_to_token(each) for each in ids] if body.return_token_strs else None
