@@ -60,3 +60,28 @@ def test_those_that_do_nothing_are_refused(thinking: str, path: str, variables: 
     error = reply.json()["error"]
     assert reply.status_code == 400 and error["param"] == "chat_template_kwargs"
     assert error["message"] == f"chat_template_kwargs: {why}"
+
+
+def test_who_wants_no_thinking_in_the_words_of_an_api_gets_none(thinking: str) -> None:
+    responses = {"input": "Hi", "reasoning": {"effort": "none"}}
+    messages = {"messages": TALK, "thinking": {"type": "disabled"}}
+    chat = {"messages": TALK, "reasoning_effort": "none"}
+    on: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+
+    def num_prompt_tokens(path: str, body: dict[str, Any]) -> int:
+        told = httpx.post(f"{thinking}/v1/{path}", json=body).raise_for_status().json()
+        used = told.get("usage", told)
+        names = ("prompt_tokens", "input_tokens", "cache_read_input_tokens")
+        return sum(used.get(name, 0) for name in names)
+
+    for path, body, word in (
+        ("chat/completions", chat | {"max_tokens": 1}, "reasoning_effort"),
+        ("responses", responses | {"max_output_tokens": 1}, "reasoning"),
+        ("responses/input_tokens", responses, "reasoning"),
+        ("messages", messages | {"max_tokens": 1}, "thinking"),
+        ("messages/count_tokens", messages, "thinking"),
+    ):
+        without = num_prompt_tokens(path, {name: each for name, each in body.items() if name != word})
+        assert num_prompt_tokens(path, body) > without, path
+    without = num_prompt_tokens("chat/completions", {"messages": TALK, "max_tokens": 1})
+    assert num_prompt_tokens("chat/completions", chat | on | {"max_tokens": 1}) == without, "what is more exact counts"

@@ -139,6 +139,7 @@ def open_chat(asked: Asked, body: ChatRequest) -> ChatAnswer:
         shown_tools=body.tools,
         tools=body.callable_tools,
         variables=body.chat_template_kwargs,
+        no_thinking=body.reasoning_effort is not None,  # which can be "none" alone
         num_choices=body.n or 1,
     )
     return ChatAnswer(asked, body, open_talk(asked.llm, talk, asked.terms))

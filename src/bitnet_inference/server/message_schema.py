@@ -138,7 +138,7 @@ class Metadata(Inner):
 
 
 class Thinking(Inner):
-    """No model here thinks apart from its answer."""
+    """No model here thinks apart from its answer, and a chat template that knows how is told to have none in it."""
 
     type: Literal["disabled"]
 
@@ -186,6 +186,7 @@ class CountRequest(Fields):
             grammar=None if form is None else Grammar(json_schema=closed_schema(form.schema_)),
             shown_tools=[_tool(each) for each in self.tools or ()] or None,
             tools=self._callable(),
+            no_thinking=self.thinking is not None,
         )
 
     def _system(self) -> Iterator[dict[str, Any]]:

@@ -15,12 +15,14 @@ from bitnet_inference.stream import Stream
 from bitnet_inference.tools import HeldText, Style, ToolCall, Tools, call_style
 from bitnet_inference.written_calls import CallPart, WrittenCalls
 
+_THINKING = "enable_thinking"  # what Qwen3's chat template, and many after it, call it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Talk:
     """A conversation to answer: OpenAI's messages and tools, and how. `tools` are those that may be called.
 
-    `variables` are further ones for the chat template.
+    `variables` are further ones for the chat template; `no_thinking` tells it to do without, where it knows of that.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -29,6 +31,7 @@ class Talk:
     shown_tools: Sequence[Mapping[str, Any]] | None = None
     tools: Tools | None = None
     variables: Mapping[str, Any] | None = None
+    no_thinking: bool = False
     num_choices: int = 1
 
 
@@ -57,8 +60,12 @@ def num_prompt_tokens(llm: LLM, talk: Talk) -> int:
 
 
 def _shown(llm: LLM, talk: Talk) -> ChatOptions:
-    tools = talk.tools.told(talk.shown_tools, llm.tokenizer.templates) if talk.tools is not None else None
-    return {"tools": tools, "variables": known_variables(llm.tokenizer.templates, talk.variables)}
+    templates = llm.tokenizer.templates
+    tools = talk.tools.told(talk.shown_tools, templates) if talk.tools is not None else None
+    variables = known_variables(templates, talk.variables)
+    if talk.no_thinking and any(_THINKING in each for each in templates.values()):
+        variables = {_THINKING: False, **variables}
+    return {"tools": tools, "variables": variables}
 
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:

@@ -169,7 +169,7 @@ class TextConfig(Inner):
 
 
 class Reasoning(Inner):
-    """No model here thinks apart from its answer."""
+    """No model here thinks apart from its answer, and a chat template that knows how is told to have none in it."""
 
     effort: Literal["none"] | None = None
     summary: None = None
@@ -217,6 +217,7 @@ class InputTokensRequest(Fields):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    reasoning: Reasoning | None = None
 
     @model_validator(mode="after")
     def _has_input(self) -> InputTokensRequest:
@@ -303,7 +304,6 @@ class ResponsesRequest(InputTokensRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
-    reasoning: Reasoning | None = None
 
     @model_validator(mode="after")
     def _can_be_kept(self) -> ResponsesRequest:

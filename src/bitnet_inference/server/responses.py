@@ -201,5 +201,9 @@ def talk_of(body: InputTokensRequest, messages: Messages) -> Talk:
     """A conversation behind the instructions, which are not kept with it."""
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     return Talk(
-        messages=[*system, *messages], grammar=body.grammar, shown_tools=body.nested_tools, tools=body.callable_tools
+        messages=[*system, *messages],
+        grammar=body.grammar,
+        shown_tools=body.nested_tools,
+        tools=body.callable_tools,
+        no_thinking=body.reasoning is not None and body.reasoning.effort is not None,
     )
