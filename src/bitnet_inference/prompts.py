@@ -19,6 +19,7 @@ from bitnet_inference.text.messages import check_messages
 
 Encoded = TypeVar("Encoded")
 
+THINKING = "enable_thinking"  # what Qwen3's chat template, and many after it, call it
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Progress = Callable[[int, int], None]  # what is done, of how much
@@ -80,10 +81,16 @@ def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
 def known_variables(
     templates: Mapping[str, str], given: Mapping[str, Any] | None, told_as: str = "variables"
 ) -> dict[str, Any]:
-    """Variables for one of these chat templates. Raises InvalidParams for those that would do nothing there."""
+    """Variables for one of these chat templates. Raises InvalidParams for those that would do nothing there.
+
+    Not to think is what models do whose template knows nothing of it, so that many clients ask all of them for it.
+    """
     variables: dict[str, Any] = without_nulls(given or {})
     for name in variables if templates else ():
-        if not any(re.search(rf"\b{re.escape(name)}\b", template) for template in templates.values()):
+        says_nothing_new = name == THINKING and variables[name] is False
+        if not says_nothing_new and not any(
+            re.search(rf"\b{re.escape(name)}\b", template) for template in templates.values()
+        ):
             raise InvalidParams(f"{told_as}: this model's chat template knows no {name!r:.80}: leave it out")
     return variables
 

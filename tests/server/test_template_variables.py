@@ -62,6 +62,13 @@ def test_those_that_do_nothing_are_refused(thinking: str, path: str, variables: 
     assert error["message"] == f"chat_template_kwargs: {why}"
 
 
+def test_not_to_think_can_be_asked_of_every_model(running: Running) -> None:
+    talk = {"messages": TALK, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": False}}
+    assert httpx.post(f"{running.url}/v1/chat/completions", json=talk).status_code == 200
+    talk |= {"chat_template_kwargs": {"enable_thinking": True}}
+    assert httpx.post(f"{running.url}/v1/chat/completions", json=talk).status_code == 400
+
+
 def test_who_wants_no_thinking_in_the_words_of_an_api_gets_none(thinking: str) -> None:
     responses = {"input": "Hi", "reasoning": {"effort": "none"}}
     messages = {"messages": TALK, "thinking": {"type": "disabled"}}

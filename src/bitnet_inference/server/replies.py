@@ -10,12 +10,10 @@ from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.errors import InvalidParams
 from bitnet_inference.grammar.grammar import Grammar
 from bitnet_inference.llm import LLM
-from bitnet_inference.prompts import ChatOptions, TermOptions, known_variables
+from bitnet_inference.prompts import THINKING, ChatOptions, TermOptions, known_variables
 from bitnet_inference.stream import Stream
 from bitnet_inference.tools import HeldText, Style, ToolCall, Tools, call_style
 from bitnet_inference.written_calls import CallPart, WrittenCalls
-
-_THINKING = "enable_thinking"  # what Qwen3's chat template, and many after it, call it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +61,8 @@ def _shown(llm: LLM, talk: Talk) -> ChatOptions:
     templates = llm.tokenizer.templates
     tools = talk.tools.told(talk.shown_tools, templates) if talk.tools is not None else None
     variables = known_variables(templates, talk.variables)
-    if talk.no_thinking and any(_THINKING in each for each in templates.values()):
-        variables = {_THINKING: False, **variables}
+    if talk.no_thinking and any(THINKING in each for each in templates.values()):
+        variables = {THINKING: False, **variables}
     return {"tools": tools, "variables": variables}
 
 
