@@ -36,9 +36,10 @@ constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
 constexpr int32_t kMaxPosition = 1 << 30;
 // With so many units of attention a thread, none has to wait long for another.
 constexpr int kCutUnits = 4;
-// Sequences are shared out where a token is so little work that threads would mostly wait for each other, and each gets
-// so many tokens that products of theirs are about as fast as those of all.
-constexpr int64_t kSmallProgram = 1 << 23, kPortionTokens = 16;
+// Up to so many multiply-adds a token, threads that take some sequences each are sooner done than threads that meet at
+// every step, and other threads help with a fraction of the work. Whoever has so many tokens takes them in two
+// portions, so that there is something left for others if it is held up.
+constexpr int64_t kSmallProgram = 1 << 24, kFraction = 4, kManyTokens = 32;
 
 int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
@@ -198,7 +199,8 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const size_t count = portions_.all().size();
     Course whole = course(program, 0, scratch_, input, output);
     if (count == 1) cut_attention(program, whole);
-    parallel(std::min(program.cost(), kMaxCost) * num_tokens, [&](int thread) noexcept {  // others wait at the barrier
+    const int64_t cost = std::min(program.cost(), kMaxCost) * num_tokens;
+    parallel(count == 1 ? cost : kFraction * cost, [&](int thread) noexcept {  // others wait at the barrier
         const FloatMode mode;
         if (count == 1) return run_together(program, whole, thread, seconds);
         phases_.begin(thread, int64_t(count));
@@ -208,12 +210,11 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     });
 }
 
-// More than one where each thread takes some sequences by itself: two of them, so that there is something left for
-// whoever is not held up.
+// More than one where each thread takes some sequences by itself.
 int64_t Executor::num_portions(const Program& program, const Batch& batch) const {
-    if (!program.cache() || program.cost() > kSmallProgram) return 1;
-    const int64_t threads = pool_.size(), most = std::min(batch.num_sequences, batch.num_tokens / kPortionTokens);
-    return threads == 1 || most < threads ? 1 : std::min(2 * threads, most);
+    const int64_t threads = pool_.size(), sequences = batch.num_sequences;
+    if (threads == 1 || sequences < threads || !program.cache() || program.cost() > kSmallProgram) return 1;
+    return batch.num_tokens < kManyTokens * threads ? threads : std::min(2 * threads, sequences);
 }
 
 void Executor::make_room(const Program& program, int64_t num_tokens) {
