@@ -37,9 +37,9 @@ constexpr int32_t kMaxPosition = 1 << 30;
 // With so many units of attention a thread, none has to wait long for another.
 constexpr int kCutUnits = 4;
 // Up to so many multiply-adds a token, threads that take some sequences each are sooner done than threads that meet at
-// every step, and other threads help with a fraction of the work. Whoever has so many tokens takes them in two
-// portions, so that there is something left for others if it is held up.
-constexpr int64_t kSmallProgram = 1 << 24, kFraction = 4, kManyTokens = 32;
+// every step. Whoever has so many tokens takes them in two portions, so that there is something left for others if it
+// is held up.
+constexpr int64_t kSmallProgram = 1 << 24, kManyTokens = 32;
 
 int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
@@ -200,7 +200,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     Course whole = course(program, 0, scratch_, input, output);
     if (count == 1) cut_attention(program, whole);
     const int64_t cost = std::min(program.cost(), kMaxCost) * num_tokens;
-    parallel(count == 1 ? cost : kFraction * cost, [&](int thread) noexcept {  // others wait at the barrier
+    parallel(count == 1 ? cost : kWorthApart * cost, [&](int thread) noexcept {  // others wait at the barrier
         const FloatMode mode;
         if (count == 1) return run_together(program, whole, thread, seconds);
         phases_.begin(thread, int64_t(count));

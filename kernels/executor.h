@@ -106,6 +106,9 @@ inline bool are_many(const Kernels& kernels, int64_t num_tokens) {
     return kernels.many_product && num_tokens >= kernels.many_tokens;
 }
 
+// Threads that do not meet on the way are worth waking for a fraction of the work.
+constexpr int64_t kWorthApart = 4;
+
 // About this many bytes of weights a chunk: long sequential reads, and little left to wait for at the end.
 constexpr int64_t kChunkBytes = 65536;
 

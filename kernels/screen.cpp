@@ -18,7 +18,7 @@ constexpr int64_t kManyRows = 1024;  // threads take them in larger parts, in wh
 constexpr int64_t kStrideTiles = 4;  // as the sampler's blocks have 64 rows
 constexpr int64_t kCostOfCode = 2;   // of a weight, in ternary ones
 // The codes of a head that is no larger stay in the second cache of a core, which screens so many inputs by itself.
-constexpr int64_t kSmallHead = 1 << 20, kFewInputs = 8;
+constexpr int64_t kSmallHead = 1 << 20, kFewInputs = 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 HeadErrors errors_of(const RowErrors& errors, int64_t row) {
@@ -85,7 +85,7 @@ void Screen::in_groups(Executor& executor, int64_t num_inputs,
         }
     };
     if (!is_small || count <= 1) return work_at(desks_[0], 0, count);
-    executor.each(count, kCostOfCode * size * num_inputs / count, 1,
+    executor.each(count, kWorthApart * kCostOfCode * size * num_inputs / count, 1,
                   [&](int64_t first, int64_t last, int thread) { work_at(desks_[size_t(thread)], first, last); });
 }
 
