@@ -171,7 +171,8 @@ class Program {
     void add(Rows x, Rows y, Rows out);
     // x + bias in every row; there are as many as columns.
     void bias(Rows x, const float* bias, Rows out);
-    // From here on only the wanted tokens of a batch go on, with these rows; once.
+    // From here on only the wanted tokens of a batch go on, with these rows; once. What takes ids or slots comes
+    // before.
     void select(std::vector<Rows> kept);
 
     int64_t arena_floats() const { return arena_floats_ + group_sums_floats_; }
@@ -201,6 +202,7 @@ class Program {
     CodesUse& source(const Codes& codes, int64_t columns) const;
     void check(const RowsStep& step, int64_t width);
     void use(const Cache* cache, int64_t layer);
+    void require_all_tokens() const;
 
     int64_t arena_floats_, group_sums_floats_ = 0;  // a token; the sums stand behind what the caller laid out
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;

@@ -248,9 +248,16 @@ void Program::use(const Cache* cache, int64_t layer) {
     needs_batch_ = true;
 }
 
+// The ids and the slots of a batch are not chosen from.
+void Program::require_all_tokens() const {
+    require(select_at_ > steps_.size(),
+            "tokens are embedded, and their keys written, before some of them are selected");
+}
+
 void Program::embed(const DenseWeight* table, Rows out, float scale, const float* row_scales) {
     check_written(out, table->columns);
     require(!vocab_size_ || vocab_size_ == table->rows, "a plan has one vocabulary");
+    require_all_tokens();
     vocab_size_ = table->rows;
     needs_batch_ = true;
     push(std::make_unique<EmbedStep>(table, out, scale, row_scales));
@@ -319,6 +326,7 @@ void Program::int8(const QuantisedHead* weight, Codes x, Rows out, const Rows* r
 
 void Program::rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations) {
     use(cache, layer);
+    require_all_tokens();
     const int64_t dim = cache->layout().head_dim, keys = dim * cache->layout().num_kv_heads;
     check_written(q, q.width);
     require(q.width % keys == 0, "query heads come in whole groups of key heads");
@@ -354,6 +362,7 @@ void Program::bias(Rows x, const float* bias, Rows out) {
 
 void Program::select(std::vector<Rows> kept) {
     require(select_at_ > steps_.size(), "a program selects once");
+    require(!output_width_, "the output has a row for each selected token: no step before uses it");
     int64_t end = 0;
     for (const Rows& rows : kept) {
         check(rows, rows.width);

@@ -38,19 +38,19 @@ def doubling(width: int = 16) -> native.Program:
     return program
 
 
-def attention(cache: native.Cache) -> native.Program:
-    program = native.Program(64)
+def attention(cache: native.Cache, out: Rows = OUT) -> native.Program:
+    program = native.Program(80)
     q, k, v = ((ARENA, 0, 48, column, 16) for column in (0, 16, 32))
     program.embed(dense(9, 48), rows_of(ARENA, 48))
     program.rotations([0.0] * 8, (ARENA, 48, 16, 0, 16))
     program.rope_write(cache, 0, q, k, v, (ARENA, 48, 16, 0, 16))
-    program.attend(cache, 0, q, OUT, 1.0)
+    program.attend(cache, 0, q, out, 1.0)
     return program
 
 
 def selecting(cache: native.Cache) -> native.Program:
     """The same for tokens that are wanted."""
-    program = attention(cache)
+    program = attention(cache, (ARENA, 64, 16, 0, 16))
     program.select([(ARENA, 0, 48, 0, 48)])
     program.attend(cache, 0, (ARENA, 0, 48, 0, 16), OUT, 1.0)
     return program
@@ -427,11 +427,28 @@ def test_rows_that_cannot_go_on(kept: list[Rows]) -> None:
         native.Program(64).select(kept)
 
 
+def test_what_is_written_before_some_are_selected_is_not_the_output() -> None:
+    """Which has no rows for the others: they were written behind its end."""
+    program = doubling()
+    with pytest.raises(ValueError, match="a row for each selected token"):
+        program.select([])
+
+
 def test_a_program_selects_once() -> None:
     program = native.Program(64)
     program.select([])
     with pytest.raises(ValueError, match="once"):
         program.select([])
+
+
+def test_what_needs_all_tokens_comes_before_some_are_selected() -> None:
+    """Their ids and slots are not chosen from: the process ended."""
+    program, row = native.Program(64), (ARENA, 0, 16, 0, 16)
+    program.select([])
+    with pytest.raises(ValueError, match="before some of them are selected"):
+        program.embed(dense(2, 16), row)
+    with pytest.raises(ValueError, match="before some of them are selected"):
+        program.rope_write(native.Cache("float32", 1, 1, 16), 0, row, row, row, row)
 
 
 def test_arrays_at_odd_addresses() -> None:
