@@ -14,6 +14,7 @@
 #include "bind_heads.h"
 #include "bind_machine.h"
 #include "bind_sampling.h"
+#include "bind_weights.h"
 #include "executor.h"
 #include "float_mode.h"
 #include "int8_table.h"
@@ -34,42 +35,11 @@ Rows rows_of(const RowsTuple& t) {
 
 Codes codes_of(const CodesTuple& t) { return {std::get<0>(t), std::get<1>(t)}; }
 
-// Checks what all ways to pack have in common; returns the layout.
-Layout layout_of(const TernaryWeight& self, int part, const Bytes& data, const std::string& layout) {
-    require(part >= 0 && part < self.num_parts(), "there is no such part");
-    const int64_t rows = self.part_rows(part), columns = self.columns(), groups = (rows + kGroupRows - 1) / kGroupRows;
-    const auto is = [&](int64_t height, int64_t width) {
-        require(int64_t(data.shape(0)) == height && int64_t(data.shape(1)) == width, "the array has the wrong shape");
-    };
-    if (layout == "codes") return is(rows, columns), Layout::codes;
-    if (layout == "quarters") return is((rows + 3) / 4, columns), Layout::quarters;
-    if (layout == "t5") return is(groups, (columns + kBlockColumns - 1) / kBlockColumns * kBlockBytes), Layout::t5;
-    if (layout == "signs") return is(rows, (columns + 7) / 8), Layout::signs;
-    require(layout == "u2", "a layout is codes, quarters, u2, t5 or signs");
-    return is(groups, (columns + kStepColumns - 1) / kStepColumns * kStepBytes), Layout::u2;
-}
-
-void pack(TernaryWeight& self, int part, Bytes data, const std::string& name, float scale) {
-    const Layout layout = layout_of(self, part, data, name);
-    require(!self.group_columns(), "this weight has scales for groups of columns: pass float32 [rows, groups]");
-    const ReleasedGil release;
-    self.pack(part, data.data(), layout, scale);
-}
-
-void pack_groups(TernaryWeight& self, int part, Bytes data, const std::string& name, Floats scales) {
-    const Layout layout = layout_of(self, part, data, name);
-    require(self.group_columns(), "this weight has one scale a matrix: pass a number");
-    require(int64_t(scales.shape(0)) == self.part_rows(part) && int64_t(scales.shape(1)) == self.column_groups(),
-            "scales are float32 [rows, groups of columns]");
-    require_aligned(scales);
-    const ReleasedGil release;
-    self.pack(part, data.data(), layout, scales.data());
-}
-
 // A program, and everything that it points to.
 struct Plan {
     Program program;
     std::vector<nb::object> kept;
+    std::vector<BoundWeight*> weights;  // of those
     explicit Plan(int64_t arena_floats) : program(arena_floats) {}
 
     RowsStep step(const RowsTuple& x, const Rows* up, int activation, const std::optional<Array1f>& norm, float eps) {
@@ -134,7 +104,10 @@ void bind_plan(nb::module_& m) {
             "ternary",
             [](Plan& p, nb::object weight, CodesTuple x, RowsTuple out, Name residual) {
                 const auto r = maybe(residual);
-                p.program.ternary(p.keep<TernaryWeight>(weight), codes_of(x), rows_of(out), pointer(r));
+                BoundWeight* kept = p.keep<BoundWeight>(weight);
+                const BoundWeight::Reading reading(*kept);
+                p.program.ternary(kept, codes_of(x), rows_of(out), pointer(r));
+                p.weights.push_back(kept);
             },
             nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
         .def(
@@ -214,6 +187,12 @@ void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, 
     if (output) require_aligned(*output);
     if (seconds) require_aligned(*seconds);
     plan.program.seal();  // or another thread could add a step meanwhile
+    std::vector<BoundWeight::Reading> readings;
+    readings.reserve(plan.weights.size());
+    for (BoundWeight* weight : plan.weights) {
+        readings.emplace_back(*weight);
+        require(weight->is_packed(), "a part of the ternary weight was never packed");
+    }
     const ReleasedGil release;
     self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
              output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
@@ -275,30 +254,7 @@ NB_MODULE(_native, m) {
         const ReleasedGil release;
         return has_invalid(codes.data(), int64_t(codes.size()));
     });
-    nb::class_<Arena>(m, "Arena").def(nb::init<>());
-    nb::class_<TernaryWeight>(m, "TernaryWeight")
-        .def(
-            "__init__",
-            [](TernaryWeight* self, int64_t columns, const std::vector<int64_t>& rows, const std::string& format,
-               int64_t group_columns, Arena* arena) {
-                require(format == "u2" || format == "t5", "a format is u2 or t5");
-                new (self) TernaryWeight(columns, rows, format == "t5" ? Format::t5 : Format::u2, group_columns, arena);
-            },
-            nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2", nb::arg("group_columns") = 0,
-            nb::arg("arena").none() = nb::none(), nb::keep_alive<1, 6>())
-        .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
-        .def("pack", pack_groups, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale").noconvert())
-        .def_prop_ro("group_columns", &TernaryWeight::group_columns)
-        .def_prop_ro("format", [](const TernaryWeight& w) { return w.format() == Format::t5 ? "t5" : "u2"; })
-        .def_prop_ro("one_bit", &TernaryWeight::one_bit)
-        .def_prop_ro("rows", &TernaryWeight::rows)
-        .def_prop_ro("columns", &TernaryWeight::columns)
-        .def_prop_ro("num_bytes", &TernaryWeight::bytes)
-        .def("packed", [](const TernaryWeight& w) {
-            auto array = new_matrix<uint8_t>(w.groups().size(), size_t(w.written_bytes()));
-            w.write(array.data());
-            return array;
-        });
+    bind_weights(m);
     nb::class_<Dense>(m, "DenseWeight")
         .def(nb::init<nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>, const std::string&>(),
              nb::arg("data"), nb::arg("dtype"))

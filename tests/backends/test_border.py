@@ -199,6 +199,20 @@ def test_a_weight_that_was_packed_in_part() -> None:
         native.Program(64).ternary(weight, (0, 16), OUT, None)
 
 
+def test_a_weight_is_packed_whenever_a_program_runs_with_it() -> None:
+    weight, codes, found = packed(16), np.ones((1, 16), np.uint8), np.zeros((1, 1), np.float32)
+    program = native.Program(64)
+    program.rows_to_codes((INPUT, 0, 16, 0, 16), None, 0, None, 0.0, (0, 16))
+    program.ternary(weight, (0, 16), (OUTPUT, 0, 1, 0, 1), None)
+    with pytest.raises(ValueError, match="no ternary code"):
+        weight.pack(0, codes + 7, "codes", 1.0)
+    with pytest.raises(ValueError, match="never packed"):
+        native.Executor(ISA, 1).run(program, None, np.ones((1, 16), np.float32), found)
+    weight.pack(0, codes, "codes", 0.5)
+    native.Executor(ISA, 1).run(program, None, np.ones((1, 16), np.float32), found)
+    assert found == 8
+
+
 def packed(columns: int, format: str = "u2") -> native.TernaryWeight:
     """One row of ones."""
     weight = native.TernaryWeight(columns, [1], format)
@@ -809,6 +823,55 @@ print("alive")
 def test_tokens_that_another_thread_writes() -> None:
     """They were sound when they were checked."""
     done = run_alone(WRITTEN_MEANWHILE)
+    assert "alive" in done.stdout, (done.returncode, done.stderr)
+
+
+PACKED_MEANWHILE = """
+import threading
+import numpy as np
+from bitnet_inference import native
+
+rows = columns = 1024
+signs, scales = np.ones((rows, columns), np.uint8), np.ones((rows, columns // 64), np.float32)
+mixed = signs.copy()
+mixed[0, 0] = 0  # then it takes two bits again
+weight, done = native.TernaryWeight(columns, [rows], "u2", 64), False
+weight.pack(0, signs, "codes", scales)
+program = native.Program(columns)
+program.rows_to_codes((1, 0, columns, 0, columns), None, 0, None, 0.0, (0, columns))
+program.ternary(weight, (0, columns), (2, 0, rows, 0, rows), None)
+
+def pack():
+    while not done:
+        for codes in (signs, mixed):
+            try:
+                weight.pack(0, codes, "codes", scales)
+            except ValueError as error:
+                assert "another thread is packing" in str(error) or "a program is running" in str(error)
+
+def read(call):
+    for _ in range(300):
+        try:
+            call()
+        except ValueError as error:
+            assert "another thread is packing" in str(error)
+
+threads = [threading.Thread(target=pack) for _ in range(2)]
+for thread in threads:
+    thread.start()
+read(weight.packed)
+x, y = np.ones((6, columns), np.float32), np.zeros((6, rows), np.float32)
+read(lambda: native.Executor("generic", 1).run(program, None, x, y))
+done = True
+for thread in threads:
+    thread.join()
+print("alive")
+"""
+
+
+def test_a_weight_that_several_threads_pack() -> None:
+    """Packing moves its memory: others who read it meanwhile read what was no longer there."""
+    done = run_alone(PACKED_MEANWHILE)
     assert "alive" in done.stdout, (done.returncode, done.stderr)
 
 
