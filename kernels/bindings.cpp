@@ -265,6 +265,7 @@ NB_MODULE(_native, m) {
             [](Bytes data, const std::string& layout, Floats scales, int64_t columns, int64_t group_columns) {
                 require(layout == "codes" || layout == "signs", "a table is made of codes or signs");
                 require(group_columns == 64 || group_columns == 128, "64 or 128 columns share a scale");
+                require(columns >= 1 && columns <= kMaxColumns, "a table has 1 to 262144 columns");
                 const bool are_signs = layout == "signs";
                 const int64_t rows = int64_t(data.shape(0)), bytes = are_signs ? (columns + 7) / 8 : columns;
                 require(int64_t(data.shape(1)) == bytes, "the array has the wrong shape");

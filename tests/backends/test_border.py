@@ -305,6 +305,13 @@ def test_the_sums_of_groups_have_room_of_their_own() -> None:
     assert np.allclose(y, 100)
 
 
+@pytest.mark.parametrize("columns", [MAX, 262145, 0, -5, -MAX])
+def test_a_table_of_codes_of_impossible_width(columns: int) -> None:
+    for layout in ("codes", "signs"):
+        with pytest.raises(ValueError, match="1 to 262144 columns"):
+            native.DenseWeight.of_codes(np.zeros((2, 0), np.uint8), layout, np.zeros((2, 0), np.float32), columns, 64)
+
+
 @pytest.mark.parametrize("rows", [[1 << 62], [1 << 62, 1 << 62], [1 << 30] * 3, [-1], [0], []])
 def test_an_impossible_ternary_weight(rows: list[int]) -> None:
     with pytest.raises(ValueError, match=r"row|part"):
