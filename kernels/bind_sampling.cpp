@@ -35,7 +35,6 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>

@@ -6,9 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <limits>
 #include <new>
-#include <stdexcept>
 
 #include "bind_arrays.h"
 #include "bind_heads.h"

@@ -40,6 +40,22 @@ HeadInputs::HeadInputs(Executor& executor, const float* x, int count, int64_t co
     });
 }
 
+HeadInputs::Place HeadInputs::place_of(int index, int8_t* unread) {
+    int tile = 0;
+    while (first_of(tile + 1) <= index) tile++;
+    const int64_t of_tile = index - first_of(tile), inputs = count_of(tile);
+    int8_t* high = const_cast<int8_t*>(codes(tile));
+    switch (form_) {
+        case InputForm::whole:
+            return {high + 8 * of_tile, high + 8 * of_tile + 4, 8 * inputs, 8 * inputs};
+        case InputForm::rough:
+            return {high + 4 * of_tile, unread, 4 * inputs, 0};
+        case InputForm::matrix:
+            break;
+    }
+    return {high + 2 * of_tile * padded_, high + (2 * of_tile + 1) * padded_, 4, 4};
+}
+
 void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     HeadInput& input = inputs_[index];
     float largest = 0;
@@ -55,24 +71,8 @@ void HeadInputs::quantise(const float* x, int index, int64_t columns) {
     input.error_factor = input.size_factor = input.rounding = std::numeric_limits<float>::quiet_NaN();
     if (!(std::sqrt(squares) <= kMaxNorm)) return;  // bounds that are not numbers: every row is kept
 
-    int tile = 0;
-    while (first_of(tile + 1) <= index) tile++;
-    const int of_tile = index - first_of(tile), inputs = count_of(tile);
-    // Where four codes stand, and how far it is to the next four.
-    int8_t no_codes[4];
-    int8_t* high = const_cast<int8_t*>(codes(tile));
-    int8_t* low = no_codes;
-    int64_t to_high = 4, to_low = 4;
-    switch (form_) {
-        case InputForm::whole:
-            high += 8 * of_tile, low = high + 4, to_high = to_low = 8 * inputs;
-            break;
-        case InputForm::rough:
-            high += 4 * of_tile, to_high = 4 * inputs, to_low = 0;
-            break;
-        case InputForm::matrix:
-            high += 2 * of_tile * padded_, low = high + padded_;
-    }
+    int8_t unread[4];
+    auto [high, low, to_high, to_low] = place_of(index, unread);
     double error = 0, highs = 0, lows = 0;
     for (int64_t k = 0; k < columns; k += 4, high += to_high, low += to_low) {
         for (int64_t j = k; j < std::min(k + 4, columns); j++) {

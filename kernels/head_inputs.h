@@ -40,6 +40,13 @@ class HeadInputs {
     int64_t padded_columns() const { return padded_; }
 
   private:
+    // Where the first four codes of an input stand, and how far it is to the next four.
+    struct Place {
+        int8_t *high, *low;
+        int64_t to_high, to_low;
+    };
+    // `unread` has room for the four codes that are left out.
+    Place place_of(int index, int8_t* unread);
     void quantise(const float* x, int index, int64_t columns);
 
     int count_, most_vectors_, roundings_;

@@ -27,12 +27,6 @@ BITNET_INLINE float bits_to_float(uint32_t bits) {
     return f;
 }
 
-BITNET_INLINE uint32_t float_to_bits(float f) {
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    return bits;
-}
-
 BITNET_INLINE float half_to_float(uint16_t h) {
     uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
     if (exponent == 31) return bits_to_float(sign | 0x7f800000 | (mantissa ? 0x400000 : 0) | mantissa << 13);

@@ -1,6 +1,5 @@
 // The steps that a program is made of, and the checks at its border.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
