@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 #include <vector>
 
 namespace bitnet {
@@ -43,8 +44,11 @@ int64_t Memory::untouched_bytes() const {
     return std::min(bytes_, untouched * int64_t(page));
 }
 
+Arena::Arena() : process_(getpid()) {}
+
 Memory Arena::take(int64_t bytes) {
     if (bytes <= 0) return Memory(bytes);
+    if (getpid() != process_) throw std::invalid_argument("an arena does not survive fork(): make one in this process");
     const std::lock_guard<std::mutex> lock(mutex_);
     const int64_t start = (used_ + 63) / 64 * 64;
     if (bytes > chunk_.bytes() - start) {

@@ -29,10 +29,13 @@ class Memory {
 // cost a tenth of the speed at which it is read.
 class Arena {
   public:
-    // Zeroed, on a boundary of 64 bytes; lives as long as it is used.
+    Arena();
+    // Zeroed, on a boundary of 64 bytes; lives as long as it is used. Throws std::invalid_argument in another process
+    // than the one that made the arena: there its lock may be held for ever.
     Memory take(int64_t bytes);
 
   private:
+    const int64_t process_;
     std::mutex mutex_;
     Memory chunk_;
     int64_t used_ = 0;

@@ -105,7 +105,8 @@ class Screen {
         std::unique_ptr<RowSampler> sampler = nullptr;  // which edits logits, once one is to be
     };
 
-    // Calls work(desk, begin, count) until all inputs are done.
+    // Calls work(desk, begin, count) until all inputs are done. Throws std::invalid_argument in another process than
+    // the one that made the screen: there its lock may be held for ever.
     void in_groups(Executor& executor, int64_t num_inputs, const std::function<void(Desk&, int64_t, int)>& work) const;
     int64_t num_tiles() const { return (head_.rows + kHeadRows - 1) / kHeadRows; }
     InputForm form_of(const Kernels& kernels, int count, size_t k) const;
@@ -132,6 +133,7 @@ class Screen {
     void dense_rows(const Kernels& kernels, const float* input, const int32_t* rows, int64_t count, float* out) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<RowNumbers>& rows) const;
 
+    const int64_t process_;
     DenseWeight head_;
     const TernaryTable* ternary_ = nullptr;  // the one or
     std::unique_ptr<QuantisedHead> quantised_;

@@ -704,6 +704,7 @@ import numpy as np
 from bitnet_inference import native
 
 executor, sampler, rows = native.Executor("generic", 3), native.RowSampler(4), np.ones((4, 16), np.float32)
+arena = native.Arena()
 head = native.DenseWeight(rows, "float32")
 screen = native.Screen(head, executor)
 child = os.fork()
@@ -712,6 +713,8 @@ if child == 0:
         lambda: native.Screen(head, executor),
         lambda: screen.top(executor, rows, 1),
         lambda: sampler.score(rows[0, :4], 0, 1),
+        lambda: screen.top(native.Executor("generic", 1), rows, 1),  # its own lock, too
+        lambda: native.TernaryWeight(16, [1], arena=arena),
     ):
         try:
             use()
@@ -726,7 +729,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_an_executor_after_fork() -> None:
     done = run_alone(FORKED)
     assert done.returncode == 7, done.stderr
-    assert done.stdout.count("does not survive fork") == 3
+    assert done.stdout.count("does not survive fork") == 5
 
 
 FORKED_MEANWHILE = """
