@@ -52,8 +52,10 @@ inline void require(bool ok, const char* why) {
 // What Python holds as a T; a TypeError tells what belongs here.
 template <class T>
 T& as(nb::handle object) {
-    if (nb::isinstance<T>(object)) return nb::cast<T&>(object);
-    const nb::object name = nb::type<T>().attr("__name__"), given = object.type().attr("__name__");
+    const bool is_one = nb::isinstance<T>(object);
+    if (is_one && nb::inst_ready(object)) return nb::cast<T&>(object);
+    const nb::object name = nb::type<T>().attr("__name__");
+    const nb::object given = is_one ? nb::str("one that was never made") : nb::object(object.type().attr("__name__"));
     throw nb::type_error(nb::str("{} belongs here, not {}").format(name, given).c_str());
 }
 

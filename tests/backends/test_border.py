@@ -170,7 +170,8 @@ def test_a_position_far_outside(position: int) -> None:
 
 def test_what_is_not_a_weight_or_a_cache() -> None:
     program = native.Program(64)
-    for wrong in (None, 3, native.Cache("float32", 1, 1, 16)):
+    never_made = native.DenseWeight.__new__(native.DenseWeight)
+    for wrong in (None, 3, native.Cache("float32", 1, 1, 16), never_made):
         for write in (
             lambda x: program.embed(x, ROW),
             lambda x: program.dense(x, ROW, OUT, None),
