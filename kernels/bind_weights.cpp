@@ -71,7 +71,8 @@ void bind_weights(nanobind::module_& m) {
         .def_prop_ro("columns", &BoundWeight::columns)
         .def_prop_ro("num_bytes", &BoundWeight::bytes)
         .def("packed", [](BoundWeight& w) {
-            const BoundWeight::Reading reading(w);
+            BoundWeight* const weight = &w;
+            const BoundWeight::Reading reading({&weight, 1});
             auto array = new_matrix<uint8_t>(w.groups().size(), size_t(w.written_bytes()));
             w.write(array.data());
             return array;

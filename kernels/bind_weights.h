@@ -2,7 +2,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include <utility>
+#include <span>
 
 #include "bind_arrays.h"
 #include "weights.h"
@@ -14,7 +14,7 @@ namespace bitnet {
 class BoundWeight : public TernaryWeight {
   public:
     using TernaryWeight::TernaryWeight;
-    // While one lives a thread packs the weight, and while the others do threads read it; these throw
+    // While one lives a thread packs the weight, and while the others do threads read some; these throw
     // std::invalid_argument where both would meet.
     class Packing;
     class Reading;
@@ -40,17 +40,19 @@ class BoundWeight::Packing {
 
 class BoundWeight::Reading {
   public:
-    explicit Reading(BoundWeight& weight) : weight_(&weight) {
-        require(!weight.is_packing_, "another thread is packing this weight");
-        weight.num_reading_++;
+    // The weights outlive it.
+    explicit Reading(std::span<BoundWeight* const> weights) : weights_(weights) {
+        for (const BoundWeight* weight : weights_)
+            require(!weight->is_packing_, "another thread is packing this weight");
+        for (BoundWeight* weight : weights_) weight->num_reading_++;
     }
     ~Reading() {
-        if (weight_) weight_->num_reading_--;
+        for (BoundWeight* weight : weights_) weight->num_reading_--;
     }
-    Reading(Reading&& other) noexcept : weight_(std::exchange(other.weight_, nullptr)) {}
+    Reading(const Reading&) = delete;
 
   private:
-    BoundWeight* weight_;
+    std::span<BoundWeight* const> weights_;
 };
 
 }  // namespace bitnet

@@ -103,7 +103,7 @@ void bind_plan(nb::module_& m) {
             [](Plan& p, nb::object weight, CodesTuple x, RowsTuple out, Name residual) {
                 const auto r = maybe(residual);
                 BoundWeight* kept = p.keep<BoundWeight>(weight);
-                const BoundWeight::Reading reading(*kept);
+                const BoundWeight::Reading reading({&kept, 1});
                 p.program.ternary(kept, codes_of(x), rows_of(out), pointer(r));
                 p.weights.push_back(kept);
             },
@@ -185,12 +185,9 @@ void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, 
     if (output) require_aligned(*output);
     if (seconds) require_aligned(*seconds);
     plan.program.seal();  // or another thread could add a step meanwhile
-    std::vector<BoundWeight::Reading> readings;
-    readings.reserve(plan.weights.size());
-    for (BoundWeight* weight : plan.weights) {
-        readings.emplace_back(*weight);
+    const BoundWeight::Reading reading(plan.weights);
+    for (const BoundWeight* weight : plan.weights)
         require(weight->is_packed(), "a part of the ternary weight was never packed");
-    }
     const ReleasedGil release;
     self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
              output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);

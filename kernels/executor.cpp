@@ -111,7 +111,7 @@ Caches& caches_here() {
 
 }  // namespace
 
-Cache::Cache(CacheLayout layout, int64_t num_layers) : process_(getpid()), layout_(layout), num_layers_(num_layers) {
+Cache::Cache(CacheLayout layout, int64_t num_layers) : layout_(layout), num_layers_(num_layers) {
     layout_.block_stride = num_layers * layout.block_bytes;
     Caches& caches = caches_here();
     const std::lock_guard<std::mutex> guard(caches.mutex);
@@ -119,16 +119,13 @@ Cache::Cache(CacheLayout layout, int64_t num_layers) : process_(getpid()), layou
 }
 
 Cache::~Cache() {
-    if (getpid() != process_) return;  // it stands in no list
+    if (!mutex_.is_at_home()) return;  // it stands in no list
     Caches& caches = caches_here();
     const std::lock_guard<std::mutex> guard(caches.mutex);
     std::erase(caches.all, this);
 }
 
-std::unique_lock<std::mutex> Cache::lock() const {
-    require(getpid() == process_, "a cache does not survive fork(): make one in this process");
-    return std::unique_lock<std::mutex>(mutex_);
-}
+std::unique_lock<std::mutex> Cache::lock() const { return mutex_.lock(); }
 
 int64_t promised_bytes(const Cache* but) {
     Caches& caches = caches_here();
@@ -190,24 +187,18 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     const int32_t starts[] = {0, int32_t(num_tokens)};
     const Batch kept = batch ? keep(*batch) : Batch{num_tokens, 1, 0, nullptr, nullptr, nullptr, starts, nullptr};
     if (batch) check(kept, program);
-    const bool ends_early = kept.has_choice() && !kept.num_wanted;
-    require((input || !program.input_width()) && (output || !program.output_width() || ends_early),
+    require((input || !program.input_width()) && (output || !program.output_width() || kept.wants_none()),
             "an array is missing");
     portions_.cut(kept, seconds ? 1 : num_portions(program, kept), program.cache() ? program.cache()->num_blocks() : 0);
     make_room(program, num_tokens);
 
-    const size_t count = portions_.all().size();
-    Course whole = course(program, 0, scratch_, input, output);
-    if (count == 1) cut_attention(program, whole);
     const int64_t cost = std::min(program.cost(), kMaxCost) * num_tokens;
-    parallel(count == 1 ? cost : kWorthApart * cost, [&](int thread) noexcept {  // others wait at the barrier
-        const FloatMode mode;
-        if (count == 1) return run_together(program, whole, thread, seconds);
-        phases_.begin(thread, int64_t(count));
-        for (int64_t i, next; phases_.take(thread, 1, &i, &next);)
-            run_alone(program, course(program, size_t(i), {&scratch_[size_t(thread)], 1}, input, output));
-        phases_.begin(thread, 0);  // so that it is seen who waits for whom
-    });
+    // Nothing may be thrown: the other threads wait at the barrier.
+    if (portions_.all().size() > 1)
+        return parallel(kWorthApart * cost, [&](int thread) noexcept { run_apart(program, input, output, thread); });
+    Course whole = course(program, 0, scratch_, input, output);
+    cut_attention(program, whole);
+    parallel(cost, [&](int thread) noexcept { run_together(program, whole, thread, seconds); });
 }
 
 // More than one where each thread takes some sequences by itself.
@@ -240,10 +231,10 @@ Executor::Course Executor::course(const Program& program, size_t index, std::spa
         return Context{*kernels_, batch.num_tokens, matrix ? 1 : most, arena, input,   output,
                        &batch,    sequences,        scratch,           1,     nullptr, nullptr};
     };
-    const bool chooses = portion.batch.has_choice(), ends_early = chooses && !portion.batch.num_wanted;
+    const size_t all = program.steps().size();
     return {context(portion.batch, portion.sequences), context(portion.chosen, portion.chosen_sequences),
-            chooses ? program.select_at() : program.steps().size(),
-            ends_early ? program.select_at() : program.steps().size()};
+            portion.batch.has_choice() ? program.select_at() : all,
+            portion.batch.wants_none() ? program.select_at() : all};
 }
 
 // Into how many segments attention is cut, with room for them.
@@ -261,6 +252,7 @@ void Executor::cut_attention(const Program& program, Course& course) {
 }
 
 void Executor::run_together(const Program& program, const Course& course, int thread, double* seconds) {
+    const FloatMode mode;
     Clock::time_point before;
     const auto lap = [&](size_t num_done) {  // when all threads have come
         if (thread) return;
@@ -283,6 +275,14 @@ void Executor::run_together(const Program& program, const Course& course, int th
     if (!seconds) return;
     phases_.begin(thread, 0);
     lap(course.end);
+}
+
+void Executor::run_apart(const Program& program, const float* input, float* output, int thread) {
+    const FloatMode mode;
+    phases_.begin(thread, int64_t(portions_.all().size()));
+    for (int64_t i, next; phases_.take(thread, 1, &i, &next);)
+        run_alone(program, course(program, size_t(i), {&scratch_[size_t(thread)], 1}, input, output));
+    phases_.begin(thread, 0);  // so that it is seen who waits for whom
 }
 
 void Executor::run_alone(const Program& program, const Course& course) {

@@ -63,8 +63,7 @@ class Cache {
     std::unique_lock<std::mutex> lock() const;
 
   private:
-    mutable std::mutex mutex_;
-    const int64_t process_;
+    HomeMutex mutex_{"a cache"};
     CacheLayout layout_;
     int64_t num_layers_, num_blocks_ = 0;
     Memory memory_;
@@ -81,7 +80,7 @@ struct Context {
     float* arena;
     const float* input;
     float* output;
-    const Batch* batch;                     // null in programs that work on rows alone
+    const Batch* batch;                     // of no arrays but starts in programs that work on rows alone
     const std::vector<int32_t>& sequences;  // the sequence of each token
     std::span<const Memory> scratch;        // of each thread that works on it
     // Into so many segments attention to a key head is cut, where there are few tokens for many threads; else 1. Of
@@ -250,6 +249,7 @@ class Executor {
                   float* output) const;
     void cut_attention(const Program& program, Course& course);
     void run_together(const Program& program, const Course& course, int thread, double* seconds);
+    void run_apart(const Program& program, const float* input, float* output, int thread);
     static void run_alone(const Program& program, const Course& course);
     void parallel(int64_t cost, const std::function<void(int)>& work);
 

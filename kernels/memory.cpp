@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace bitnet {
@@ -44,12 +45,19 @@ int64_t Memory::untouched_bytes() const {
     return std::min(bytes_, untouched * int64_t(page));
 }
 
-Arena::Arena() : process_(getpid()) {}
+HomeMutex::HomeMutex(const char* owner) : owner_(owner), process_(getpid()) {}
+
+bool HomeMutex::is_at_home() const { return getpid() == process_; }
+
+std::unique_lock<std::mutex> HomeMutex::lock() const {
+    if (!is_at_home())
+        throw std::invalid_argument(std::string(owner_) + " does not survive fork(): make one in this process");
+    return std::unique_lock<std::mutex>(mutex_);
+}
 
 Memory Arena::take(int64_t bytes) {
     if (bytes <= 0) return Memory(bytes);
-    if (getpid() != process_) throw std::invalid_argument("an arena does not survive fork(): make one in this process");
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto guard = mutex_.lock();
     const int64_t start = (used_ + 63) / 64 * 64;
     if (bytes > chunk_.bytes() - start) {
         chunk_ = Memory(std::max(bytes, kArenaChunk));

@@ -25,18 +25,31 @@ class Memory {
     std::shared_ptr<uint8_t> data_;
 };
 
+// A mutex of the process that made it, which in a fork may be held for ever.
+class HomeMutex {
+  public:
+    // `owner` is what it guards, as errors name it.
+    explicit HomeMutex(const char* owner);
+    bool is_at_home() const;
+    // Throws std::invalid_argument in another process.
+    std::unique_lock<std::mutex> lock() const;
+
+  private:
+    const char* owner_;
+    const int64_t process_;
+    mutable std::mutex mutex_;
+};
+
 // Pieces of memory on end, so that huge pages cover all of it: a matrix by itself has small ones at both ends, which
 // cost a tenth of the speed at which it is read.
 class Arena {
   public:
-    Arena();
     // Zeroed, on a boundary of 64 bytes; lives as long as it is used. Throws std::invalid_argument in another process
-    // than the one that made the arena: there its lock may be held for ever.
+    // than the one that made the arena.
     Memory take(int64_t bytes);
 
   private:
-    const int64_t process_;
-    std::mutex mutex_;
+    HomeMutex mutex_{"an arena"};
     Memory chunk_;
     int64_t used_ = 0;
 };

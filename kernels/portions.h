@@ -17,6 +17,7 @@ struct Batch {
     const int32_t* wanted = nullptr;
     int64_t num_wanted = -1;
     bool has_choice() const { return num_wanted >= 0 && num_wanted < num_tokens; }
+    bool wants_none() const { return has_choice() && !num_wanted; }
 };
 
 // A batch, or some sequences of it, as a step takes them.

@@ -1,13 +1,10 @@
 #include "sampling.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <functional>
 #include <numeric>
-#include <stdexcept>
 
 namespace bitnet {
 namespace {
@@ -19,18 +16,13 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 RowSampler::RowSampler(size_t vocab_size)
-    : process_(getpid()),
-      vocab_size_(vocab_size),
+    : vocab_size_(vocab_size),
       block_max_((vocab_size + kBlock - 1) / kBlock),
       block_mass_(block_max_.size()),
       kept_(kBlock),
       counts_(vocab_size) {}
 
-std::unique_lock<std::mutex> RowSampler::lock() {
-    if (getpid() != process_)
-        throw std::invalid_argument("a sampler does not survive fork(): make one in this process");
-    return std::unique_lock<std::mutex>(mutex_);
-}
+std::unique_lock<std::mutex> RowSampler::lock() { return mutex_.lock(); }
 
 int32_t RowSampler::sample(float* logits, const Draw& draw) {
     if (draw.mask != nullptr) {

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <vector>
 
+#include "memory.h"
 #include "sampling_math.h"
 #include "sampling_passes.h"
 
@@ -151,8 +152,7 @@ class RowSampler {
     void set(float* logits, int32_t id, float value);
     void restore(float* logits);
 
-    std::mutex mutex_;
-    const int64_t process_;
+    HomeMutex mutex_{"a sampler"};
     size_t vocab_size_;
     Measure measure_;  // of the row last scanned
     std::vector<float> block_max_;

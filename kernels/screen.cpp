@@ -1,7 +1,5 @@
 #include "screen.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -48,14 +46,11 @@ struct Screen::Best {
 };
 
 Screen::Screen(const DenseWeight& head, Executor& executor)
-    : process_(getpid()),
-      head_(head),
+    : head_(head),
       ternary_(head.codes),
       quantised_(ternary_ ? nullptr : std::make_unique<QuantisedHead>(head, 8, executor)) {}
 Screen::Screen(const DenseWeight& head, const QuantisedHead::Parts& parts, Executor& executor)
-    : process_(getpid()),
-      head_(head),
-      quantised_(std::make_unique<QuantisedHead>(head.rows, head.columns, parts, executor)) {}
+    : head_(head), quantised_(std::make_unique<QuantisedHead>(head.rows, head.columns, parts, executor)) {}
 
 InputForm Screen::form_of(const Kernels& kernels, int count, size_t k) const {
     const InputForm form = ternary_ ? InputForm::whole : quantised_->form(kernels, count);
@@ -77,8 +72,7 @@ int64_t Screen::bytes_read(const Kernels& kernels, int num_inputs) const {
 // Up to kInputsInMatrix inputs at a time: with all threads, or of a small head each thread some of its own.
 void Screen::in_groups(Executor& executor, int64_t num_inputs,
                        const std::function<void(Desk&, int64_t, int)>& work) const {
-    if (getpid() != process_) throw std::invalid_argument("a screen does not survive fork(): make one in this process");
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto lock = mutex_.lock();
     const int64_t size = head_.rows * head_.columns, threads = executor.num_threads();
     const bool is_small = size <= kSmallHead;
     const int64_t fewest = (num_inputs + kInputsInMatrix - 1) / kInputsInMatrix;

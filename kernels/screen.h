@@ -106,7 +106,7 @@ class Screen {
     };
 
     // Calls work(desk, begin, count) until all inputs are done. Throws std::invalid_argument in another process than
-    // the one that made the screen: there its lock may be held for ever.
+    // the one that made the screen.
     void in_groups(Executor& executor, int64_t num_inputs, const std::function<void(Desk&, int64_t, int)>& work) const;
     int64_t num_tiles() const { return (head_.rows + kHeadRows - 1) / kHeadRows; }
     InputForm form_of(const Kernels& kernels, int count, size_t k) const;
@@ -133,11 +133,10 @@ class Screen {
     void dense_rows(const Kernels& kernels, const float* input, const int32_t* rows, int64_t count, float* out) const;
     std::vector<Logits> compute(Executor& executor, const float* x, const std::vector<RowNumbers>& rows) const;
 
-    const int64_t process_;
     DenseWeight head_;
     const TernaryTable* ternary_ = nullptr;  // the one or
     std::unique_ptr<QuantisedHead> quantised_;
-    mutable std::mutex mutex_;
+    HomeMutex mutex_{"a screen"};
     mutable std::vector<Desk> desks_;  // of the threads; under the mutex
     mutable std::atomic<bool> is_flat_ =
         false;  // whether the last best logits hardly stood out: what to read, no result

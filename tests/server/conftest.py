@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from bitnet_inference.model_folder import find_model
 from bitnet_inference.models import Models
 from bitnet_inference.server import Journal, Listening, ServedModels, ServerOptions, make_front, make_server
 
@@ -42,6 +46,17 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = True
         self.thread.join()
+
+
+@contextmanager
+def running_with_template(folder: Path, name: str, template: str) -> Iterator[Running]:
+    """A server whose model is the default one with another chat template; it is written into the folder."""
+    shutil.copytree(find_model("default"), folder / "model")
+    settings = folder / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": template}))
+    models = Models(max_cache_tokens=2048, threads=1)
+    with closing(ServedModels(models, {name: str(folder / "model")})) as served, Running(served) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from conftest import Running
-
-import bitnet_inference
-from bitnet_inference.models import Models
-from bitnet_inference.server import ServedModels
+from conftest import Running, running_with_template
 
 TALK: list[Any] = [{"role": "user", "content": "Hi"}]
 # As Qwen3's: without enable_thinking the model thinks first.
@@ -28,12 +20,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server whose model's chat template knows `enable_thinking`."""
-    folder = tmp_path_factory.mktemp("thinking") / "model"
-    shutil.copytree(Path(bitnet_inference.__file__).parent / "default_model", folder)
-    settings = folder / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
-    models = Models(max_cache_tokens=2048, threads=1)
-    with closing(ServedModels(models, {"thinker": str(folder)})) as served, Running(served) as server:
+    with running_with_template(tmp_path_factory.mktemp("thinking"), "thinker", TEMPLATE) as server:
         yield server.url
 
 

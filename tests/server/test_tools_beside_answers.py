@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from conftest import Running
-
-import bitnet_inference
-from bitnet_inference.models import Models
-from bitnet_inference.server import ServedModels
+from conftest import Running, running_with_template
 
 TALK: list[Any] = [{"role": "user", "content": "What time is it?"}]
 ZONE = {"properties": {"zone": {"enum": ["here"]}}, "required": ["zone"], "additionalProperties": False}
@@ -28,12 +21,7 @@ TEMPLATE = "{{ tools }}{% for each in messages %}{{ each.content }}{% endfor %}{
 @pytest.fixture(scope="module")
 def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server whose model's chat template knows tools."""
-    folder = tmp_path_factory.mktemp("calling") / "model"
-    shutil.copytree(Path(bitnet_inference.__file__).parent / "default_model", folder)
-    settings = folder / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
-    models = Models(max_cache_tokens=2048, threads=1)
-    with closing(ServedModels(models, {"caller": str(folder)})) as served, Running(served) as server:
+    with running_with_template(tmp_path_factory.mktemp("calling"), "caller", TEMPLATE) as server:
         yield server
 
 
