@@ -35,9 +35,19 @@ void pack(BoundWeight& self, int part, Bytes data, const std::string& name, floa
     self.pack(part, data.data(), layout, scale);
 }
 
+void pack_rows(BoundWeight& self, int part, Bytes data, const std::string& name, Array1f scales) {
+    const Layout layout = layout_of(self, part, data, name);
+    require(!self.group_columns(), "this weight has scales for groups of columns: pass float32 [rows, groups]");
+    require(int64_t(scales.shape(0)) == self.part_rows(part), "scales of rows are float32 [rows]");
+    require_aligned(scales);
+    const BoundWeight::Packing packing(self);
+    const ReleasedGil release;
+    self.pack_rows(part, data.data(), layout, scales.data());
+}
+
 void pack_groups(BoundWeight& self, int part, Bytes data, const std::string& name, Floats scales) {
     const Layout layout = layout_of(self, part, data, name);
-    require(self.group_columns(), "this weight has one scale a matrix: pass a number");
+    require(self.group_columns(), "this weight has no scales for groups of columns: pass a number or float32 [rows]");
     require(int64_t(scales.shape(0)) == self.part_rows(part) && int64_t(scales.shape(1)) == self.column_groups(),
             "scales are float32 [rows, groups of columns]");
     require_aligned(scales);
@@ -63,6 +73,7 @@ void bind_weights(nanobind::module_& m) {
             nb::arg("columns"), nb::arg("rows"), nb::arg("format") = "u2", nb::arg("group_columns") = 0,
             nb::arg("arena").none() = nb::none(), nb::keep_alive<1, 6>())
         .def("pack", pack, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale"))
+        .def("pack", pack_rows, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale").noconvert())
         .def("pack", pack_groups, nb::arg("part"), nb::arg("data"), nb::arg("layout"), nb::arg("scale").noconvert())
         .def_prop_ro("group_columns", &BoundWeight::group_columns)
         .def_prop_ro("format", [](const BoundWeight& w) { return w.format() == Format::t5 ? "t5" : "u2"; })

@@ -235,8 +235,8 @@ struct Kernels {
     const char* name;
     // acc[token][32] = sum over columns of code * activation, for one group of 32 rows and up to 12 tokens.
     void (*ternary_tile)(const uint8_t* weights, const int8_t* codes, int steps, int tokens, int32_t* acc);
-    // out[t][r] = residual[t][r] + (acc[t][r] - code_sum[t]) * (scale * inverse_scale[t])
-    void (*ternary_store)(const int32_t* acc, int tokens, int rows, float scale, const float* inverse_scale,
+    // out[t][r] = residual[t][r] + (acc[t][r] - code_sum[t]) * (scales[r] * inverse_scale[t])
+    void (*ternary_store)(const int32_t* acc, int tokens, int rows, const float* scales, const float* inverse_scale,
                           const int32_t* code_sum, float* out, int64_t out_stride, const float* residual,
                           int64_t residual_stride);
     // Where groups of columns have scales: totals[t][r] = the fused multiply-adds, in ascending order of the groups, of

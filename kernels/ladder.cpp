@@ -25,9 +25,10 @@ Result check_ternary(const Kernels& kernels, Random random) {
     kernels.ternary_tile(w.data(), a.data(), steps, tokens, acc.data());
     for (int32_t& sum : sums) sum = random.below(5000);
     const auto scales = floats(random, tokens), residual = floats(random, tokens * 40);
+    const auto row_scales = floats(random, kGroupRows);
     std::vector<float> out(size_t(tokens * 40));
     const int rows = 1 + random.below(kGroupRows);
-    kernels.ternary_store(acc.data(), tokens, rows, 0.7f, scales.data(), sums.data(), out.data(), 40,
+    kernels.ternary_store(acc.data(), tokens, rows, row_scales.data(), scales.data(), sums.data(), out.data(), 40,
                           random.below(2) ? residual.data() : nullptr, 40);
     Result result;
     append(result, acc);

@@ -67,7 +67,6 @@ struct TernaryStep final : Step {
             return;
         }
         for (int64_t g = begin; g < end; g++) {
-            const TernaryWeight::Group& group = weight->groups()[size_t(g)];
             const uint8_t* data = weight->group_data(g);
             const bool stays_t5 = is_t5() && c.kernels.block_tile;
             if (is_t5() && !stays_t5) {
@@ -76,16 +75,16 @@ struct TernaryStep final : Step {
                 data = expanded;
             }
             if (are_many(c.kernels, c.num_tokens))
-                many(c, group, data, stays_t5, tokens, reinterpret_cast<int32_t*>(scratch));
+                many(c, g, data, stays_t5, tokens, reinterpret_cast<int32_t*>(scratch));
             else
-                tiles(c, group, data, stays_t5, tokens);
+                tiles(c, g, data, stays_t5, tokens);
         }
     }
-    void many(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool stays_t5,
-              const Range& tokens, int32_t* acc) const {
+    void many(const Context& c, int64_t group, const uint8_t* data, bool stays_t5, const Range& tokens,
+              int32_t* acc) const {
         c.kernels.many_product({data, stays_t5, int(weight->steps()), c.codes(x), x.padded, int(c.num_tokens),
                                 int(Tiles(c).count), int(tokens.first_tile), int(tokens.last_tile), c.pair_offsets(x),
-                                c.pair_list(x, 0), acc, c.at(out, 0) + group.first_row, out.stride});
+                                c.pair_list(x, 0), acc, c.at(out, 0) + first_row(group), out.stride});
         store(c, group, acc + tokens.first * kGroupRows, tokens.first, int(tokens.last - tokens.first));
     }
     void matrix(const Context& c, int64_t first, int64_t count, const Range& tokens, int32_t* acc) const {
@@ -93,12 +92,11 @@ struct TernaryStep final : Step {
         const int acc_tokens = int(matrix_tokens(num_tokens));
         c.kernels.matrix_product({weight->group_data(first), is_t5(), int(count), steps,
                                   c.codes(x) + tokens.first * x.padded, x.padded, num_tokens, acc, acc_tokens,
-                                  c.at(out, tokens.first) + weight->groups()[size_t(first)].first_row, out.stride});
+                                  c.at(out, tokens.first) + first_row(first), out.stride});
         for (int64_t g = first; g < first + count; g++, acc += acc_tokens * kGroupRows)
-            store(c, weight->groups()[size_t(g)], acc, tokens.first, num_tokens);
+            store(c, g, acc, tokens.first, num_tokens);
     }
-    void tiles(const Context& c, const TernaryWeight::Group& group, const uint8_t* data, bool stays_t5,
-               const Range& range) const {
+    void tiles(const Context& c, int64_t group, const uint8_t* data, bool stays_t5, const Range& range) const {
         alignas(64) int32_t acc[kMaxTileTokens * kGroupRows];
         const Tiles tiles(c);
         for (int64_t tile = range.first_tile; tile < range.last_tile; tile++) {
@@ -112,10 +110,12 @@ struct TernaryStep final : Step {
             store(c, group, acc, t, tokens);
         }
     }
-    void store(const Context& c, const TernaryWeight::Group& group, const int32_t* acc, int64_t t, int tokens) const {
-        c.kernels.ternary_store(acc, tokens, group.rows, group.scale, c.scales(x) + t, c.sums(x) + t,
-                                c.at(out, t) + group.first_row, out.stride,
-                                has_residual ? c.at(residual, t) + group.first_row : nullptr, residual.stride);
+    int64_t first_row(int64_t group) const { return weight->groups()[size_t(group)].first_row; }
+    void store(const Context& c, int64_t group, const int32_t* acc, int64_t t, int tokens) const {
+        const int64_t row = first_row(group);
+        c.kernels.ternary_store(acc, tokens, weight->groups()[size_t(group)].rows, weight->row_scales(group),
+                                c.scales(x) + t, c.sums(x) + t, c.at(out, t) + row, out.stride,
+                                has_residual ? c.at(residual, t) + row : nullptr, residual.stride);
     }
 };
 

@@ -136,16 +136,17 @@ void embed(const void* row, Dtype dtype, int width, float* out) {
     embed_of<Dtype::bf16>(row, width, out);
 }
 
-void ternary_store(const int32_t* acc, int tokens, int rows, float scale, const float* inverse_scale,
+void ternary_store(const int32_t* acc, int tokens, int rows, const float* scales, const float* inverse_scale,
                    const int32_t* code_sum, float* out, int64_t out_stride, const float* residual,
                    int64_t residual_stride) {
     for (int i = 0; i < tokens; i++, acc += kGroupRows, out += out_stride) {
-        const float by = scale * inverse_scale[i];
+        const float inverse = inverse_scale[i];
         const int32_t sum = code_sum[i];
         if (residual)
-            for (int r = 0; r < rows; r++) out[r] = residual[i * residual_stride + r] + float(acc[r] - sum) * by;
+            for (int r = 0; r < rows; r++)
+                out[r] = residual[i * residual_stride + r] + float(acc[r] - sum) * (scales[r] * inverse);
         else
-            for (int r = 0; r < rows; r++) out[r] = float(acc[r] - sum) * by;
+            for (int r = 0; r < rows; r++) out[r] = float(acc[r] - sum) * (scales[r] * inverse);
     }
 }
 

@@ -160,11 +160,13 @@ TernaryWeight::TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, 
     first_groups_.push_back(0);
     for (int64_t part : rows) {
         for (int64_t r = 0; r < part; r += kGroupRows)
-            groups_.push_back({rows_ + r, int(part - r < kGroupRows ? part - r : kGroupRows), 0.0f});
+            groups_.push_back(
+                {rows_ + r, int(part - r < kGroupRows ? part - r : kGroupRows), int(first_groups_.size()) - 1});
         rows_ += part;
         first_groups_.push_back(int64_t(groups_.size()));
     }
     packed_.resize(rows.size());
+    row_scales_.resize(rows.size());
 }
 
 void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* codes) {
@@ -182,8 +184,20 @@ void TernaryWeight::pack_row(int64_t group, int row_in_group, const uint8_t* cod
 void TernaryWeight::pack(int part, const uint8_t* data, Layout layout, float scale) {
     unsettle(part);
     read(part, data, layout);
-    for (int64_t g = first_groups_[size_t(part)]; g < first_groups_[size_t(part) + 1]; g++)
-        groups_[size_t(g)].scale = scale;
+    row_scales_[size_t(part)].assign(kGroupRows, scale);
+    packed_[size_t(part)] = 1;
+}
+
+void TernaryWeight::pack_rows(int part, const uint8_t* data, Layout layout, const float* scales) {
+    unsettle(part);
+    read(part, data, layout);
+    const int64_t rows = part_rows_[size_t(part)];
+    for (int64_t row = 0; row < rows; row++)
+        if (!std::isfinite(scales[row]))
+            throw std::invalid_argument("the scale of row " + std::to_string(row) + " is no finite number");
+    std::vector<float>& kept = row_scales_[size_t(part)];
+    kept.assign(scales, scales + rows);
+    kept.resize(size_t((rows + kGroupRows - 1) / kGroupRows * kGroupRows));
     packed_[size_t(part)] = 1;
 }
 
@@ -308,6 +322,12 @@ void TernaryWeight::write(uint8_t* out) const {
     const uint8_t *begin = memory_.data(), *end = begin + int64_t(groups_.size()) * group_bytes_;
     const auto written = [&](uint8_t byte) { return format_ == Format::t5 ? kT5.to_file[byte] : byte; };
     std::transform(begin, end, out, written);
+}
+
+int64_t TernaryWeight::bytes() const {
+    int64_t bytes = memory_.bytes() + scales_.bytes();
+    for (const auto& each : row_scales_) bytes += int64_t(each.size() > kGroupRows ? each.size() * 4 : 0);
+    return bytes;
 }
 
 bool TernaryWeight::is_packed() const {

@@ -21,16 +21,17 @@ class TernaryWeight {
   public:
     struct Group {
         int64_t first_row;
-        int rows;
-        float scale;
+        int rows, part;
     };
 
-    // One scale a part, or one for every 64 or 128 columns of each row: those are U2, and where all are -1 or +1 keep
-    // one bit of it when the last part is packed. The arena must live until then.
+    // A scale for each row, or one for every 64 or 128 columns of each row: those are U2, and where all are -1 or +1
+    // keep one bit of it when the last part is packed. The arena must live until then.
     TernaryWeight(int64_t columns, const std::vector<int64_t>& rows, Format format, int64_t group_columns = 0,
                   Arena* arena = nullptr);
-    // Repacks one of the stacked matrices; throws std::invalid_argument at an invalid code.
+    // Repacks one of the stacked matrices, whose rows share a scale; throws std::invalid_argument at an invalid code.
     void pack(int part, const uint8_t* data, Layout layout, float scale);
+    // The same with scales [rows], which are finite.
+    void pack_rows(int part, const uint8_t* data, Layout layout, const float* scales);
     // The same with scales [rows, column_groups()], which are finite.
     void pack(int part, const uint8_t* data, Layout layout, const float* scales);
     int64_t num_parts() const { return int64_t(first_groups_.size()) - 1; }
@@ -49,13 +50,18 @@ class TernaryWeight {
     int64_t padded_columns() const { return steps_ * kStepColumns; }
     int64_t group_bytes() const { return one_bit_ ? group_bytes_ / 2 : group_bytes_; }
     int64_t written_bytes() const { return group_bytes_; }  // of a group, by `write`
-    int64_t bytes() const { return memory_.bytes() + scales_.bytes(); }
-    int64_t group_columns() const { return group_columns_; }  // 0: one scale a part
+    int64_t bytes() const;
+    int64_t group_columns() const { return group_columns_; }  // 0: scales of rows
     int64_t column_groups() const { return column_groups_; }  // of which the last may be short
     const std::vector<Group>& groups() const { return groups_; }
     void write(uint8_t* out) const;  // [groups][written_bytes()], in the layout of ternary.py
     const uint8_t* group_data(int64_t group) const { return memory_.data() + group * group_bytes(); }
-    // Scales of a group of rows: [column_groups()][32].
+    // Of a group of rows their scales, [32], or where groups of columns have some [column_groups()][32].
+    const float* row_scales(int64_t group) const {
+        const auto part = size_t(groups_[size_t(group)].part);
+        const std::vector<float>& scales = row_scales_[part];
+        return scales.data() + (scales.size() > kGroupRows ? (group - first_groups_[part]) * kGroupRows : 0);
+    }
     ScaleLines group_scales(int64_t group, int64_t column_group = 0) const {
         return scales_.from((group * column_groups_ + column_group) * kGroupRows);
     }
@@ -79,6 +85,7 @@ class TernaryWeight {
     std::vector<char> packed_;
     std::vector<Group> groups_;
     Memory memory_;
+    std::vector<std::vector<float>> row_scales_;  // of each part: 32 for all groups where they share a scale
     GroupScales scales_;
 };
 

@@ -10,7 +10,8 @@ A ternary matrix has the shape [out, in] and values -1, 0, 1. Its layouts:
 
 Packed, a value is stored as value + 1, in two bits but for t5 and signs; the fourth pattern, 3, is invalid everywhere,
 and so are the bytes of t5 from 243 on.
-Scales stand beside it: one a matrix, or float32 [out, ceil(in / group)], one for every `group` columns of a row.
+Scales stand beside it: one a matrix, float32 [out], one a row, or float32 [out, ceil(in / group)], one for every
+`group` columns of a row.
 """
 
 from __future__ import annotations

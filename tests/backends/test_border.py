@@ -272,7 +272,12 @@ def test_scales_of_groups_are_what_they_are_said_to_be() -> None:
         weight.pack(0, codes, "codes", 1.0)
     with pytest.raises(ValueError, match="pass a number"):
         plain.pack(0, codes, "codes", scales)
-    for array in (scales.astype(np.float64), np.asfortranarray(scales), np.ones((8, 4), np.float32)[:, ::2], scales[0]):
+    for array in (
+        scales.astype(np.float64),
+        np.asfortranarray(scales),
+        np.ones((8, 4), np.float32)[:, ::2],
+        scales[None],
+    ):
         with pytest.raises(TypeError):
             weight.pack(0, codes, "codes", array)
     odd = np.zeros(8 * 2 * 4 + 4, np.uint8)[1:65].view(np.float32).reshape(8, 2)
@@ -290,6 +295,35 @@ def test_a_scale_of_a_group_is_finite(value: float) -> None:
         weight.pack(0, codes, "codes", scales)
     with pytest.raises(ValueError, match="never packed"):
         native.Program(64).ternary(weight, (0, 112), (OUTPUT, 0, 8, 0, 8), None)
+
+
+def test_scales_of_rows_are_what_they_are_said_to_be() -> None:
+    codes, scales = np.zeros((8, 100), np.uint8), np.ones(8, np.float32)
+    weight, grouped = native.TernaryWeight(100, [8]), native.TernaryWeight(100, [8], "u2", 64)
+    weight.pack(0, codes, "codes", scales)
+    for length in (0, 1, 7, 9):
+        with pytest.raises(ValueError, match=r"scales of rows are float32 \[rows\]"):
+            weight.pack(0, codes, "codes", np.ones(length, np.float32))
+    with pytest.raises(ValueError, match=r"pass float32 \[rows, groups\]"):
+        grouped.pack(0, codes, "codes", scales)
+    for array in (scales.astype(np.float64), np.ones(16, np.float32)[::2]):
+        with pytest.raises(TypeError):
+            weight.pack(0, codes, "codes", array)
+    odd = np.zeros(8 * 4 + 4, np.uint8)[1:33].view(np.float32)
+    with pytest.raises(ValueError, match="address"):
+        weight.pack(0, codes, "codes", odd)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_scale_of_a_row_is_finite(value: float) -> None:
+    weight, scales = native.TernaryWeight(16, [8]), np.ones(8, np.float32)
+    codes = np.zeros((8, 16), np.uint8)
+    weight.pack(0, codes, "codes", scales)
+    scales[5] = value
+    with pytest.raises(ValueError, match="row 5 is no finite number"):
+        weight.pack(0, codes, "codes", scales)
+    with pytest.raises(ValueError, match="never packed"):
+        native.Program(64).ternary(weight, (0, 16), (OUTPUT, 0, 8, 0, 8), None)
 
 
 def test_the_sums_of_groups_have_room_of_their_own() -> None:

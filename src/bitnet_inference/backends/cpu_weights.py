@@ -63,11 +63,11 @@ def _pack(checkpoint: Checkpoint, weights: dict[tuple[str, ...], Any], names: tu
         return
     group_size = packed.group_columns
     for part, name in enumerate(names):
-        matrix = sound_matrix(checkpoint, name)
+        matrix = sound_matrix(checkpoint, name, takes_rows=True)
         assert not isinstance(matrix, Dense) and matrix.group_size in (0, group_size), (
             f"{name} is not what it was said to be"
         )
-        scale = _group_scales(matrix, group_size) if group_size else matrix.scale
+        scale = _group_scales(matrix, group_size) if group_size else _row_scales(matrix)
         try:
             data = np.ascontiguousarray(matrix.data).view(np.uint8)
             packed.pack(part, data.reshape(len(data), -1), matrix.layout, scale)
@@ -77,11 +77,17 @@ def _pack(checkpoint: Checkpoint, weights: dict[tuple[str, ...], Any], names: tu
 
 
 def _group_scales(matrix: Ternary, group_size: int) -> NDArray[np.float32]:
-    """Scales for every group of columns, also where the matrix has one for all."""
+    """Scales for every group of columns, also where the matrix has one for all or one a row."""
     rows, columns = matrix.shape
     if matrix.group_size:
         return np.require(matrix.scale, requirements=["C", "A"])
-    return np.full((rows, -(-columns // group_size)), matrix.scale, np.float32)
+    by_row = np.broadcast_to(np.asarray(matrix.scale, np.float32), rows)
+    return np.repeat(by_row[:, None], -(-columns // group_size), axis=1)
+
+
+def _row_scales(matrix: Ternary) -> float | NDArray[np.float32]:
+    """The scale, or one for each row where the matrix has these."""
+    return np.require(matrix.scale, requirements=["C", "A"]) if isinstance(matrix.scale, np.ndarray) else matrix.scale
 
 
 def _table(checkpoint: Checkpoint, name: str, executor: Any) -> Any:

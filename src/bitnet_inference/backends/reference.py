@@ -47,20 +47,20 @@ def ternary_codes(matrix: Ternary) -> NDArray[np.int8]:
 
 
 def bit_linear(x: Floats, codes: NDArray[np.int8], scale: float | Floats, group_size: int = 0) -> Floats:
-    """int8 activations a token, exact integer sums, y = sum * (m / s_x).
+    """int8 activations a token, exact integer sums, y = sum * (m / s_x), where rows may have an m each: float32 [out].
 
     With a group size, y = (sum_0 * m_0 + sum_1 * m_1 + ...) / s_x over groups of columns in ascending order.
     """
     quantised, scales = ternary.quantize_rows(x)
-    if isinstance(scale, np.ndarray):
+    if group_size:
         sums_by_group = ternary.group_sums(quantised, codes, group_size).astype(np.float32)
         totals = np.zeros((len(x), len(codes)), np.float32)
-        for group_sums, group_scales in zip(sums_by_group, scale.T, strict=True):
+        for group_sums, group_scales in zip(sums_by_group, np.asarray(scale).T, strict=True):
             totals += group_sums * group_scales
         return totals * np.reciprocal(scales)[:, None]
     sums = quantised.astype(np.int64) @ codes.T.astype(np.int64)
-    factors: Floats = np.float32(scale) * np.reciprocal(scales)
-    return np.multiply(sums.astype(np.float32), factors[:, None], dtype=np.float32)
+    factors: Floats = np.asarray(scale, np.float32) * np.reciprocal(scales)[:, None]
+    return np.multiply(sums.astype(np.float32), factors, dtype=np.float32)
 
 
 def int8_linear(x: Floats, weight: Int8) -> Floats:
@@ -222,7 +222,7 @@ class ReferenceModel:
 
 
 def _readable(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
-    matrix = sound_matrix(checkpoint, name)
+    matrix = sound_matrix(checkpoint, name, takes_rows=True)
     if isinstance(matrix, Ternary):
         sound_codes(checkpoint, name, matrix)
     return matrix

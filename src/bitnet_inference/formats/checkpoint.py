@@ -119,7 +119,8 @@ class Dense:
 class Ternary:
     """A ternary matrix [out, in] as the file packs it (`layout`: see ternary.py) and its multiplicative scale m.
 
-    With a `group_size`, that many consecutive columns of a row share a scale: float32 [out, ceil(in / group_size)].
+    Each row may have one: float32 [out]. With a `group_size`, that many consecutive columns of a row share a scale:
+    float32 [out, ceil(in / group_size)].
     """
 
     data: NDArray[Any]
@@ -128,15 +129,21 @@ class Ternary:
     scale: float | NDArray[np.float32]
     group_size: int = 0
 
-    def problem(self) -> str:
-        """What is wrong with the scales and what to do; empty where they fit the matrix."""
+    def problem(self, *, takes_rows: bool = False) -> str:
+        """What is wrong with the scales and what to do; empty where they fit the matrix.
+
+        A scale a row is wrong for a caller that does not say that it `takes_rows`.
+        """
         if self.group_size not in (0, *GROUP_SIZES):
             return f"{self.group_size} columns share a scale: convert the model to groups of 64 or 128"
-        if bool(self.group_size) != isinstance(self.scale, np.ndarray):
+        if bool(self.group_size) != (isinstance(self.scale, np.ndarray) and self.scale.ndim > 1):
             return "one scale and scales for groups of columns are mixed up: convert the model again"
         if not isinstance(self.scale, np.ndarray):
             return ""
-        expected = (self.shape[0], -(-self.shape[1] // self.group_size))
+        if not (self.group_size or takes_rows):
+            return 'its rows have a scale each, which only the devices "cpu" and "reference" take: choose one of them'
+        groups = (-(-self.shape[1] // self.group_size),) if self.group_size else ()
+        expected = (self.shape[0], *groups)
         if self.scale.shape != expected or self.scale.dtype != np.float32:
             found = f"{self.scale.dtype} {list(self.scale.shape)}"
             return f"scales are float32 {list(expected)}, not {found}: convert the model again"

@@ -34,10 +34,13 @@ class Plans:
     norm: Plan
 
 
-def sound_matrix(checkpoint: Checkpoint, name: str) -> Dense | Ternary:
-    """The matrix under a canonical name; raises FormatError where its scales do not fit it."""
+def sound_matrix(checkpoint: Checkpoint, name: str, *, takes_rows: bool = False) -> Dense | Ternary:
+    """The matrix under a canonical name; raises FormatError where its scales do not fit it.
+
+    Or where its rows have a scale each, unless the caller `takes_rows`.
+    """
     matrix = checkpoint.matrix(name)
-    if isinstance(matrix, Ternary) and (problem := matrix.problem()):
+    if isinstance(matrix, Ternary) and (problem := matrix.problem(takes_rows=takes_rows)):
         raise FormatError(checkpoint.path, name, problem)
     return matrix
 

@@ -24,7 +24,8 @@ class ShardCheckpoint(ChangedCheckpoint):
 
         Raises FormatError where a scale or a code is not sound.
         """
-        matrix, part = sound_matrix(self.original, name), rows(self.config, name, self._num_ranks)[self._rank]
+        matrix = sound_matrix(self.original, name, takes_rows=True)
+        part = rows(self.config, name, self._num_ranks)[self._rank]
         if isinstance(matrix, Dense):
             return Dense(matrix.data[slice(*part)], matrix.dtype)
         try:
