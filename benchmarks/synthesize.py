@@ -1,7 +1,8 @@
 """Write a checkpoint with the shape of a real model and random weights: `synthesize.py --shape bitnet-2b-4t DIR`.
 
 The files are those of the real repositories (config.json, packed model.safetensors, tokenizer.json), so that
-everything that reads a model reads these; Bonsai's are DIR/model.gguf, in Q1_0 and without words. Norms and scales
+everything that reads a model reads these; Bonsai's are DIR/model.gguf, in Q1_0 and without words, and so is Maple's, in
+TQ2_0. Norms and scales
 keep activations near 1 in every layer. Random weights give flat logits; `--peak 8` makes the best logit stand about 8
 standard deviations out, as it does in text: the head is the embedding table, so the share that a token's own
 embedding keeps of the last hidden state sets how far its logit stands out, and the layers add as much as leaves it
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from synthetic_gguf import write_bonsai
+from synthetic_maple import write_maple
 from synthetic_weights import Recipe, write_safetensors
 from synthetic_words import write_tokenizer
 
@@ -99,6 +101,23 @@ _BONSAI: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+_MAPLE: dict[str, Any] = {
+    "architectures": ["MapleForCausalLM"],
+    "model_type": "maple",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "sliding_window": 512,
+    "vocab_size": 151936,
+    "max_position_embeddings": 4096,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "bitnet-2b-4t": _BITNET,
     "falcon3-1b": _LLAMA
@@ -139,6 +158,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
     },
+    "maple-20b": _MAPLE,
     "tiny": _BITNET | _TINY,
 }
 
@@ -151,9 +171,10 @@ def synthesize(shape: str, folder: Path, seed: int = 0, peak: float = 1.0) -> Pa
     config = SHAPES[shape]
     fields = Fields(folder / "config.json", config)
     quantization = read_quantization(fields)
-    if shape.startswith("bonsai"):
+    if shape.startswith(("bonsai", "maple")):
         folder.mkdir(parents=True, exist_ok=True)
-        write_bonsai(folder / "model.gguf", read_config(fields, None), seed, peak)
+        write = write_maple if shape.startswith("maple") else write_bonsai
+        write(folder / "model.gguf", read_config(fields, None), seed, peak)
         return folder / "model.gguf"
     recipe = Recipe(read_config(fields, quantization), quantization, seed, peak)
     folder.mkdir(parents=True, exist_ok=True)

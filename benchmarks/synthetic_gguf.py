@@ -19,11 +19,17 @@ EMBED = 0.02
 _CHUNK_BLOCKS = 1 << 16
 
 
-def write_bonsai(path: Path, config: ModelConfig, seed: int, peak: float) -> None:
-    """Write the file, without words: token ids go in and out. Raises ValueError for a peak beyond the shape's."""
+def share_of(config: ModelConfig, peak: float) -> float:
+    """What a token's embedding keeps of the last hidden state; raises ValueError for a peak beyond the shape's."""
     share = peak / math.sqrt(config.hidden_size)
     if not 0 < share < 1:
         raise ValueError(f"--peak {peak:g} is not between 0 and {math.sqrt(config.hidden_size):.1f}")
+    return share
+
+
+def write_bonsai(path: Path, config: ModelConfig, seed: int, peak: float) -> None:
+    """Write the file, without words: token ids go in and out. Raises ValueError for a peak beyond the shape's."""
+    share = share_of(config, peak)
     added = EMBED * math.sqrt((1 / share**2 - 1) / (2 * config.num_layers))  # by each half of a layer
     shapes = {tensor_name(name): shape for name, shape in expected_shapes(config)}
     random = np.random.default_rng(seed)

@@ -17,11 +17,11 @@ struct RopeWriteStep final : Step {
         : cache(ca), layer(l), q(q_), k(k_), v(v_), angles(a) {}
     void work(const Context& c, int64_t first, int64_t last, int) const override {
         const CacheLayout& layout = cache->layout();
-        const int dim = layout.head_dim;
+        const int dim = layout.head_dim, half = int(angles.width / 2);
         for (int64_t t = first; t < last; t++) {
-            const float *cosine = c.at(angles, t), *sine = cosine + dim / 2;
-            c.kernels.rope(c.at(q, t), int(q.width / dim), dim, cosine, sine);
-            c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, cosine, sine);
+            const float *cosine = c.at(angles, t), *sine = cosine + half;
+            c.kernels.rope(c.at(q, t), int(q.width / dim), dim, half, cosine, sine);
+            c.kernels.rope(c.at(k, t), layout.num_kv_heads, dim, half, cosine, sine);
             const int32_t slot = c.batch->slots[t];
             uint8_t* block = cache->layer(layer) + slot / kBlockTokens * layout.block_stride;
             c.kernels.cache_write(layout, block, slot % kBlockTokens, c.at(k, t), c.at(v, t));

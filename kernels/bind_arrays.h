@@ -45,10 +45,6 @@ using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using FloatsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Seconds = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-inline void require(bool ok, const char* why) {
-    if (!ok) throw std::invalid_argument(why);
-}
-
 // What Python holds as a T; a TypeError tells what belongs here.
 template <class T>
 T& as(nb::handle object) {

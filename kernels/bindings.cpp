@@ -38,10 +38,12 @@ struct Plan {
     Program program;
     std::vector<nb::object> kept;
     std::vector<BoundWeight*> weights;  // of those
+    // Of experts, of which there are too many to be looked at each time: nobody packs them any more.
+    std::vector<std::unique_ptr<BoundWeight::Reading>> held;
     explicit Plan(int64_t arena_floats) : program(arena_floats) {}
 
     RowsStep step(const RowsTuple& x, const Rows* up, int activation, const std::optional<Array1f>& norm, float eps) {
-        require(activation >= 0 && activation <= 3, "an activation is 0, 1, 2 or 3");
+        require(activation >= 0 && activation <= 4, "an activation is 0 to 4");
         int64_t parts = 1;
         if (norm) {
             const int64_t width = std::get<4>(x), normed = int64_t(norm->shape(0));
@@ -134,6 +136,19 @@ void bind_plan(nb::module_& m) {
             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg("window") = 0)
         .def("add", [](Plan& p, RowsTuple x, RowsTuple y,
                        RowsTuple out) { p.program.add(rows_of(x), rows_of(y), rows_of(out)); })
+        .def("mix",
+             [](Plan& p, const std::vector<nb::object>& experts, RowsTuple x, RowsTuple scores, int64_t used,
+                bool renormalized, RowsTuple out) {
+                 Mixture mixture{{}, rows_of(x), rows_of(scores), rows_of(out), used, renormalized};
+                 std::vector<Plan*> plans;
+                 for (const nb::object& each : experts) plans.push_back(p.keep<Plan>(each));
+                 for (const Plan* each : plans) mixture.experts.push_back(&each->program);
+                 p.program.mix(mixture);
+                 for (Plan* each : plans) {
+                     each->program.seal();
+                     p.held.push_back(std::make_unique<BoundWeight::Reading>(each->weights));
+                 }
+             })
         .def("bias",
              [](Plan& p, RowsTuple x, Array1f bias, RowsTuple out) {
                  require(int64_t(bias.shape(0)) == std::get<4>(out), "a bias has as many numbers as its rows");

@@ -27,10 +27,6 @@ struct Working {
 };
 thread_local bool Working::here = false;
 
-void require(bool ok, const char* why) {
-    if (!ok) throw std::invalid_argument(why);
-}
-
 // What keeps every product of sizes inside int64, and units inside the 32 bits that Phases has for them.
 constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
 constexpr int32_t kMaxPosition = 1 << 30;
@@ -226,10 +222,9 @@ Executor::Course Executor::course(const Program& program, size_t index, std::spa
     if (output) output += portion.first_row * program.output_width();
     const auto context = [&](const Batch& batch, const std::vector<int32_t>& sequences) {
         const bool matrix = kernels_->matrix_product && batch.num_tokens >= program.matrix_tokens();
-        const int64_t many = are_many(*kernels_, batch.num_tokens) ? kernels_->many_tile : kMaxTileTokens;
-        const int64_t most = program.takes_int8() ? std::min<int64_t>(many, kernels_->head_vectors) : many;
-        return Context{*kernels_, batch.num_tokens, matrix ? 1 : most, arena, input,   output,
-                       &batch,    sequences,        scratch,           1,     nullptr, nullptr};
+        const int64_t tile = matrix ? 1 : tile_tokens(*kernels_, program, batch.num_tokens);
+        return Context{*kernels_, batch.num_tokens, tile,    arena, input,   output,
+                       &batch,    sequences,        scratch, 1,     nullptr, nullptr};
     };
     const size_t all = program.steps().size();
     return {context(portion.batch, portion.sequences), context(portion.chosen, portion.chosen_sequences),

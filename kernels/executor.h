@@ -1,6 +1,7 @@
 // Runs a Plan: a straight list of steps over one arena, all threads going through it together; where that is little
 // work for many sequences, each thread with some of these by itself, as it would wait at the barriers half of the time.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -18,7 +19,11 @@
 
 namespace bitnet {
 
+class Program;
 class QuantisedHead;
+
+// Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
+constexpr int64_t kMaxWidth = 1 << 30;
 
 // Rows of float32 in the arena, in the caller's input or in the caller's output: `width` columns from `column` of
 // rows `stride` floats apart. Offsets in the arena are in floats a token, so that a plan is laid out once for any T.
@@ -145,6 +150,16 @@ struct RowsStep {  // what `Program::rows_to_floats` and `rows_to_codes` do to e
     int64_t parts = 1;  // of a row, each normed on its own
 };
 
+// Programs from rows of their input to as many of their output, all with as many steps, which outlive this. A row of x
+// goes through the `used` of them that its scores are best for; their outputs are added up by shares, the softmax of
+// all scores, or of these alone.
+struct Mixture {
+    std::vector<const Program*> experts;
+    Rows x, scores, out;
+    int64_t used;
+    bool renormalized;
+};
+
 class Program {
     struct Written {
         Codes codes;
@@ -168,13 +183,14 @@ class Program {
     void rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows v, Rows rotations);
     void attend(const Cache* cache, int64_t layer, Rows q, Rows out, float scale, int64_t window = 0);
     void add(Rows x, Rows y, Rows out);
+    void mix(const Mixture& mixture);
     // x + bias in every row; there are as many as columns.
     void bias(Rows x, const float* bias, Rows out);
     // From here on only the wanted tokens of a batch go on, with these rows; once. What takes ids or slots comes
     // before.
     void select(std::vector<Rows> kept);
 
-    int64_t arena_floats() const { return arena_floats_ + group_sums_floats_; }
+    int64_t arena_floats() const { return arena_floats_ + own_floats_; }
     int64_t scratch_floats(int64_t num_tokens) const;
     // Bytes of codes that a matrix product may read behind those of the last token.
     int64_t slack_bytes() const { return kMatrixTile * max_padded_ + 64; }
@@ -203,15 +219,21 @@ class Program {
     void use(const Cache* cache, int64_t layer);
     void require_all_tokens() const;
 
-    int64_t arena_floats_, group_sums_floats_ = 0;  // a token; the sums stand behind what the caller laid out
+    int64_t arena_floats_, own_floats_ = 0;  // a token; what steps need for themselves stands behind all others
     int64_t input_width_ = 0, output_width_ = 0, vocab_size_ = 0, cost_ = 0, max_padded_ = 0, piece_floats_ = 0;
     int64_t matrix_tokens_ = kMatrixTokens;
     const Cache* cache_ = nullptr;
     size_t select_at_ = size_t(-1);
     std::vector<Written> codes_;
-    bool takes_int8_ = false, needs_batch_ = false, sealed_ = false;
+    bool takes_int8_ = false, needs_batch_ = false, is_mixture_ = false, sealed_ = false;
     std::vector<std::unique_ptr<Step>> steps_;
 };
+
+// So many codes at most are interleaved for products of so many tokens that are not those of matrices.
+inline int64_t tile_tokens(const Kernels& kernels, const Program& program, int64_t num_tokens) {
+    const int64_t many = are_many(kernels, num_tokens) ? kernels.many_tile : kMaxTileTokens;
+    return program.takes_int8() ? std::min<int64_t>(many, kernels.head_vectors) : many;
+}
 
 // One region at a time: a second thread waits. Belongs to the process that made it.
 class Executor {

@@ -14,7 +14,8 @@ namespace bitnet {
 
 enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };  // i8 in caches and tables of embeddings
 // gelu by its tanh form
-enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3 };
+// silu7: silu of a gate of at most 7, for an `up` that is cut at -7 and 7.
+enum class Activation : int { none = 0, relu2 = 1, silu = 2, gelu = 3, silu7 = 4 };
 
 // U2 layout (ternary.py): groups of 32 rows, steps of 16 columns, 128 bytes a step.
 constexpr int kGroupRows = 32;
@@ -257,7 +258,7 @@ struct Kernels {
     void (*embed)(const void* row, Dtype dtype, int width, float* out);
     void (*row)(const RowTask& task);
     void (*dense)(const DenseTask& task);
-    void (*rope)(float* x, int num_heads, int head_dim, const float* cosine, const float* sine);
+    void (*rope)(float* x, int num_heads, int head_dim, int half, const float* cosine, const float* sine);
     void (*cache_write)(const CacheLayout& layout, uint8_t* block, int offset, const float* k, const float* v);
     void (*attend)(const AttendTask& task);  // in FloatMode::flushing, and attend_merge too
     void (*attend_merge)(const AttendTask& task);

@@ -77,7 +77,7 @@ Result check_row(const Kernels& kernels, Random random) {
     RowTask task{};
     task.x = x.data();
     if (random.below(2)) task.up = up.data();
-    task.activation = task.up ? Activation(1 + random.below(3)) : Activation::none;
+    task.activation = task.up ? Activation(1 + random.below(4)) : Activation::none;
     if (!task.up || random.below(2)) task.weight = norm.data();
     task.eps = 1e-5f;
     task.width = width;
@@ -143,7 +143,7 @@ Result attention_of(const Kernels& kernels, Random random, const std::vector<Dty
         const auto angles = floats(random, dim);
         for (float& x : k) x *= size;
         for (float& x : v) x *= size * size;
-        kernels.rope(k.data(), kv_heads, dim, angles.data(), angles.data() + dim / 2);
+        kernels.rope(k.data(), kv_heads, dim, dim / 2, angles.data(), angles.data() + dim / 2);
         kernels.cache_write(layout, cache.data() + table[size_t(t / kBlockTokens)] * layout.block_bytes,
                             t % kBlockTokens, k.data(), v.data());
         if (t >= length - tokens) positions.push_back(t);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 
 namespace bitnet {
@@ -24,6 +25,11 @@ class Memory {
     int64_t bytes_ = 0;
     std::shared_ptr<uint8_t> data_;
 };
+
+// Throws std::invalid_argument where what is asked for cannot be.
+inline void require(bool ok, const char* why) {
+    if (!ok) throw std::invalid_argument(why);
+}
 
 // A mutex of the process that made it, which in a fork may be held for ever.
 class HomeMutex {

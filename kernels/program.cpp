@@ -17,12 +17,7 @@ namespace bitnet {
 
 namespace {
 
-void require(bool ok, const char* why) {
-    if (!ok) throw std::invalid_argument(why);
-}
-
-// Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
-constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
+constexpr int64_t kMaxArena = int64_t(1) << 36;
 // Where matrix products begin to be faster: with scales every 64 and 128 columns, from 32 and 16 tokens on.
 constexpr int64_t kMatrixTokenColumns = 2048, kInt8MatrixTokens = 10;
 // A multiply-add of floats takes as long as this many of ternary products, and on some processors twice that.
@@ -297,7 +292,7 @@ void Program::ternary(const TernaryWeight* weight, Codes x, Rows out, const Rows
     cost_ += weight->rows() * weight->columns();
     if (!weight->group_columns()) return push(ternary_step(weight, x, out, residual));
     matrix_tokens_ = std::max(matrix_tokens_, kMatrixTokenColumns / weight->group_columns());
-    group_sums_floats_ = std::max(group_sums_floats_, weight->column_groups());
+    own_floats_ = std::max(own_floats_, weight->column_groups());
     push(group_sums_step(weight, x, arena_floats_));
     push(group_product_step(weight, x, arena_floats_, out, residual));
 }
@@ -331,7 +326,8 @@ void Program::rope_write(const Cache* cache, int64_t layer, Rows q, Rows k, Rows
     require(q.width % keys == 0, "query heads come in whole groups of key heads");
     check_written(k, keys);
     check(v, keys);
-    check(rotations, dim);
+    check(rotations, rotations.width);
+    require(rotations.width <= dim && rotations.width % 2 == 0, "rotations are of pairs of a head's features");
     push(rope_write_step(cache, layer, q, k, v, rotations));
 }
 

@@ -7,9 +7,8 @@ namespace {
 
 using namespace bitnet;
 
-// x[j], x[j + D/2] of every head turned by the angle of j (NeoX halves).
-void rope(float* x, int num_heads, int head_dim, const float* cosine, const float* sine) {
-    const int half = head_dim / 2;
+// x[j], x[j + half] of every head turned by the angle of j (NeoX halves); all of a head, or its first features.
+void rope(float* x, int num_heads, int head_dim, int half, const float* cosine, const float* sine) {
     for (int h = 0; h < num_heads; h++, x += head_dim)
         for (int j = 0; j < half; j++) {
             const float a = x[j], b = x[j + half];

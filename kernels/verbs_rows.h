@@ -12,7 +12,7 @@ namespace {
 using namespace bitnet;
 
 BITNET_INLINE Lanes activate(Activation kind, const Lanes& x) {
-    if (kind == Activation::silu) return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x))));
+    if (kind == Activation::silu || kind == Activation::silu7) return div(x, add(set1(1.0f), exp(sub(set1(0.0f), x))));
     if (kind == Activation::gelu) {  // (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
         const Lanes cubic = fma(mul(x, x), set1(-0.0713548162726f), set1(-1.59576912160573f));
         return div(x, add(set1(1.0f), exp(mul(x, cubic))));
@@ -81,7 +81,12 @@ BITNET_INLINE void store_codes(const RowTask& t, const float* y, const Extent& e
 BITNET_INLINE Lanes gate_row(const RowTask& t, Activation kind, float* gated) {
     Lanes squares = set1(0.0f);
     each_16(t.width, [&](int k, int n) {
-        const Lanes v = mul(activate(kind, load_first(t.x + k, n)), load_first(t.up + k, n));
+        Lanes x = load_first(t.x + k, n), up = load_first(t.up + k, n);
+        if (kind == Activation::silu7) {
+            x = min(set1(7.0f), x);  // what is no number stays so: the second of two counts then
+            up = max(set1(-7.0f), min(set1(7.0f), up));
+        }
+        const Lanes v = mul(activate(kind, x), up);
         squares = fma(v, v, squares);
         store_first(gated + k, n, v);
     });
@@ -93,9 +98,10 @@ void row(const RowTask& t) {
     Lanes squares = set1(0.0f);
     if (t.up) {
         float* gated = t.weight || t.codes ? t.scratch : t.out;
-        squares = t.activation == Activation::silu   ? gate_row(t, Activation::silu, gated)  // loops without a branch
-                  : t.activation == Activation::gelu ? gate_row(t, Activation::gelu, gated)
-                                                     : gate_row(t, Activation::relu2, gated);
+        squares = t.activation == Activation::silu    ? gate_row(t, Activation::silu, gated)  // loops without a branch
+                  : t.activation == Activation::silu7 ? gate_row(t, Activation::silu7, gated)
+                  : t.activation == Activation::gelu  ? gate_row(t, Activation::gelu, gated)
+                                                      : gate_row(t, Activation::relu2, gated);
         y = gated;
     } else if (t.weight) {
         each_16(t.width, [&](int k, int n) {

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from expert_samples import write_file
 
 from bitnet_inference import LLM, SamplingParams, native
 from bitnet_inference import config as config_module
@@ -31,7 +32,8 @@ GOLDEN = ROOT / "tests" / "golden"
 DEFAULT = Path(config_module.__file__).parent / "default_model"
 NAMES = ("llama-rms-norm", "llama3-bf16", "llama-partial", "qwen2-bitlinear", "qwen3-bitlinear", "gemma3-bf16")
 ROUNDED = GOLDEN / "llama-f32"  # its matrices, to int8
-FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES), ROUNDED]
+MAPLE = Path("maple.gguf")  # is written when it is its turn: with experts, and a scale for each row
+FOLDERS = [DEFAULT, *(GOLDEN / name for name in NAMES), ROUNDED, MAPLE]
 NUM_TOKENS = 70
 
 
@@ -130,8 +132,8 @@ def logits(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> np.ndarray:
 
 
 @pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
-def folder(request: pytest.FixtureRequest) -> Path:
-    return request.param
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_file(tmp_path_factory.mktemp("maple") / MAPLE) if request.param == MAPLE else request.param
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.integrations.bitnet import pack_weights
 
@@ -49,6 +51,7 @@ CLASSES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
 }
@@ -133,6 +136,10 @@ SPECS = (
     Spec("qwen2-bitlinear", "qwen2", quantization=OLD, resaved="1GB"),
     Spec("qwen2-bf16", "qwen2",
          config={"rope_theta": 1000000.0, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    # Apart from the others: not every device and file has experts.
+    *(Spec(f"experts/qwen3moe-{shares}", "qwen3moe", resaved="1GB",
+           config={"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16,
+                   "norm_topk_prob": shares == "of-best"}) for shares in ("of-best", "of-all")),
 )  # fmt: skip
 
 

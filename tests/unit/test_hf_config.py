@@ -186,7 +186,7 @@ def test_token_ids(tmp_path, eos, bos, expected):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"},
+        {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
         {"use_sliding_window": True},
         {"is_causal": False},
         {"use_bidirectional_attention": True},

@@ -18,7 +18,15 @@ from bitnet_inference import convert
 from bitnet_inference.cli.commands import app
 from bitnet_inference.errors import BitNetError, FormatError, InvalidParams, VersionError
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.formats.checkpoint import Dense, LocalLayers, ModelConfig, RopeScaling, Ternary, expected_shapes
+from bitnet_inference.formats.checkpoint import (
+    Dense,
+    Experts,
+    LocalLayers,
+    ModelConfig,
+    RopeScaling,
+    Ternary,
+    expected_shapes,
+)
 from bitnet_inference.formats.packed_config import read_config, write_config
 from bitnet_inference.formats.packed_writer import write_packed
 from bitnet_inference.model_folder import find_model, load_text_files, load_tokenizer
@@ -125,7 +133,7 @@ def test_every_field_of_a_configuration_comes_back(rope):
         family="some", vocab_size=2, hidden_size=3, intermediate_size=5, num_layers=7, num_heads=6, num_kv_heads=3,
         head_dim=4, max_positions=8, activation="silu", norm_eps=0.1, rope_theta=0.3, rope_scaling=rope,
         tie_embeddings=True, sub_norms=True, linear_norm=True, linear_norm_eps=1e-7, post_norms=True, head_norms=True,
-        qkv_bias=True,
+        qkv_bias=True, experts=Experts(count=3, used=2, renormalized=False), rotary_dim=2, plain_global=True,
         embed_scale=2.5, attention_scale=0.7, local=LocalLayers(layers=(0, 2), window=9, rope_theta=0.4),
         pooling="mean", bos_id=1, eos_ids=(0, 1),
     )  # fmt: skip

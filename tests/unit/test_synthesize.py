@@ -82,6 +82,23 @@ def test_bonsai_is_a_gguf_file_of_one_bit_weights(synthesize, tmp_path, monkeypa
         synthesize.synthesize("bonsai-1.7b", tmp_path / "other", peak=30)
 
 
+def test_maple_is_a_gguf_file_with_a_scale_for_each_row_of_its_experts(synthesize, tmp_path, monkeypatch):
+    small = {"hidden_size": 512, "moe_intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "num_experts": 16, "vocab_size": 640}  # fmt: skip
+    monkeypatch.setitem(synthesize.SHAPES, "maple-20b", synthesize.SHAPES["maple-20b"] | small)
+    synthesize.synthesize("maple-20b", tmp_path, peak=6)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert checkpoint.check() == [] and checkpoint.config.local.window == 512
+    down = checkpoint.matrix("layers.2.experts.15.down")
+    assert down.scale.shape == (512,)
+    assert set(np.unique(ternary.unpack(down.data, down.layout, down.shape))) == {-1, 0, 1}
+    with LLM.load(tmp_path / "model.gguf", device="cpu", threads=1) as llm:
+        ids = np.arange(32)
+        logits = llm.logits(ids)
+    own = (logits[ids, ids] - logits.mean(axis=1)) / logits.std(axis=1)
+    assert 4 < own.mean() < 8
+
+
 def test_an_impossible_peak_is_refused(synthesize, tmp_path):
     with pytest.raises(ValueError, match="peak is 16"):
         synthesize.synthesize("tiny", tmp_path, peak=16)

@@ -10,7 +10,7 @@ from bitnet_inference.backends.cuda_check import CudaDevice, find_device
 from bitnet_inference.backends.sizes import estimate_bytes
 from bitnet_inference.backends.table import BACKENDS, is_apple_silicon
 from bitnet_inference.config import EngineConfig, is_interpreted
-from bitnet_inference.errors import BackendError, OutOfMemory, Unavailable
+from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory, Unavailable
 from bitnet_inference.formats.checkpoint import Checkpoint
 
 SCRATCH_BYTES = 512 << 20  # of a GPU, for the values of a step, captured graphs and libraries
@@ -45,10 +45,12 @@ class Choice(NamedTuple):
 def choose(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int | None = None) -> Choice:
     """The best device that works here and holds the model and a cache of so many tokens.
 
-    A device that is asked for is taken. Raises Unavailable, and OutOfMemory where not even a layer fits beside the head
-    on the GPU that was asked for.
+    A device that is asked for is taken. Raises Unavailable, InvalidParams for a GPU where only the CPU can, and
+    OutOfMemory where not even a layer fits beside the head on the GPU that was asked for.
     """
     num_cache_tokens = num_cache_tokens or min(checkpoint.config.max_positions, USUAL_CACHE_TOKENS)
+    if checkpoint.config.experts is not None and config.device != "reference":
+        return _of_experts(checkpoint, config)
     if config.device == "auto":
         return _automatic(checkpoint, config, num_cache_tokens)._replace(is_open=not isinstance(config.gpu_layers, int))
     try:
@@ -58,6 +60,14 @@ def choose(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int |
     except Unavailable as error:
         raise Unavailable(config.device, error.why, error.install or 'choose device="cpu"') from None
     return Choice(config.resolve(), f"asked for; {found}")
+
+
+def _of_experts(checkpoint: Checkpoint, config: EngineConfig) -> Choice:
+    if config.device not in ("auto", "cpu") or config.gpu_layers is not None:
+        name, value = ("device", config.device) if config.gpu_layers is None else ("gpu_layers", config.gpu_layers)
+        why = f'{name} is "{value}", but {checkpoint.path} has experts, which "cpu" and "reference" compute'
+        raise InvalidParams(f"{why}: leave it out")
+    return _cpu(config, "asked for" if config.device == "cpu" else "it has experts, which the CPU computes")
 
 
 def _automatic(checkpoint: Checkpoint, config: EngineConfig, num_cache_tokens: int) -> Choice:

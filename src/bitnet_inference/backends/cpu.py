@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bitnet_inference import native
 from bitnet_inference.amounts import told_bytes
-from bitnet_inference.backends.cpu_program import NativePlan, compile_plan
+from bitnet_inference.backends.cpu_program import NativePlan, Weights, compile_plan
 from bitnet_inference.backends.cpu_weights import load_weights, quantised, rounded_table
 from bitnet_inference.backends.packing import packing
 from bitnet_inference.config import EngineConfig, available_bytes
@@ -23,7 +23,7 @@ from bitnet_inference.formats.ternarized import findings_of
 from bitnet_inference.model.contract import Batch, Capabilities, Draw, best_of, threads_of
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Progress, fused, record
-from bitnet_inference.model.plan import StepTime
+from bitnet_inference.model.plan import Plan, StepTime
 
 HEAD_ROWS = 64  # logits are computed for so many rows at a time
 MIN_SCREENED_WEIGHTS = 1 << 18  # heads below that take no longer than what a screen does besides its products
@@ -64,8 +64,9 @@ class CpuModel:
             compile_plan(plan, self.config, has, checkpoint.vector, self._cache) if plan and plan.steps else None
             for plan, has in parts
         )
-        products = (weights[step.weights] for step in plans.body.steps if step.parts[0] in PRODUCTS)
-        self._product_bytes: int = _sum_bytes(products)
+        experts = [plan for step in plans.body.steps for plan in step.plans]
+        self._product_bytes = _product_bytes([plans.body], weights)
+        self._expert_bytes = _product_bytes(experts, weights)
         self._head_bytes: int = _sum_bytes([self._rounded or head])
         kept = (weight for names, weight in weights.items() if names not in unread)
         self._kept_bytes: int = _sum_bytes(kept, table.values(), [self._screen, self._rounded])
@@ -149,13 +150,20 @@ class CpuModel:
     def bytes_read(self, contexts: Sequence[int]) -> int:
         """Bytes of weights and cache that a greedy step of one token a sequence reads, behind so many tokens each.
 
-        Of a screened head it counts the screen, not the few rows that are then computed exactly.
+        Of a screened head it counts the screen, not the few rows that are then computed exactly; of experts, as many as
+        that many tokens meet if all are chosen alike.
         """
         block_size, block_bytes = self.capabilities.block_size, self.capabilities.block_bytes
         screen, head_bytes = self._screen, self._head_bytes
         if screen is not None:
             head_bytes = screen.bytes_read(self._executor, len(contexts))
-        return self._product_bytes + head_bytes + sum((context + 1) * block_bytes // block_size for context in contexts)
+        cache_bytes = sum((context + 1) * block_bytes // block_size for context in contexts)
+        return self._product_bytes + self._met_bytes(len(contexts)) + head_bytes + cache_bytes
+
+    def _met_bytes(self, num_tokens: int) -> int:
+        experts = self.config.experts
+        missed = 0.0 if experts is None else (1 - experts.used / experts.count) ** num_tokens
+        return int(self._expert_bytes * (1 - missed))
 
     def time_steps(self) -> Callable[[], tuple[StepTime, ...]]:
         """From now on, measure every step of the plans; the function tells how long each took since it was last asked.
@@ -279,6 +287,11 @@ def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: 
         raise FormatError(checkpoint.path, "screen", f"{error}: convert the model again") from error
     checkpoint.release_screen()
     return screen
+
+
+def _product_bytes(plans: Iterable[Plan], weights: Weights) -> int:
+    products = (step.weights for plan in plans for step in plan.steps if step.parts[0] in PRODUCTS)
+    return _sum_bytes(weights[names] for names in products)
 
 
 def _sum_bytes(*groups: Iterable[Any]) -> int:

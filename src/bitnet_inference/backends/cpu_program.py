@@ -15,7 +15,7 @@ from bitnet_inference.model.plan import Plan, Step, StepTime, Value
 from bitnet_inference.model.rope import inverse_frequencies
 
 ARENA, INPUT, OUTPUT = 0, 1, 2  # Base in kernels/executor.h
-ACTIVATIONS = {None: 0, "relu2": 1, "silu": 2, "gelu": 3}  # Activation in kernels/kernels.h
+ACTIVATIONS = {None: 0, "relu2": 1, "silu": 2, "gelu": 3, "silu7": 4}  # Activation in kernels/kernels.h
 Rows = tuple[int, int, int, int, int]
 Weights = Mapping[tuple[str, ...], Any]
 
@@ -25,16 +25,16 @@ class NativePlan:
 
     def __init__(self, program: Any, verbs: Sequence[str], selects: bool) -> None:
         """`verbs` has the plan's verb for each step of the native.Program; `selects`: it takes `wanted` tokens."""
-        self._program, self._verbs, self.selects = program, verbs, selects
+        self.program, self.verbs, self.selects = program, verbs, selects
         self._seconds: NDArray[np.float64] | None = None  # of each step; None: nobody asks
 
     def run(self, executor: Any, arrays: Any, input: Any, output: NDArray[np.float32], wanted: Any = None) -> None:
         """See native.Executor.run."""
-        executor.run(self._program, arrays, input, output, self._seconds, wanted)
+        executor.run(self.program, arrays, input, output, self._seconds, wanted)
 
     def time_steps(self) -> None:
         """From now on, measure how long each step takes."""
-        self._seconds = np.zeros(len(self._verbs))
+        self._seconds = np.zeros(len(self.verbs))
 
     def take_times(self, name: str) -> list[StepTime]:
         """How long each step took since the times were taken last; none if it did not run. `name` is the plan's."""
@@ -42,7 +42,7 @@ class NativePlan:
             return []
         seconds = self._seconds.tolist()
         self._seconds[:] = 0
-        return [StepTime(name, *each) for each in zip(self._verbs, seconds, strict=True)]
+        return [StepTime(name, *each) for each in zip(self.verbs, seconds, strict=True)]
 
 
 def compile_plan(
@@ -60,8 +60,7 @@ def compile_plan(
         if selects and step.parts[0] == "attend" and step.attributes["layer"] == config.num_layers - 1:
             compiler.select(index)
             verbs.append("select")
-        compiler.emit(step)
-        verbs += [step.verb] * (compiler.program.num_steps - len(verbs))  # some become two native steps
+        verbs += compiler.emit(step, len(verbs))
     return NativePlan(compiler.program, verbs, selects)
 
 
@@ -78,10 +77,19 @@ class _Compiler:
         self.layout, self.first_layer = plan_buffers(plan), plan.layers.start
         self.program: Any = native.Program(self.layout.num_floats)
 
-    def emit(self, step: Step) -> None:
+    def emit(self, step: Step, num_before: int) -> list[str]:
+        """A verb for each of the native steps that it becomes."""
+        inner: Sequence[str] = ()
         if step.parts[0] in ("gate", "norm", "quantize"):
             self._rows_step(step)
-            return
+        elif step.verb == "mix":
+            inner = self._mix(step)
+        else:
+            self._single(step)
+        verbs = [step.verb] * (self.program.num_steps - num_before - len(inner))
+        return [*verbs[:-1], *(f"experts {verb}" for verb in inner), *verbs[-1:]]
+
+    def _single(self, step: Step) -> None:
         {
             "embed": self._embed,
             "ternary": self._product,
@@ -156,6 +164,15 @@ class _Compiler:
     def _add(self, step: Step) -> None:
         x, y = step.inputs
         self.program.add(self._rows(x), self._rows(y), self._rows(step.output))
+
+    def _mix(self, step: Step) -> Sequence[str]:
+        """The verbs of the steps that all experts do together, before the last one."""
+        experts = [compile_plan(plan, self.config, self.weights, self.vector, None) for plan in step.plans]
+        x, scores = map(self._rows, step.inputs)
+        used, renormalized = step.attributes["used"], step.attributes["renormalized"]
+        programs = [expert.program for expert in experts]
+        self.program.mix(programs, x, scores, used, renormalized, self._rows(step.output))
+        return experts[0].verbs
 
     def _bias(self, step: Step) -> None:
         vector = np.concatenate([self.vector(name) for name in step.weights])

@@ -15,7 +15,7 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.in_threads import in_threads
-from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
+from bitnet_inference.model.loader import Plans, Progress, Shapes, num_weights, sound_matrix, weight_groups
 
 _MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 
@@ -28,11 +28,11 @@ def load_weights(
     groups = list(weight_groups(plans))
     total, done = sum(num_weights(shapes, names) for names in groups), 0
     arena = native.Arena()
-    rounded = {step.weights for step in plans.body.steps if step.parts[0] == "int8"}
+    rounded = {step.weights for step in plans.body.every_step() if step.parts[0] == "int8"}
 
     def room(names: tuple[str, ...]) -> Any:
         if checkpoint.is_ternary(names[0]):
-            return _room(checkpoint, names, ternary_format, arena)
+            return _room(checkpoint, shapes, names, ternary_format, arena)
         if not is_projection(names[0]):
             return _table(checkpoint, names[0], executor)
         return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
@@ -45,9 +45,10 @@ def load_weights(
     return weights
 
 
-def _room(checkpoint: Checkpoint, names: tuple[str, ...], ternary_format: str, arena: native.Arena) -> Any:
+def _room(
+    checkpoint: Checkpoint, shapes: Shapes, names: tuple[str, ...], ternary_format: str, arena: native.Arena
+) -> Any:
     """For ternary matrices, none of which is read yet."""
-    shapes = dict(expected_shapes(checkpoint.config))
     group_size, *others = {checkpoint.group_size(name) for name in names} - {0} or {0}
     if others:
         why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"

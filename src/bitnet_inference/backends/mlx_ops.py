@@ -12,7 +12,8 @@ from bitnet_inference.backends.mlx_batch import Group, Step
 from bitnet_inference.backends.mlx_cache import MlxCache, Rows
 from bitnet_inference.backends.mlx_metal import MetalProducts
 from bitnet_inference.backends.mlx_weights import Floats, Stack, products
-from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.formats.checkpoint import Experts, ModelConfig
+from bitnet_inference.model.contract import Expert
 
 _GELU = 2 * math.sqrt(2 / math.pi)
 
@@ -86,6 +87,10 @@ class StepOps(MlxOps):
         cosine, sine = self._turns[local]
         a, b = mx.split(x.reshape(len(x), -1, self.config.head_dim), 2, axis=-1)
         return mx.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1).reshape(x.shape)
+
+    def mix(self, x: mx.array, scores: mx.array, experts: Experts, expert: Expert[mx.array]) -> mx.array:
+        """See Ops; automatic.py gives no such model: what is computed depends on scores, unknown to a compiled step."""
+        raise AssertionError("models with experts run on other devices")
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, layer: int) -> mx.array:
         """See Ops. The rows are not yet in the cache: they are laid over what is gathered from it."""

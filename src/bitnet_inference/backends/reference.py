@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from bitnet_inference import ternary
 from bitnet_inference.config import EngineConfig, available_bytes
 from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Experts, Ternary, expected_shapes, is_projection
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, WholeHead, best_of
+from bitnet_inference.model.contract import Batch, Capabilities, Expert, WholeHead, best_of
 from bitnet_inference.model.decoder import decoder, final_norm, head
 from bitnet_inference.model.loader import Progress, sound_codes, sound_matrix
 from bitnet_inference.model.rope import inverse_frequencies
@@ -83,6 +83,8 @@ def gated(gate: Floats, up: Floats, activation: str) -> Floats:
     """activation(gate) * up."""
     if activation == "relu2":
         return np.square(np.maximum(gate, 0)) * up
+    if activation == "silu7":
+        gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
     if activation == "gelu":
         wide = gate.astype(np.float64)  # 1 + tanh of what is far below 0 has no bits left in float32
         part = (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) / 2
@@ -92,9 +94,21 @@ def gated(gate: Floats, up: Floats, activation: str) -> Floats:
 
 
 def rotated(x: Floats, cosine: Floats, sine: Floats) -> Floats:
-    """x: [T, heads, D]; dimension j turns with j + D/2 by the angle of j; cosine and sine: [T, 1, D/2]."""
-    a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+    """x: [T, heads, D]; dimension j turns with j + H by the angle of j; cosine and sine: [T, 1, H], H at most D/2."""
+    half = cosine.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine, rest], axis=-1)
+
+
+def chosen_experts(scores: Floats, experts: Experts) -> tuple[NDArray[np.intp], Floats]:
+    """The best experts of each token, best first, and their shares, both [T, used]."""
+    best = np.argsort(-scores, axis=1, kind="stable")[:, : experts.used]
+    tops = np.take_along_axis(scores, best, axis=1)
+    among = tops if experts.renormalized else scores
+    with np.errstate(invalid="ignore"):  # of infinities, which make what is no number
+        total = np.exp(among - tops[:, :1]).sum(axis=1, keepdims=True, dtype=np.float32)
+        shares: Floats = np.asarray(np.exp(tops - tops[:, :1]) / total, np.float32)
+    return best, shares
 
 
 def attention(
@@ -305,6 +319,18 @@ class ReferenceOps:
     def gate(self, gate: Floats, up: Floats, activation: str) -> Floats:
         """See Ops."""
         return gated(gate, up, activation)
+
+    def mix(self, x: Floats, scores: Floats, experts: Experts, expert: Expert[Floats]) -> Floats:
+        """See Ops."""
+        best, shares = chosen_experts(scores, experts)
+        outputs = np.zeros((*best.shape, x.shape[1]), np.float32)
+        for number in np.unique(best):
+            tokens, places = np.nonzero(best == number)
+            outputs[tokens, places] = expert(self, int(number), x[tokens])
+        total = np.zeros_like(outputs[:, 0])
+        for place in range(experts.used):
+            total += shares[:, place, None] * outputs[:, place]
+        return total
 
     def add(self, x: Floats, y: Floats) -> Floats:
         """See Ops."""

@@ -96,9 +96,7 @@ def convert(
     _check_quantize(quantize)
     _check_target(path, target, kind, compressed, small, check)
     _check_coreml(target, compute, context)
-    checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
-    refuse_graph(checkpoint)
-    require_sound(checkpoint)
+    checkpoint = _open_source(path, arm_i2_s)
     weights = quantized(checkpoint, quantize)
     if target.suffix == _ONNX:
         texts = load_text_files(checkpoint)
@@ -116,6 +114,15 @@ def convert(
         write_packed(weights, files, target, compressed=compressed, progress=progress)
         return Conversion(target, target.stat().st_size, (), findings_of(weights))
     return _write_gguf(path, checkpoint, weights, target, kind or "i2_s", progress)
+
+
+def _open_source(path: Path, arm_i2_s: bool) -> Checkpoint:
+    checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
+    refuse_graph(checkpoint)
+    if checkpoint.config.experts is not None:
+        raise Unsupported(f"{path}: has experts, for which no file is written: use it as it is")
+    require_sound(checkpoint)
+    return checkpoint
 
 
 def seconds_to_open(path: Path, progress: Progress | None) -> float:

@@ -8,6 +8,8 @@ Canonical names (N counts the layers from 0):
     layers.N.{attn_post_norm,mlp_post_norm}             vectors [hidden], where config.post_norms
     layers.N.{q_norm,k_norm}                            vectors [head_dim], where config.head_norms
     layers.N.{q,k,v,o,gate,up,down}                     matrices [out, in]
+    layers.N.router                                     matrix [experts, hidden], where config.experts, and instead of
+    layers.N.experts.E.{gate,up,down}                   gate, up and down those of each expert, counted from 0
     layers.N.{q,k,v}.bias                               vectors [out], where config.qkv_bias
     layers.N.{q,k,v,o,gate,up,down}.norm                vectors [in], where config.linear_norm
 """
@@ -30,9 +32,11 @@ from bitnet_inference.formats.floats import FloatName
 
 _MAX_LINES, _MAX_TOLD = 100, 3
 GROUP_SIZES = (64, 128)  # columns that may share a scale
-Activation = Literal["relu2", "silu", "gelu"]  # "gelu" by its tanh form
+# "gelu" by its tanh form; "silu7" is silu of a gate of at most 7, for an `up` that is cut at -7 and 7.
+Activation = Literal["relu2", "silu", "gelu", "silu7"]
 Pooling = Literal["last", "mean"]
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+MLP_PROJECTIONS = ("gate", "up", "down")
 _BIASED = ("q", "k", "v")
 
 
@@ -61,6 +65,19 @@ class LocalLayers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Every layer has `count` MLPs of `intermediate_size`, of which each token goes through the `used` best.
+
+    A router scores them. What they give is added up by shares: the softmax of all scores, or, where `renormalized`, of
+    those of the best alone.
+    """
+
+    count: int
+    used: int
+    renormalized: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer, whatever the file it came from. Sizes are counts of features, rows or tokens.
 
@@ -68,6 +85,8 @@ class ModelConfig:
     what attention and MLP add to the residual. `head_norms`: norms of every head of q and k, before they are rotated.
     `qkv_bias`: vectors that are added to q, k and v, before these norms and before they are rotated.
     `embed_scale` multiplies embeddings, `attention_scale` scores. `pooling` is how the file says to embed a text.
+    `experts`: there are several MLPs a layer. `rotary_dim`: so many first features of a head are rotated, None for all;
+    `plain_global`: in layers with a window alone.
     """
 
     family: str
@@ -93,9 +112,17 @@ class ModelConfig:
     embed_scale: float = 1.0
     attention_scale: float | None = None
     local: LocalLayers | None = None
+    experts: Experts | None = None
+    rotary_dim: int | None = None
+    plain_global: bool = False
     pooling: Pooling | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+
+    @property
+    def num_rotated(self) -> int:
+        """How many features of a head are rotated."""
+        return self.rotary_dim or self.head_dim
 
     @property
     def score_scale(self) -> float:
@@ -321,11 +348,18 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "q_norm", (config.head_dim,)
         yield "k_norm", (config.head_dim,)
     for name, shape in zip(PROJECTIONS, outs_ins, strict=True):
+        if config.experts is not None and name in MLP_PROJECTIONS:
+            continue
         yield name, shape
         if config.linear_norm:
             yield f"{name}.norm", (shape[1],)
         if config.qkv_bias and name in _BIASED:
             yield bias_of(name), (shape[0],)
+    if config.experts is not None:
+        yield "router", (config.experts.count, hidden)
+        for expert in range(config.experts.count):
+            for name, shape in zip(MLP_PROJECTIONS, outs_ins[-3:], strict=True):
+                yield f"experts.{expert}.{name}", shape
 
 
 def problem_lines(path: Path, problems: Iterable[object]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from bitnet_inference.formats.gguf_config import (
     read_config,
     read_multipliers,
 )
+from bitnet_inference.formats.gguf_experts import with_each_expert
 from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.gguf_metadata import ROPE_FACTORS
 from bitnet_inference.formats.gguf_parts import read_whole
@@ -45,7 +46,7 @@ _NAMES = {
     "attn_norm": "attn_norm", "mlp_norm": "ffn_norm", "attn_sub_norm": "attn_sub_norm", "mlp_sub_norm": "ffn_sub_norm",
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
     "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
-    "attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm",
+    "attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm", "router": "ffn_gate_inp",
 }  # fmt: skip
 _FLOATS: dict[int, tuple[str, FloatName]] = {
     ggml.F32: ("<f4", "float32"),
@@ -74,7 +75,7 @@ class GgufCheckpoint:
         self.path, self.is_arm = path, arm
         file = read_whole(path)
         self.metadata, self.records, self.num_bytes = file.metadata, file.records, file.num_bytes
-        self._version, self._tensors = file.version, file.tensors
+        self._version, self._tensors = file.version, with_each_expert(file.tensors)
         if arm and not any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
             raise InvalidParams(f"{path} has no I2_S weights: leave arm_i2_s out")
         self._kind = read_architecture(path, self.metadata)
@@ -199,10 +200,12 @@ class GgufCheckpoint:
         scales, one = ggml.block_scales(tensor.type_id, rows, tensor.shape), self._one_scale(name)
         if not np.isfinite(scales).all():
             raise FormatError(self.path, tensor_name(name), f"a scale is NaN or infinite: {_AGAIN}")
-        if one is not None and one > 0 and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
+        if isinstance(one, float) and one > 0 and scales.all() and (quarters := _quarters(tensor, rows)) is not None:
             return self._ternary(name, quarters, one)
         if one is None:
             found = self._grouped(name, tensor, rows, scales)
+        elif one == "row":
+            found = self._of_rows(name, tensor, rows, scales)
         elif (codes := _block_codes(tensor, rows, scales)) is not None:
             codes.reshape(*scales.shape, -1)[scales == 0] = 0
             found = self._ternary(name, -codes if one < 0 else codes, abs(one))
@@ -227,14 +230,33 @@ class GgufCheckpoint:
         groups = np.repeat(scales, repeats, axis=1) * np.float32(self._factor(name))
         return Ternary(data, layout, (tensor.shape[0], tensor.shape[1]), groups, group_size)
 
-    def _find_one_scale(self, name: str) -> float | None:
-        """The scale that all blocks have but for those that are 0; None where there are several."""
+    def _of_rows(
+        self, name: str, tensor: GgufTensor, rows: NDArray[np.uint8], scales: NDArray[np.float32]
+    ) -> Ternary | None:
+        """With a scale for each row; None where a weight is +2."""
+        quarters = _quarters(tensor, rows) if scales.all() else None
+        codes = _block_codes(tensor, rows, scales) if quarters is None else None
+        if codes is not None:
+            codes.reshape(*scales.shape, -1)[scales == 0] = 0
+        layout: Layout = "codes" if quarters is None else "quarters"
+        data, own = codes if quarters is None else quarters, _row_scales(scales) * np.float32(self._factor(name))
+        return None if data is None else Ternary(data, layout, (tensor.shape[0], tensor.shape[1]), own)
+
+    def _find_one_scale(self, name: str) -> float | Literal["row"] | None:
+        """The scale that all blocks have but for those that are 0; None where there are several. Of models with experts
+        "row" where those of each row are one.
+        """
         tensor = self._tensors[tensor_name(name)]
         scales = ggml.block_scales(tensor.type_id, tensor.raw(), tensor.shape)
         used = scales[scales != 0]
         if not len(used):
             return 1.0
-        return float(used[0]) if (used == used[0]).all() else None
+        if (used == used[0]).all():
+            return float(used[0])
+        if self.config.experts is None:
+            return None
+        own = _row_scales(scales)
+        return "row" if ((scales == own[:, None]) | (scales == 0)).all() else None
 
     def _ternary(self, name: str, packed: NDArray[Any], scale: float) -> Ternary:
         """Codes int8, or quarters uint8."""
@@ -318,6 +340,13 @@ def _block_codes(tensor: GgufTensor, rows: NDArray[np.uint8], scales: NDArray[np
     return None if codes.max(initial=0) > 1 else codes
 
 
+def _row_scales(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each row the largest of its blocks, or where none is above 0 the lowest."""
+    largest = scales.max(axis=1)
+    found: NDArray[np.float32] = np.where(largest > 0, largest, scales.min(axis=1))
+    return found
+
+
 def _quarters(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     """The quick way for TQ2_0 and I2_S; None where it does not go, or where a code is 3, which is looked at closely."""
     if len(rows) % 4 or tensor.type_id not in (ggml.TQ2_0, ggml.I2_S):
@@ -330,6 +359,9 @@ def tensor_name(name: str, kind: str = "weight") -> str:
     if not name.startswith("layers."):
         return f"{_NAMES[name]}.{kind}"
     _, layer, part, *of = name.split(".")
+    if part == "experts":
+        number, projection = of
+        return f"blk.{layer}.{_NAMES[projection]}.{number}.{kind}"
     if is_bias(name):
         kind = "bias" if kind == "weight" else f"bias_{kind}"
     return f"blk.{layer}.{_NAMES[part]}{'_norm_in' if of == ['norm'] else ''}.{kind}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
+from bitnet_inference.formats.experts import gguf_experts, nope_layers
 from bitnet_inference.formats.json_files import Fields, shown
 from bitnet_inference.formats.multipliers import Multipliers, usual_multipliers
 from bitnet_inference.formats.sizes import (
@@ -32,7 +33,8 @@ _LLAMA3_VOCAB = 128256  # the vocabulary of Microsoft's models; 1bitLLM's have 3
 class Architecture:
     """What a `general.architecture` means. `permuted`: rows of q and k stand in adjacent pairs; `own_head`: a head
     that the file holds counts; `gemma`: norms behind attention and MLP, scaled embeddings, local layers; `multiplied`:
-    keys say what embeddings, residual and logits are multiplied by, and scores."""
+    keys say what embeddings, residual and logits are multiplied by, and scores; `experts`: layers have several MLPs;
+    `nope`: layers without a window are not rotated."""
 
     name: str
     activation: Activation
@@ -43,6 +45,8 @@ class Architecture:
     qkv_bias: bool = False
     gemma: bool = False
     multiplied: bool = False
+    experts: bool = False
+    nope: bool = False
 
 
 ARCHITECTURES = {
@@ -52,6 +56,12 @@ ARCHITECTURES = {
     "llama": Architecture("llama", "silu", sub_norms=False, permuted=True, own_head=True),
     "qwen2": Architecture("qwen2", "silu", sub_norms=False, permuted=False, own_head=True, qkv_bias=True),
     "qwen3": Architecture("qwen3", "silu", sub_norms=False, permuted=False, own_head=True, head_norms=True),
+    "qwen3moe": Architecture(
+        "qwen3moe", "silu", sub_norms=False, permuted=False, own_head=True, head_norms=True, experts=True
+    ),
+    "maple": Architecture(
+        "maple", "silu7", sub_norms=False, permuted=False, own_head=True, head_norms=True, experts=True, nope=True
+    ),
     "gemma3": Architecture(
         "gemma3", "gelu", sub_norms=False, permuted=False, own_head=True, head_norms=True, gemma=True
     ),
@@ -61,7 +71,9 @@ ARCHITECTURES = {
 MULTIPLIERS, SCORES = ("embedding_scale", "residual_scale", "logit_scale"), "attention.scale"
 SHORT_FACTORS = "rope_factors_short.weight"  # the tensor of longrope for short texts
 _POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 3: "last"}
-_PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+_ROTATED = "rope.dimension_count"
+_INNER_OF_EXPERTS = "expert_feed_forward_length"
+_PER_LAYER = (_INNER_OF_EXPERTS, "feed_forward_length", "attention.head_count", "attention.head_count_kv")
 _GEMMA_27B_LAYERS = 62  # whose scores are divided by the root of hidden_size / num_heads
 GEMMA_PERIOD, GEMMA_LOCAL_THETA = 6, 10000.0  # where a file does not say them: every sixth layer is no local one
 
@@ -123,15 +135,15 @@ def read_config(
     """
     kind, fields = read_architecture(path, metadata), _fields(path, metadata)
     _check(fields, kind, vocab_size)
-    num_heads, num_kv_heads, head_dim = _heads(fields)
+    num_heads, num_kv_heads, head_dim, rotary_dim = _heads(fields, kind)
     rope_scaling, sharpness = _scaling(fields, rope_factors, short_factors, head_dim)
     num_layers, hidden_size = fields.size("block_count", MAX_LAYERS), fields.size("embedding_length", MAX_HIDDEN)
     bos_id, eos_ids = _tokens(Fields(path, dict(metadata)), vocab_size)
-    return ModelConfig(
+    config = ModelConfig(
         family=kind.name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=fields.size("feed_forward_length", MAX_INTERMEDIATE),
+        intermediate_size=fields.size(_INNER_OF_EXPERTS if kind.experts else "feed_forward_length", MAX_INTERMEDIATE),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -152,6 +164,7 @@ def read_config(
         bos_id=bos_id,
         eos_ids=eos_ids,
     )
+    return _with_experts(fields, kind, config, rotary_dim) if kind.experts else config
 
 
 def _tokens(fields: Fields, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
@@ -220,6 +233,31 @@ def _local_layers(fields: Fields, num_layers: int) -> LocalLayers | None:
     return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
 
 
+def _with_experts(fields: Fields, kind: Architecture, config: ModelConfig, rotary_dim: int | None) -> ModelConfig:
+    config = replace(config, experts=gguf_experts(fields, config.num_layers))
+    return _without_some_rotations(fields, config, rotary_dim) if kind.nope else config
+
+
+def _without_some_rotations(fields: Fields, config: ModelConfig, rotary_dim: int | None) -> ModelConfig:
+    """With windows in the layers that a list of flags says, which alone rotate."""
+    if config.rope_scaling is not None:
+        raise Unsupported(f"{fields.path}: rope.scaling: scaled rotations of this architecture are not supported")
+    clamps = np.atleast_1d(fields.values.get("swiglu_clamp_exp", 7.0))
+    if (clamps != np.float32(7.0)).any():
+        raise Unsupported(f"{fields.path}: swiglu_clamp_exp is not 7, which is not supported: use another model")
+    key, theta = "attention.sliding_window_pattern", config.rope_theta
+    window = fields.size("attention.sliding_window", MAX_POSITIONS)
+    local = nope_layers(window, _flags(fields, key, config.num_layers), fields.positive("rope.freq_base_swa", theta))
+    return replace(config, local=local, rotary_dim=rotary_dim, plain_global=True)
+
+
+def _flags(fields: Fields, key: str, num_layers: int) -> list[bool]:
+    flags = fields.values.get(key)
+    if not isinstance(flags, np.ndarray) or flags.dtype != np.bool_ or len(flags) != num_layers:
+        raise fields.wrong(key, f"is not a list of {num_layers} flags: correct it")
+    return [bool(flag) for flag in flags]
+
+
 def _pooling(fields: Fields) -> Pooling | None:
     kind = fields.values.get("pooling_type", 0)
     if type(kind) is not int or kind not in _POOLINGS:
@@ -227,7 +265,8 @@ def _pooling(fields: Fields) -> Pooling | None:
     return _POOLINGS[kind]
 
 
-def _heads(fields: Fields) -> tuple[int, int, int]:
+def _heads(fields: Fields, kind: Architecture) -> tuple[int, int, int, int | None]:
+    """How many of queries and of keys, their size, and of how many features of it are rotated, None for all."""
     hidden = fields.size("embedding_length", MAX_HIDDEN)
     num_heads = fields.size("attention.head_count", MAX_HEADS)
     num_kv_heads = fields.size("attention.head_count_kv", MAX_HEADS, num_heads)
@@ -238,12 +277,14 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     head_dim = fields.size("attention.key_length", MAX_HEAD_DIM, max(1, hidden // num_heads))
     if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         raise fields.wrong("attention.key_length", f"makes heads of {head_dim} features: download it again")
-    for key in ("attention.value_length", "rope.dimension_count"):
+    rotary_dim = fields.size(_ROTATED, MAX_HEAD_DIM, head_dim)
+    is_partial = kind.nope and rotary_dim % 2 == 0 and rotary_dim < head_dim
+    for key in ("attention.value_length", *(() if is_partial else (_ROTATED,))):
         if fields.size(key, MAX_HEAD_DIM, head_dim) != head_dim:
             raise Unsupported(
                 f"{fields.path}: {key} is not {head_dim}, the size of a head: only whole heads are rotated"
             )
-    return num_heads, num_kv_heads, head_dim
+    return num_heads, num_kv_heads, head_dim, rotary_dim if is_partial else None
 
 
 def _scaling(

@@ -15,7 +15,7 @@ from bitnet_inference.formats.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, 
 Put = Callable[[NDArray[np.uint8]], None]
 _VERSION = 3
 _U32, _I32, _F32, _BOOL = 4, 5, 6, 7
-_ARRAYS = {"<f4": 6, "<i4": 5}
+_ARRAYS = {"<f4": 6, "<i4": 5, "|b1": _BOOL}
 
 
 def write_gguf(
@@ -50,8 +50,8 @@ def write_gguf(
 
 
 def record(key: str, value: object) -> bytes:
-    """A key and its value: text, a flag, a whole number from -2^31 to 2^32, a float (as float32), texts, or numbers in
-    float32 or int32."""
+    """A key and its value: text, a flag, a whole number from -2^31 to 2^32, a float (as float32), texts, or flags, or
+    numbers in float32 or int32."""
     return _text(key) + _value(value)
 
 

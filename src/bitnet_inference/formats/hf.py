@@ -17,6 +17,7 @@ from bitnet_inference.formats.checkpoint import Dense, Ternary, bias_of, expecte
 from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
+from bitnet_inference.formats.hf_experts import with_each_expert
 from bitnet_inference.formats.hf_families import Family, find_family
 from bitnet_inference.formats.hf_inventory import Inventory
 from bitnet_inference.formats.hf_names import Names, find_names
@@ -26,7 +27,7 @@ from bitnet_inference.formats.json_files import read_json
 from bitnet_inference.formats.mlx import SCALES, is_mlx
 from bitnet_inference.formats.multipliers import read_multipliers
 from bitnet_inference.formats.safetensors_files import Tensor, inside
-from bitnet_inference.formats.ternarized import ternarized
+from bitnet_inference.formats.ternarized import by_rows, ternarized
 from bitnet_inference.formats.weight_files import open_weights
 
 
@@ -47,6 +48,8 @@ class HuggingFaceCheckpoint:
         quantization = read_quantization(self._fields)
         config = read_config(self._fields, quantization, stops)
         self._files, self._files_kind = open_weights(path)
+        if self._family.experts:
+            self._files = replace(self._files, tensors=with_each_expert(self._files.tensors))
         if self._is_mlx and quantization is None:
             quantization = packed_beside_mlx(self._files.tensors)
         names = find_names(self._files.tensors, self._family.renamed)
@@ -107,7 +110,8 @@ class HuggingFaceCheckpoint:
         if self._quantization is None or not self.is_ternary(name):
             return Dense(tensor.array(), FLOATS[tensor.dtype])
         if self._quantization.online:
-            return ternarized(tensor.path, name, Dense(tensor.array(), FLOATS[tensor.dtype]))
+            read = by_rows if self._quantization.by_rows else ternarized
+            return read(tensor.path, name, Dense(tensor.array(), FLOATS[tensor.dtype]))
         scale = self._inventory.scale(name)
         if tensor.dtype == "U8":
             return Ternary(_packed(name, tensor, num_rows), "quarters", (num_rows, num_columns), scale)
@@ -184,6 +188,8 @@ class HuggingFaceCheckpoint:
     def _weights_note(self) -> str:
         if self._quantization is None:
             return "dense weights (no quantization_config), used as they are"
+        if self._quantization.by_rows:
+            return "weights of -m, 0 and m, with an m for each row"
         if self._quantization.online:
             return "master weights, ternarised at load by their mean magnitude"
         meant = "divides (bitlinear" if self._quantization.divides else "multiplies (autobitlinear"
@@ -197,7 +203,8 @@ def _with_masters(quantization: Quantization | None, family: Family, names: Name
     """The quantisation, also where only the architecture or the norms of projections tell of it."""
     has_norms = names.norm == "norm"  # as the models of BitNet-embeddings
     if quantization is None:
-        return masters(has_norms, eps) if has_norms or family.masters else None
+        is_said = has_norms or family.masters or family.row_scales
+        return masters(has_norms, eps, family.row_scales) if is_said else None
     return replace(quantization, norm=True, norm_eps=eps) if has_norms else quantization
 
 

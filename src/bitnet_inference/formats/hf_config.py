@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitnet_inference.errors import Unsupported
+from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, RopeScaling
+from bitnet_inference.formats.experts import nope_layers, read_experts
 from bitnet_inference.formats.hf_families import Family, find_family
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import Fields, shown
@@ -21,6 +22,7 @@ from bitnet_inference.formats.sizes import (
 from bitnet_inference.formats.yarn import LONG_TEXTS, sharpened, yarn_attention, yarn_factors
 
 _ORIGINAL = "original_max_position_embeddings"
+_PARTIAL, _NOPE = "partial_rotary_factor", "nope_on_global_attention"
 _LOCAL, _FULL = "sliding_attention", "full_attention"  # kinds of layers
 
 
@@ -41,15 +43,12 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
     bos_ids = fields.ids("bos_token_id", family.bos_id)
     eos_ids = fields.ids("eos_token_id", None if more_eos_ids else family.eos_id) + more_eos_ids
     theta, scaling, sharpness = _rope(fields, family, max_positions, head_dim)
-    local = _local_layers(fields, family, num_layers) or _windows(fields, family, num_layers, theta, scaling)
-    if local is not None and sharpness != 1.0:  # one number multiplies the scores of all layers
-        why = "sharpens the scores of the layers without a window alone, which is not supported: use another model"
-        raise Unsupported(f"{fields.path}: rope_type yarn {why}")
+    inner = "moe_intermediate_size" if family.experts else "intermediate_size"
     return ModelConfig(
         family=family.name,
         vocab_size=vocab_size,
         hidden_size=fields.size("hidden_size", MAX_HIDDEN),
-        intermediate_size=fields.size("intermediate_size", MAX_INTERMEDIATE),
+        intermediate_size=fields.size(inner, MAX_INTERMEDIATE),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -67,7 +66,10 @@ def read_config(fields: Fields, quantization: Quantization | None, more_eos_ids:
         head_norms=family.head_norms,
         qkv_bias=family.qkv_bias,
         attention_scale=_score_scale(fields, family, sharpness, head_dim),
-        local=local,
+        local=_layers_with_windows(fields, family, num_layers, theta, scaling, sharpness),
+        experts=read_experts(fields, num_layers, family.nope) if family.experts else None,
+        rotary_dim=_rotary_dim(fields, head_dim) if family.nope else None,
+        plain_global=family.nope and fields.flag(_NOPE, True),
         bos_id=next((token for token in bos_ids if token < vocab_size), None),
         eos_ids=tuple(token for token in dict.fromkeys(eos_ids) if token < vocab_size),
     )
@@ -80,7 +82,7 @@ def _refuse_extras(fields: Fields, family: Family) -> None:
             raise Unsupported(f"{fields.path}: {key}: {why}")
     if family.masters and fields.size("input_bits", 32, 8) != 8:
         raise Unsupported(f"{fields.path}: input_bits: only activations of 8 bits are supported")
-    has_kinds = family.name in ("qwen2", "qwen3")  # for Llama they are nothing
+    has_kinds = family.name in ("qwen2", "qwen3", "qwen3moe")  # for Llama they are nothing
     kinds = fields.strings("layer_types") if has_kinds else None
     windows = {"layer_types": _LOCAL in (kinds or ()), "use_sliding_window": fields.flag("use_sliding_window")}
     for key, is_there in windows.items():
@@ -92,12 +94,13 @@ def _refuse_extras(fields: Fields, family: Family) -> None:
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if key in fields:
             raise Unsupported(f"{fields.path}: {key}: capped logits and scores are not supported: use another model")
-    _refuse_partial(fields)
+    if not family.nope:
+        _refuse_partial(fields)
 
 
 def _refuse_partial(section: Fields) -> None:
-    if section.positive("partial_rotary_factor", 1.0) != 1:
-        raise Unsupported(f"{section.path}: partial_rotary_factor: only whole heads can be rotated")
+    if section.positive(_PARTIAL, 1.0) != 1:
+        raise Unsupported(f"{section.path}: {_PARTIAL}: only whole heads can be rotated")
 
 
 def _heads(fields: Fields, default_dim: int | None) -> tuple[int, int, int]:
@@ -130,12 +133,42 @@ def _activation(fields: Fields, family: Family) -> Activation:
     if name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise Unsupported(f"{fields.path}: {family.activation_key} {shown(name)} is not supported: only {known}")
+    if family.nope and name == "silu":  # whose experts cut what they multiply (modeling_maple.py)
+        return "silu7"
     return _ACTIVATIONS[name]
+
+
+def _rotary_dim(fields: Fields, head_dim: int) -> int:
+    section = fields.section("rope_parameters")
+    said = section if section is not None and _PARTIAL in section else fields
+    rotary_dim = int(head_dim * said.positive(_PARTIAL, 0.5))
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise said.wrong(_PARTIAL, f"rotates {rotary_dim} of {head_dim} features, not an even number: correct it")
+    return rotary_dim
+
+
+def _nope(fields: Fields, num_layers: int, theta: float, scaling: RopeScaling | None) -> LocalLayers | None:
+    """Layers with a window, which alone rotate, or all by the same base."""
+    if scaling is not None:
+        raise Unsupported(f"{fields.path}: rope_scaling: scaled rotations of this family are not supported")
+    types = fields.strings("layer_types") or [_LOCAL if (at + 1) % 4 else _FULL for at in range(num_layers)]
+    if len(types) != num_layers or not {*types} <= {_LOCAL, _FULL}:
+        raise _wrong_layers(fields, num_layers)
+    # The model's own code (modeling_maple.py) asks FlashAttention for so many positions beside the token's own; GGUF
+    # files are computed with one less, by llama.cpp and here.
+    window = fields.size("sliding_window", MAX_POSITIONS, 512) + 1
+    return nope_layers(window, [kind == _LOCAL for kind in types], theta)
+
+
+def _wrong_layers(fields: Fields, num_layers: int) -> FormatError:
+    return fields.wrong("layer_types", f"does not say {_LOCAL} or {_FULL} of {num_layers} layers: correct it")
 
 
 def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> tuple[float, RopeScaling | None, float]:
     """The base, how frequencies are scaled, and what cosine and sine are multiplied by."""
     section = _rope_section(fields, family)
+    if family.nope and section is not None:
+        section = Fields(section.path, {key: section.values[key] for key in section.values if key != _PARTIAL}, "")
     theta = fields.positive("rope_theta", family.rope_theta)
     if section is None or not section.values:
         return theta, None, 1.0
@@ -176,6 +209,18 @@ def _not_by_kinds(fields: Fields) -> Unsupported:
     )
 
 
+def _layers_with_windows(
+    fields: Fields, family: Family, num_layers: int, theta: float, scaling: RopeScaling | None, sharpness: float
+) -> LocalLayers | None:
+    if family.nope:
+        return _nope(fields, num_layers, theta, scaling)
+    local = _local_layers(fields, family, num_layers) or _windows(fields, family, num_layers, theta, scaling)
+    if local is not None and sharpness != 1.0:  # one number multiplies the scores of all layers
+        why = "sharpens the scores of the layers without a window alone, which is not supported: use another model"
+        raise Unsupported(f"{fields.path}: rope_type yarn {why}")
+    return local
+
+
 def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayers | None:
     """The layers of `layer_types`, or all but every n-th one, that see a window only."""
     if family.local_rope_theta is None:
@@ -183,7 +228,7 @@ def _local_layers(fields: Fields, family: Family, num_layers: int) -> LocalLayer
     period = fields.size("sliding_window_pattern", MAX_LAYERS, 6)
     types = fields.strings("layer_types") or [_LOCAL if (at + 1) % period else _FULL for at in range(num_layers)]
     if len(types) != num_layers or not {*types} <= {_LOCAL, _FULL}:
-        raise fields.wrong("layer_types", f"does not say {_LOCAL} or {_FULL} of {num_layers} layers: correct it")
+        raise _wrong_layers(fields, num_layers)
     theta = fields.positive("rope_local_base_freq", family.local_rope_theta)
     section = fields.section("rope_parameters")
     local = section.section(_LOCAL) if section else None

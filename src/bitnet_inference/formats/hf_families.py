@@ -25,7 +25,9 @@ class Family:
     `one_plus`: norms multiply by 1 + w. `scaled_embeddings`: by the root of the hidden size. `local_rope_theta`: some
     layers are local ones, with this base. `window`: all layers are, with so many positions where config.json is silent.
     `attention_scalar`: scores are divided by its root, not by head_dim's; `attention_multiplier`: they are multiplied
-    by it. `activation_key` is the key of config.json.
+    by it. `activation_key` is the key of config.json. `experts`: layers have several MLPs. `row_scales`: projections
+    are -m, 0 and m with an m for each row, although no quantization_config says so. `nope`: layers without a window are
+    not rotated, and half of a head in the others, where config.json is silent.
     """
 
     name: str
@@ -52,6 +54,9 @@ class Family:
     window: int | None = None
     attention_scalar: float | None = None
     attention_multiplier: float | None = None
+    experts: bool = False
+    row_scales: bool = False
+    nope: bool = False
 
 
 _FAMILIES = (
@@ -79,6 +84,15 @@ _FAMILIES = (
         name="qwen3", architectures=("Qwen3ForCausalLM", "Qwen3Model"), model_type="qwen3", activation="silu",
         norm_eps=1e-6, rope_theta=10000.0, bos_id=None, eos_id=None, head_dim=128, max_positions=32768,
         head_norms=True,
+    ),
+    Family(
+        name="qwen3moe", architectures=("Qwen3MoeForCausalLM",), model_type="qwen3_moe", activation="silu",
+        norm_eps=1e-6, rope_theta=10000.0, bos_id=None, eos_id=None, max_positions=32768, head_norms=True, experts=True,
+    ),
+    Family(  # DeepGrove's
+        name="maple", architectures=("MapleForCausalLM",), model_type="maple", activation="silu",
+        norm_eps=1e-6, rope_theta=10000.0, bos_id=None, eos_id=None, head_dim=128, max_positions=131072,
+        head_norms=True, experts=True, row_scales=True, nope=True, renamed={"embed": "word_embeddings"},
     ),
     Family(
         name="gemma3", architectures=("Gemma3ForCausalLM", "Gemma3TextModel"), model_type="gemma3_text",

@@ -21,6 +21,7 @@ _IN_LAYER = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "router": "mlp.gate",
 }
 
 
@@ -28,7 +29,8 @@ _IN_LAYER = {
 class Names:
     """How the files of a folder name things: `prefix` stands before all but the head, `norm` are projections' norms.
 
-    `renamed`: modules of a layer by canonical name, where they are called otherwise than in most families.
+    `renamed`: modules, those of a layer by the last part of the canonical name, where they are called otherwise than in
+    most families.
     """
 
     prefix: str = "model."
@@ -40,8 +42,11 @@ class Names:
         if name == "head":
             return "lm_head"
         if "." not in name:
-            return self.prefix + {"embed": "embed_tokens"}.get(name, name)
+            return self.prefix + (self.renamed.get(name) or {"embed": "embed_tokens"}.get(name, name))
         _, layer, part, *of = name.split(".")
+        if part == "experts":
+            number, projection = of
+            return f"{self.prefix}layers.{layer}.mlp.experts.{number}.{projection}_proj"
         module = f"{self.prefix}layers.{layer}.{self.renamed.get(part) or _IN_LAYER[part]}"
         return f"{module}.{self.norm}" if of == ["norm"] else module
 

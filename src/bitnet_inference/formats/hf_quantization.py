@@ -20,7 +20,8 @@ class Quantization:
     """BitNet quantisation as transformers' `BitNetQuantConfig` has it.
 
     divides: the stored weight_scale is 1 / m ("bitlinear"), else it is m ("autobitlinear").
-    online: the matrices are master weights, to be ternarised. norm: each ternary matrix has its own RMSNorm before it.
+    online: the matrices are master weights, to be ternarised; `by_rows` they are ternary with a scale for each row.
+    norm: each ternary matrix has its own RMSNorm before it.
     """
 
     divides: bool
@@ -28,6 +29,7 @@ class Quantization:
     norm: bool
     norm_eps: float
     skipped: tuple[str, ...] | None
+    by_rows: bool = False
 
     def converts(self, module: str) -> bool:
         """Whether the linear layer of this name is ternary: without a list all but lm_head are, else all not listed.
@@ -40,9 +42,10 @@ class Quantization:
         return not any(_skips(pattern, module) for pattern in self.skipped)
 
 
-def masters(norm: bool, norm_eps: float) -> Quantization:
-    """How master weights are meant whose config.json says nothing: all projections ternary, by their mean magnitude."""
-    return Quantization(divides=False, online=True, norm=norm, norm_eps=norm_eps, skipped=None)
+def masters(norm: bool, norm_eps: float, by_rows: bool) -> Quantization:
+    """How weights are meant whose config.json says nothing: all projections ternary, by their mean magnitude if no row
+    has a scale of its own."""
+    return Quantization(divides=False, online=True, norm=norm, norm_eps=norm_eps, skipped=None, by_rows=by_rows)
 
 
 def packed_beside_mlx(tensors: Collection[str]) -> Quantization | None:

@@ -8,24 +8,26 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from bitnet_inference.formats.checkpoint import Activation, LocalLayers, ModelConfig, Pooling, RopeScaling
+from bitnet_inference.formats.checkpoint import Activation, Experts, LocalLayers, ModelConfig, Pooling, RopeScaling
 from bitnet_inference.formats.json_files import Fields, parse_object, shown
 from bitnet_inference.formats.sizes import (
+    MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_HIDDEN,
     MAX_INTERMEDIATE,
     MAX_LAYERS,
     MAX_POSITIONS,
+    MAX_USED_EXPERTS,
     MAX_VOCAB,
 )
 
 WHERE = "__metadata__.config"
 _AGAIN = "convert the model again"
 _MAX_FAMILY = 40
-# Flags that files do not have where they are not set: so a model without stays readable, to the byte, for programs that
-# do not know them, and these refuse a model with one.
-_LATER = frozenset({"qkv_bias"})
+# What files do not have where it is not set: so a model without stays readable, to the byte, for programs that do not
+# know it, and these refuse a model with it.
+_LATER = frozenset({"qkv_bias", "experts", "rotary_dim", "plain_global"})
 _Known = TypeVar("_Known", bound=str)
 _ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 _POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -35,7 +37,7 @@ _SCALINGS: tuple[Literal["linear", "llama3", "factors"], ...] = ("linear", "llam
 def write_config(config: ModelConfig) -> str:
     """The configuration as JSON: every field of ModelConfig, none more; null for what there is not.
 
-    Flags of _LATER only where they are set.
+    Those of _LATER only where they are set.
     """
     said = {key: value for key, value in asdict(config).items() if value or key not in _LATER}
     return json.dumps(said, allow_nan=False, sort_keys=True)
@@ -45,12 +47,8 @@ def read_config(text: str, path: Path) -> ModelConfig:
     """The configuration that stands in a file; raises FormatError for what is missing, unknown or cannot be."""
     found = Fields(path, parse_object(text.encode("utf-8", "surrogatepass"), path, WHERE, _AGAIN), f"{WHERE}.")
     _require_names(found, {field.name for field in fields(ModelConfig)}, _LATER)
-    num_heads = found.size("num_heads", MAX_HEADS)
-    head_dim, vocab_size = found.size("head_dim", MAX_HEAD_DIM), found.size("vocab_size", MAX_VOCAB)
-    if head_dim % 2:
-        raise found.wrong("head_dim", f"is not even: {_AGAIN}")
-    if num_heads % found.size("num_kv_heads", MAX_HEADS):
-        raise found.wrong("num_kv_heads", f"does not divide num_heads, {num_heads}: {_AGAIN}")
+    num_heads, num_kv_heads, head_dim = _heads(found)
+    vocab_size = found.size("vocab_size", MAX_VOCAB)
     bos_id, eos_ids = _tokens(found, vocab_size)
     return ModelConfig(
         family=_word(found, "family"),
@@ -59,7 +57,7 @@ def read_config(text: str, path: Path) -> ModelConfig:
         intermediate_size=found.size("intermediate_size", MAX_INTERMEDIATE),
         num_layers=found.size("num_layers", MAX_LAYERS),
         num_heads=num_heads,
-        num_kv_heads=found.size("num_kv_heads", MAX_HEADS),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=found.size("max_positions", MAX_POSITIONS),
         activation=_one_of(found, "activation", _ACTIVATIONS),
@@ -76,10 +74,23 @@ def read_config(text: str, path: Path) -> ModelConfig:
         embed_scale=found.positive("embed_scale"),
         attention_scale=found.positive("attention_scale") if "attention_scale" in found else None,
         local=_local(found.section("local"), found.size("num_layers", MAX_LAYERS)),
+        experts=_experts(found.section("experts"), found.size("num_layers", MAX_LAYERS)),
+        rotary_dim=_rotary_dim(found, head_dim) if "rotary_dim" in found else None,
+        plain_global=found.flag("plain_global"),
         pooling=_one_of(found, "pooling", _POOLINGS) if "pooling" in found else None,
         bos_id=bos_id,
         eos_ids=eos_ids,
     )
+
+
+def _heads(found: Fields) -> tuple[int, int, int]:
+    num_heads, num_kv_heads = found.size("num_heads", MAX_HEADS), found.size("num_kv_heads", MAX_HEADS)
+    head_dim = found.size("head_dim", MAX_HEAD_DIM)
+    if head_dim % 2:
+        raise found.wrong("head_dim", f"is not even: {_AGAIN}")
+    if num_heads % num_kv_heads:
+        raise found.wrong("num_kv_heads", f"does not divide num_heads, {num_heads}: {_AGAIN}")
+    return num_heads, num_kv_heads, head_dim
 
 
 def _tokens(found: Fields, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
@@ -121,6 +132,22 @@ def _local(found: Fields | None, num_layers: int) -> LocalLayers | None:
         raise found.wrong("layers", f"are not numbers of the {num_layers} layers in order: {_AGAIN}")
     window, theta = found.size("window", MAX_POSITIONS), found.positive("rope_theta")
     return LocalLayers(layers=layers, window=window, rope_theta=theta)
+
+
+def _experts(found: Fields | None, num_layers: int) -> Experts | None:
+    if found is None:
+        return None
+    _require_names(found, {field.name for field in fields(Experts)})
+    count = found.size("count", MAX_EXPERTS // num_layers)
+    used, renormalized = found.size("used", min(count, MAX_USED_EXPERTS)), found.flag("renormalized")
+    return Experts(count=count, used=used, renormalized=renormalized)
+
+
+def _rotary_dim(found: Fields, head_dim: int) -> int:
+    rotary_dim = found.size("rotary_dim", head_dim)
+    if rotary_dim % 2:
+        raise found.wrong("rotary_dim", f"is not even: {_AGAIN}")
+    return rotary_dim
 
 
 def _require_names(found: Fields, known: set[str], may_lack: Set[str] = frozenset()) -> None:

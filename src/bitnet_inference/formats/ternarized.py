@@ -61,6 +61,22 @@ def ternarized(path: Path, name: str, matrix: Dense) -> Ternary:
     return Ternary(codes, "codes", (rows, columns), float(rounded(np.float32(scale), matrix.dtype)))
 
 
+def by_rows(path: Path, name: str, matrix: Dense) -> Ternary:
+    """A matrix of -m, 0 and m with an m for each row; raises FormatError where a row has other weights."""
+    rows, columns = matrix.data.shape
+    codes, scales = np.empty((rows, columns), np.int8), np.empty(rows, np.float32)
+    step = max(1, _CHUNK_WEIGHTS // columns)
+    for part in (slice(begin, begin + step) for begin in range(0, rows, step)):
+        weights = to_float32(matrix.data[part], matrix.dtype)
+        sizes = np.abs(weights)
+        scales[part] = sizes.max(axis=1)
+        codes[part] = np.sign(weights)
+        if not np.isfinite(scales[part]).all() or not np.array_equal(np.abs(codes[part]) * scales[part, None], sizes):
+            why = "a row has other weights than -m, 0 and m of its own: use the model as it was published"
+            raise FormatError(path, name, why)
+    return Ternary(codes, "codes", (rows, columns), scales)
+
+
 def exact_ternary(matrix: Dense) -> Ternary | None:
     """A matrix of m, 0 and -m alone, whose m is its largest value and not its mean; None for all others."""
     sizes = np.abs(to_float32(matrix.data[:1], matrix.dtype))

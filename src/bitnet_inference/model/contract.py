@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.formats.checkpoint import ModelConfig
+from bitnet_inference.formats.checkpoint import Experts, ModelConfig
 from bitnet_inference.native import UNDECIDED, Executor, SamplingRule
 
 Tensor = TypeVar("Tensor")
@@ -166,7 +166,10 @@ class Ops(Protocol[Tensor]):
         ...
 
     def rope(self, x: Tensor, local: bool) -> Tensor:
-        """Rotate the halves of each head by the token's position, by the frequencies of local layers or of others."""
+        """Rotate the halves of each head by the token's position, by the frequencies of local layers or of others.
+
+        Where not all of a head is rotated, those of its first features.
+        """
         ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
@@ -180,6 +183,16 @@ class Ops(Protocol[Tensor]):
         """activation(gate) * up."""
         ...
 
+    def mix(self, x: Tensor, scores: Tensor, experts: Experts, expert: Expert[Tensor]) -> Tensor:
+        """What the experts with the best scores, [T, count], make of each token, added up by their shares: [T, hidden].
+
+        Of equal scores the lower number is better. `expert(ops, e, rows)` is what expert e makes of some tokens.
+        """
+        ...
+
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y."""
         ...
+
+
+Expert = Callable[[Ops[Tensor], int, Tensor], Tensor]

@@ -49,12 +49,21 @@ def _attention(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> 
 def _mlp(ops: Ops[Tensor], config: ModelConfig, layer: int, x: Tensor) -> Tensor:
     at = f"layers.{layer}."
     b = ops.norm(x, at + "mlp_norm", config.norm_eps)
-    gate, up = _projections(ops, config, b, (at + "gate", at + "up"))
+    if config.experts is None:
+        y = _gated(ops, config, at, b)
+    else:
+        (scores,) = ops.linear(b, ops.weight((at + "router",)))
+        y = ops.mix(b, scores, config.experts, lambda ops, e, rows: _gated(ops, config, f"{at}experts.{e}.", rows))
+    return ops.norm(y, at + "mlp_post_norm", config.norm_eps) if config.post_norms else y
+
+
+def _gated(ops: Ops[Tensor], config: ModelConfig, at: str, x: Tensor) -> Tensor:
+    gate, up = _projections(ops, config, x, (at + "gate", at + "up"))
     f = ops.gate(gate, up, config.activation)
     if config.sub_norms:
         f = ops.norm(f, at + "mlp_sub_norm", config.norm_eps)
     (y,) = _projections(ops, config, f, (at + "down",))
-    return ops.norm(y, at + "mlp_post_norm", config.norm_eps) if config.post_norms else y
+    return y
 
 
 def _projections(

@@ -17,12 +17,15 @@ PRODUCTS = ("ternary", "int8", "dense")
 ProductOf = Callable[[str], Literal["ternary", "int8", "dense"]]  # of a canonical name
 
 
-def fuse(plan: Plan, product_of: ProductOf, shapes: Mapping[str, tuple[int, ...]], head_dim: int) -> Plan:
-    """All passes in order. `product_of` says which product each matrix takes, `shapes` how large it is."""
+def fuse(plan: Plan, product_of: ProductOf, shapes: Mapping[str, tuple[int, ...]], num_rotated: int) -> Plan:
+    """All passes in order, on the plans of experts too. `product_of` says which product each matrix takes, `shapes` how
+    large it is, `num_rotated` how many features of a head turn."""
     plan = lower_linear(plan, product_of, shapes)
     plan = fuse_rows(plan)
     plan = fuse_residual(plan)
-    return fuse_rope(plan, head_dim)
+    plan = fuse_rope(plan, num_rotated)
+    inner = (tuple(fuse(each, product_of, shapes, num_rotated) for each in step.plans) for step in plan.steps)
+    return replace(plan, steps=tuple(replace(step, plans=plans) for step, plans in zip(plan.steps, inner, strict=True)))
 
 
 def lower_linear(plan: Plan, product_of: ProductOf, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
@@ -91,14 +94,14 @@ def fuse_residual(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(step for step in steps if not step.output or step.output.id not in dropped))
 
 
-def fuse_rope(plan: Plan, head_dim: int) -> Plan:
+def fuse_rope(plan: Plan, num_rotated: int) -> Plan:
     """The rotations of q and k and the cache write become one step in place.
 
     The angles are computed once a token, for local layers and for others.
     """
     producers, ropes = plan.producers(), [step for step in plan.steps if step.verb == "rope"]
     kinds = sorted({step.attributes.get("local", False) for step in ropes})
-    angles = {local: Value(plan.next_id() + at, head_dim) for at, local in enumerate(kinds)}
+    angles = {local: Value(plan.next_id() + at, num_rotated) for at, local in enumerate(kinds)}
     steps = [
         Step("rotations", (), value, attributes={"local": True} if local else {}) for local, value in angles.items()
     ]

@@ -102,7 +102,7 @@ def fused(plans: Plans, checkpoint: Checkpoint, rounded: bool = False) -> Plans:
             return "ternary"
         return "int8" if rounded and is_projection(name) else "dense"
 
-    run = (fuse(plan, product_of, shapes, config.head_dim) for plan in (plans.body, plans.head, plans.norm))
+    run = (fuse(plan, product_of, shapes, config.num_rotated) for plan in (plans.body, plans.head, plans.norm))
     return Plans(*run)
 
 
@@ -121,7 +121,7 @@ def describe(checkpoint: Checkpoint) -> str:
 def weight_groups(plans: Plans) -> Iterator[tuple[str, ...]]:
     """The stacks of matrices that the products of the fused plans need, each once, in the order of their use."""
     seen: set[tuple[str, ...]] = set()
-    for step in (*plans.body.steps, *plans.head.steps):
+    for step in (*plans.body.every_step(), *plans.head.steps):
         if step.parts[0] in ("embed", *PRODUCTS) and step.weights not in seen:
             seen.add(step.weights)
             yield step.weights

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from bitnet_inference.formats.checkpoint import Experts
+from bitnet_inference.model.contract import Expert
+
 
 @dataclass(frozen=True)
 class Value:
@@ -36,7 +39,8 @@ class Value:
 class Step:
     """One verb, or several fused into one ("norm+quantize").
 
-    `weights` are canonical names; `attributes` are numbers and words that the verb needs.
+    `weights` are canonical names; `attributes` are numbers and words that the verb needs. `plans` are those of experts,
+    all with as many steps, each from some rows to as many.
     """
 
     verb: str
@@ -44,6 +48,7 @@ class Step:
     output: Value | None
     weights: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    plans: tuple[Plan, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -54,7 +59,9 @@ class Step:
         result = f"{self.output!s:>6} = " if self.output else " " * 9
         shape = f"{self.output.kind}[T, {self.output.width}]" if self.output else ""
         words = [*map(str, self.inputs), *self.weights, *(f"{k}={v}" for k, v in self.attributes.items())]
-        return f"{result}{self.verb:<24} {shape:<20} {' '.join(words)}".rstrip()
+        line = f"{result}{self.verb:<24} {shape:<20} {' '.join(words)}".rstrip()
+        first = "".join(f"\n    {step}" for plan in self.plans[:1] for step in plan.steps)
+        return f"{line} {len(self.plans)} experts, the first of which does{first}" if first else line
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,13 @@ class Plan:
     steps: tuple[Step, ...]
     output: Value
     input: Value | None = None
+
+    def every_step(self) -> Iterator[Step]:
+        """The steps in order, those of experts behind the one that mixes them."""
+        for step in self.steps:
+            yield step
+            for plan in step.plans:
+                yield from plan.every_step()
 
     def uses(self) -> Counter[int]:
         """How many steps read each value, by id; the plan's output counts as read once more."""
@@ -161,6 +175,18 @@ class Recorder:
     def gate(self, gate: Value, up: Value, activation: str) -> Value:
         """See Ops."""
         return self._record("gate", gate.width, (gate, up), activation=activation)
+
+    def mix(self, x: Value, scores: Value, experts: Experts, expert: Expert[Value]) -> Value:
+        """See Ops. Each expert is a plan of its own."""
+        plans = []
+        for number in range(experts.count):
+            ops = Recorder(self._shapes)
+            rows = ops.value(x.width)
+            plans.append(ops.plan(expert(ops, number, rows), rows))
+        output = self.value(plans[0].output.width)
+        more = {"used": experts.used, "renormalized": experts.renormalized}
+        self._steps.append(Step("mix", (x, scores), output, (), more, tuple(plans)))
+        return output
 
     def add(self, x: Value, y: Value) -> Value:
         """See Ops."""

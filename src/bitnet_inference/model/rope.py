@@ -12,14 +12,18 @@ from bitnet_inference.formats.checkpoint import ModelConfig, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig, local: bool = False) -> NDArray[np.float32]:
-    """theta^(-2j / head_dim) for j < head_dim / 2, scaled as the configuration says: float32 [head_dim / 2].
+    """theta^(-2j / D) for j < D / 2, scaled as the configuration says: float32 [D / 2]; D features of a head turn.
 
-    `local`: those of local layers, which have a base of their own and are not scaled.
+    `local`: those of local layers, which have a base of their own and are not scaled. Where only these turn, the others
+    do so by 0.
     """
+    dim = config.num_rotated
+    if not local and config.plain_global:
+        return np.zeros(dim // 2, np.float32)
     with localcontext() as context:
         context.prec = 25
         theta = Decimal(config.local.rope_theta if config.local and local else config.rope_theta)
-        plain = [float(theta ** (Decimal(-2 * j) / config.head_dim)) for j in range(config.head_dim // 2)]
+        plain = [float(theta ** (Decimal(-2 * j) / dim)) for j in range(dim // 2)]
     if local:
         return np.array(plain, np.float32)
     if config.rope_scaling is not None and config.rope_scaling.kind == "factors":

@@ -1,0 +1,47 @@
+"""What configurations say of experts, and of windows with rotations beside layers without either."""
+
+from __future__ import annotations
+
+from bitnet_inference.errors import Unsupported
+from bitnet_inference.formats.checkpoint import Experts, LocalLayers
+from bitnet_inference.formats.json_files import Fields
+from bitnet_inference.formats.sizes import MAX_EXPERTS, MAX_LAYERS, MAX_USED_EXPERTS
+
+_PERIOD, _BIASES = "decoder_sparse_step", "moe_router_enable_expert_bias"
+_ONLY_EXPERTS = "layers with other MLPs than routed experts are not supported: use another model"
+
+
+def read_experts(fields: Fields, num_layers: int, renormalized: bool) -> Experts:
+    """Of a config.json; `renormalized` where it is silent."""
+    for key in ("num_shared_experts", "n_shared_experts", "first_k_dense_replace", "mlp_only_layers"):
+        _refuse(fields, key, bool(fields.values.get(key)), _ONLY_EXPERTS)
+    _refuse(fields, _PERIOD, fields.size(_PERIOD, MAX_LAYERS, 1) != 1, _ONLY_EXPERTS)
+    _refuse(fields, _BIASES, fields.flag(_BIASES), "a router with biases is not supported: use another model")
+    name = "num_local_experts" if "num_local_experts" in fields else "num_experts"  # the first is transformers 5's
+    count = fields.size(name, MAX_EXPERTS // num_layers, 128)
+    used = fields.size("num_experts_per_tok", min(count, MAX_USED_EXPERTS), 8)
+    return Experts(count=count, used=used, renormalized=fields.flag("norm_topk_prob", renormalized))
+
+
+def gguf_experts(fields: Fields, num_layers: int) -> Experts:
+    """Of a GGUF file: shares add up to 1 over the best, as llama.cpp has it for these architectures."""
+    for key in ("expert_shared_count", "leading_dense_block_count"):
+        value = fields.values.get(key, 0)
+        _refuse(fields, key, type(value) is not int or value != 0, _ONLY_EXPERTS)
+    gating = "expert_gating_func"
+    _refuse(
+        fields, gating, fields.values.get(gating, 1) != 1, "only the softmax of scores is supported: use another model"
+    )
+    count = fields.size("expert_count", MAX_EXPERTS // num_layers)
+    return Experts(count=count, used=fields.size("expert_used_count", min(count, MAX_USED_EXPERTS)))
+
+
+def nope_layers(window: int, types: list[bool], theta: float) -> LocalLayers | None:
+    """Layers with windows of so many positions, which alone rotate; None where there are none."""
+    layers = tuple(at for at, is_local in enumerate(types) if is_local)
+    return LocalLayers(layers=layers, window=window, rope_theta=theta) if layers else None
+
+
+def _refuse(fields: Fields, key: str, is_so: bool, why: str) -> None:
+    if is_so:
+        raise Unsupported(f"{fields.path}: {key}: {why}")

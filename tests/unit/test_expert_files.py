@@ -1,0 +1,182 @@
+"""Models with several MLPs a layer: what their files say, and what they compute. Maple's files are expert_samples'."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from expert_samples import EXPERTS, IDS, tensors, write_file, write_folder
+
+from bitnet_inference import LLM, convert
+from bitnet_inference.backends.reference import chosen_experts
+from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
+from bitnet_inference.formats import open_checkpoint
+from bitnet_inference.formats.checkpoint import Experts, LocalLayers, Ternary
+from bitnet_inference.ternary import unpack
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "experts"
+MOE = GOLDEN / "qwen3moe-of-best"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("maple"))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_file(tmp_path_factory.mktemp("maple") / "model.gguf")
+
+
+def logits(path: Path, ids: list[int] = IDS, device: str = "cpu") -> np.ndarray:
+    with LLM.load(path, device=device, threads=1, cache_dtype="float32") as llm:
+        return llm.logits(ids)
+
+
+def values(matrix: object) -> np.ndarray:
+    assert isinstance(matrix, Ternary) and np.ndim(matrix.scale) == 1
+    return unpack(np.ascontiguousarray(matrix.data), matrix.layout, matrix.shape) * np.reshape(matrix.scale, (-1, 1))
+
+
+def test_what_a_folder_says(folder):
+    config = open_checkpoint(folder).config
+    assert config.experts == Experts(count=EXPERTS, used=3, renormalized=True)
+    assert (config.intermediate_size, config.activation, config.rotary_dim) == (256, "silu7", 32)
+    # FlashAttention's window of 8 beside the token's own position, as the model's own code has it.
+    assert config.local == LocalLayers(layers=(0, 1, 2), window=9, rope_theta=10000.0)
+    assert config.plain_global
+
+
+def test_what_a_file_says(file):
+    config = open_checkpoint(file).config
+    assert config.experts == Experts(count=EXPERTS, used=3, renormalized=True)
+    assert config.local == LocalLayers(layers=(0, 1, 2), window=8, rope_theta=10000.0)  # as llama.cpp counts
+    assert (config.activation, config.rotary_dim, config.plain_global) == ("silu7", 32, True)
+
+
+@pytest.mark.parametrize("name", ["layers.3.k", "layers.0.experts.7.gate", "layers.2.experts.3.down"])
+def test_every_row_has_its_own_scale(folder, file, name):
+    of_folder, of_file = (open_checkpoint(path) for path in (folder, file))
+    assert of_folder.check() == of_file.check() == []
+    layer, *rest = name.split(".")[1:]
+    part = f"mlp.experts.{rest[1]}.{rest[2]}_proj" if len(rest) == 3 else f"self_attn.{rest[0]}_proj"
+    expected = tensors()[f"model.layers.{layer}.{part}.weight"]
+    assert of_file.group_size(name) == of_folder.group_size(name) == 0
+    np.testing.assert_array_equal(values(of_folder.matrix(name)), expected)
+    np.testing.assert_array_equal(values(of_file.matrix(name)), expected)
+
+
+def test_folders_and_files_give_the_same_bits_within_a_window(folder, file):
+    np.testing.assert_array_equal(logits(folder, IDS[:8]), logits(file, IDS[:8]))
+    assert not np.array_equal(logits(folder, IDS[:9])[8], logits(file, IDS[:9])[8])  # which has another one
+
+
+def test_experts_may_stand_alone_as_in_older_files(file, tmp_path):
+    np.testing.assert_array_equal(logits(write_file(tmp_path / "old.gguf", stacked=False)), logits(file))
+
+
+def test_logits_are_those_of_llama_cpp(tmp_path):
+    """golden/experts/maple.npy: what llama-cpp-python 0.3.36 computes from the same file in float32, behind a window
+    of 8 too (tests/peers/test_experts.py compares anew)."""
+    expected = np.load(GOLDEN / "maple.npy")
+    path = write_file(tmp_path / "model.gguf", "f32")
+    for device in ("reference", "cpu"):
+        assert np.abs(logits(path, device=device) - expected).max() < 1e-4
+
+
+def test_tokens_of_a_layer_without_rotations_have_no_order(tmp_path):
+    """It sees what was before, and not where."""
+    weights = {name: values for name, values in tensors().items() if not re.search(r"layers\.[123]\.", name)}
+    changes = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    path = write_folder(tmp_path / "model", weights, **changes)
+    first, other = (logits(path, ids)[-1] for ids in (IDS, [*IDS[5::-1], *IDS[6:]]))
+    assert np.abs(first - other).max() < 1e-5
+    turned = write_folder(tmp_path / "turned", weights, **changes, nope_on_global_attention=False)
+    assert np.abs(logits(turned, IDS)[-1] - first).max() > 0.01
+
+
+def test_of_equal_scores_the_lower_number_is_better():
+    best, shares = chosen_experts(np.float32([[1, 3, 3, 0, 3]]), Experts(count=5, used=2))
+    assert best.tolist() == [[1, 2]] and shares.tolist() == [[0.5, 0.5]]
+
+
+def test_shares_of_all_scores_do_not_add_up_to_one():
+    _, shares = chosen_experts(np.zeros((1, 4), np.float32), Experts(count=4, used=2, renormalized=False))
+    assert shares.tolist() == [[0.25, 0.25]]
+
+
+def test_a_row_with_other_weights_is_named(tmp_path):
+    weights = tensors()
+    weights["model.layers.1.mlp.experts.2.up_proj.weight"][5, :2] = 1.0, 0.5
+    path = write_folder(tmp_path / "model", weights)
+    with pytest.raises(FormatError, match=r"layers\.1\.experts\.2\.up: a row has other weights than -m, 0 and m"):
+        logits(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: .* from 1 to 8"),
+        ({"num_experts": 1 << 15}, "num_experts: .* from 1 to 16384"),
+        ({"num_shared_experts": 1}, "num_shared_experts: layers with other MLPs than routed experts"),
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace: layers with other MLPs"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step: layers with other MLPs"),
+        ({"moe_router_enable_expert_bias": True}, "a router with biases"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ({"partial_rotary_factor": 0.49}, "partial_rotary_factor: .* rotates 31 of 64 features"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types: .* of 4 layers"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "scaled rotations of this family"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ],
+)
+def test_what_a_folder_cannot_be_is_said(tmp_path, changes, message):
+    path = write_folder(tmp_path / "model", {"a": np.zeros(1, np.float32)}, **changes)
+    with pytest.raises((FormatError, Unsupported), match=message):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_used_count": 9}, "expert_used_count: .* from 1 to 8"),
+        ({"expert_count": 0}, "expert_count: .* from 1 to"),
+        ({"expert_shared_count": 1}, "expert_shared_count: layers with other MLPs"),
+        ({"expert_gating_func": 2}, "expert_gating_func: only the softmax"),
+        ({"swiglu_clamp_exp": [7.0, 7.0, 7.0, 5.0]}, "swiglu_clamp_exp is not 7"),
+        ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern: .* list of 4 flags"),
+        ({"rope.dimension_count": 33}, "rope.dimension_count is not 64"),
+        ({"expert_count": 7}, "ffn_gate_inp"),
+    ],
+)
+def test_what_a_file_cannot_be_is_said(tmp_path, changes, message):
+    with pytest.raises((FormatError, Unsupported), match=message):
+        logits(write_file(tmp_path / "model.gguf", **changes))
+
+
+@pytest.mark.parametrize(("key", "value"), [("mlp_only_layers", [0]), ("use_sliding_window", True)])
+def test_other_layers_of_qwen_are_refused(tmp_path, key, value):
+    path = shutil.copytree(MOE, tmp_path / "model")
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(
+        text.replace("{", f'{{"{key}": {str(value).lower()},', 1)
+        .replace(f'"{key}": [],', "")
+        .replace(f'"{key}": false,', "")
+    )
+    with pytest.raises(Unsupported, match=key):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("options", [{"device": "mlx"}, {"device": "cuda"}, {"gpu_layers": 2}])
+def test_devices_without_experts_are_refused(options):
+    with pytest.raises(InvalidParams, match='has experts, which "cpu" and "reference" compute: leave it out'):
+        LLM.load(MOE, **options)
+
+
+def test_no_file_is_written_of_experts(tmp_path):
+    for name in ("model.gguf", "model.safetensors", "model.onnx"):
+        with pytest.raises(Unsupported, match="has experts, for which no file is written"):
+            convert(MOE, tmp_path / name)
+    assert not any(tmp_path.iterdir())
