@@ -23,7 +23,7 @@ class Program;
 class QuantisedHead;
 
 // Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
-constexpr int64_t kMaxWidth = 1 << 30;
+constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 
 // Rows of float32 in the arena, in the caller's input or in the caller's output: `width` columns from `column` of
 // rows `stride` floats apart. Offsets in the arena are in floats a token, so that a plan is laid out once for any T.

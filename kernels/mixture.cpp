@@ -248,6 +248,7 @@ void Program::mix(const Mixture& mixture) {
     cost_ += mixture.used * cost;
     is_mixture_ = true;
     own_floats_ = std::max(own_floats_, mixture_floats(mixture));
+    require(own_floats_ <= kMaxArena, "the room of a mixture's experts is impossible");
     for (auto& step : mixture_steps(mixture, arena_floats_)) push(std::move(step));
 }
 

@@ -17,7 +17,6 @@ namespace bitnet {
 
 namespace {
 
-constexpr int64_t kMaxArena = int64_t(1) << 36;
 // Where matrix products begin to be faster: with scales every 64 and 128 columns, from 32 and 16 tokens on.
 constexpr int64_t kMatrixTokenColumns = 2048, kInt8MatrixTokens = 10;
 // A multiply-add of floats takes as long as this many of ternary products, and on some processors twice that.

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from expert_samples import EXPERTS, IDS, tensors, write_file, write_folder
+from mlx_samples import affine_parts
+from tiny_folders import bfloat16, safetensors_bytes
 
 from bitnet_inference import LLM, convert
 from bitnet_inference.backends.reference import chosen_experts
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Experts, LocalLayers, Ternary
+from bitnet_inference.formats.safetensors_files import open_tensors
 from bitnet_inference.ternary import unpack
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "experts"
@@ -67,6 +70,46 @@ def test_every_row_has_its_own_scale(folder, file, name):
     assert of_file.group_size(name) == of_folder.group_size(name) == 0
     np.testing.assert_array_equal(values(of_folder.matrix(name)), expected)
     np.testing.assert_array_equal(values(of_file.matrix(name)), expected)
+
+
+def write_mlx_folder(folder: Path) -> Path:
+    """As DeepGrove's mlx_lm writes it: experts in stacks, a scale for each row, embeddings and head in 4 bits."""
+    parts: dict[str, np.ndarray] = {"lm_head_flash.token_map": np.zeros((2, 2), np.uint32)}  # of its approximate head
+    stacks: dict[str, list[np.ndarray]] = {}
+    for name, weights in tensors().items():
+        module = name.removesuffix(".weight")
+        if "_proj" in module:
+            fours = (np.sign(weights).astype(np.int8) + 1).reshape(len(weights), -1, 4).astype(np.uint8)
+            packed = (fours << np.uint8([0, 2, 4, 6])).sum(axis=2, dtype=np.uint8).view(np.uint32)
+            stacked = re.sub(r"experts\.\d+", "switch_mlp", module)
+            for kind, part in (("weight", packed), ("row_alpha", bfloat16(np.abs(weights).max(axis=1)))):
+                stacks.setdefault(f"{stacked}.{kind}", []).append(part)
+        elif module in ("lm_head", "model.word_embeddings"):
+            found, _ = affine_parts(weights, 4, 64)
+            parts |= {f"{module}.{kind}": part for kind, part in found.items()}
+        else:
+            parts[name] = bfloat16(weights)
+    parts |= {name: np.stack(each) if "switch_mlp" in name else each[0] for name, each in stacks.items()}
+    write_folder(folder, quantization={"group_size": 128, "bits": 2, "mode": "affine"})
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(parts))
+    return folder
+
+
+def test_folders_of_mlx_have_the_same_projections(folder, tmp_path):
+    checkpoint = open_checkpoint(write_mlx_folder(tmp_path / "mlx"))
+    assert checkpoint.check() == []
+    for name in ("layers.1.v", "layers.3.experts.6.down"):
+        np.testing.assert_array_equal(values(checkpoint.matrix(name)), values(open_checkpoint(folder).matrix(name)))
+    assert np.isfinite(logits(tmp_path / "mlx")).all()
+
+
+def test_a_folder_of_mlx_without_the_scale_of_a_row_is_named(tmp_path):
+    path = write_mlx_folder(tmp_path / "mlx")
+    parts = {name: tensor.array() for name, tensor in open_tensors(path).tensors.items()}
+    parts["model.layers.2.mlp.switch_mlp.up_proj.row_alpha"] = np.zeros((EXPERTS, 255), np.uint16)
+    (path / "model.safetensors").write_bytes(safetensors_bytes(parts))
+    with pytest.raises(FormatError, match=r"layers\.2\.mlp\.experts\.0\.up_proj.* is no scale for each row"):
+        logits(path)
 
 
 def test_folders_and_files_give_the_same_bits_within_a_window(folder, file):

@@ -15,7 +15,7 @@ from bitnet_inference.formats.float_tensors import FLOATS, float_values
 from bitnet_inference.formats.hf_names import Names, is_tolerated
 from bitnet_inference.formats.hf_quantization import Quantization
 from bitnet_inference.formats.json_files import shown, shown_some
-from bitnet_inference.formats.mlx import BIASES, SCALES, Affine, find_affine
+from bitnet_inference.formats.mlx import BIASES, ROW_SCALES, SCALES, Affine, find_affine
 from bitnet_inference.formats.safetensors_files import Tensor
 
 _AGAIN = "download the model again"
@@ -76,7 +76,7 @@ class Inventory:
         if "head" not in self.shapes:
             expected.add("lm_head.weight")
             quantised.append("lm_head.")
-        expected |= {f"{module}{part}" for module in quantised for part in (SCALES, BIASES)}
+        expected |= {f"{module}{part}" for module in quantised for part in (SCALES, BIASES, ROW_SCALES)}
         extra = [name for name in self.tensors if name not in expected and not is_tolerated(name)]
         if extra:
             why = f"config.json has no place for {len(extra)} tensors: {shown_some(extra)}"

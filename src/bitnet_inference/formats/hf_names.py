@@ -63,5 +63,6 @@ def find_names(tensors: Collection[str], renamed: Mapping[str, str]) -> Names:
 
 
 def is_tolerated(tensor: str) -> bool:
-    """Whether a tensor that no model needs may stand in a file all the same: old rotary tables."""
-    return tensor.endswith("rotary_emb.inv_freq")
+    """Whether a tensor that no model needs may stand in a file all the same: old rotary tables, and what DeepGrove's
+    mlx_lm finds likely tokens by."""
+    return tensor.endswith("rotary_emb.inv_freq") or tensor.startswith("lm_head_flash.")

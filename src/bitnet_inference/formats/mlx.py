@@ -17,7 +17,7 @@ from bitnet_inference.formats.floats import FloatName, to_bfloat16
 from bitnet_inference.formats.json_files import Fields, shown
 from bitnet_inference.formats.safetensors_files import Tensor
 
-SCALES, BIASES = "scales", "biases"
+SCALES, BIASES, ROW_SCALES = "scales", "biases", "row_alpha"
 _BITS, _GROUP_SIZES = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 _CHUNK_VALUES = 1 << 20  # decoded at a time
 _AGAIN = "download the model again"
@@ -29,11 +29,12 @@ class Affine:
     """A matrix of `shape` [out, in]: codes of some bits in words of 32, and scales and biases for groups of columns.
 
     Codes 0, 1, 2 with bias = -scale stand for a ternary matrix, and 0, 1 of 1 bit with bias = -scale / 2 for -1 and +1.
+    Without biases a row has one scale, and its bias is -scale: so DeepGrove's own mlx_lm writes Maple.
     """
 
     words: Tensor
     scales: Tensor
-    biases: Tensor
+    biases: Tensor | None
     shape: tuple[int, int]
 
     @cached_property
@@ -41,6 +42,9 @@ class Affine:
         """What is wrong with dtypes and shapes; empty where all fits."""
         if self.words.dtype != "U32" or self._bits not in _BITS or self.words.shape != (self.shape[0], self._num_words):
             return f"{self.words.dtype} {shown(self.words.shape)} holds no codes of {_BITS} bits for {self.shape}"
+        if self.biases is None:
+            fits = self._bits == 2 and self.scales.dtype in FLOATS and self.scales.shape == self.shape[:1]
+            return "" if fits else f"{self.scales.dtype} {shown(self.scales.shape)} is no scale for each row"
         if self.scales.dtype not in FLOATS or self.biases.dtype != self.scales.dtype:
             return f"scales in {self.scales.dtype} and biases in {self.biases.dtype} are not floats of one dtype"
         groups = (self.shape[0], self.scales.shape[-1] if self.scales.shape else 0)
@@ -52,16 +56,20 @@ class Affine:
     @property
     def kind(self) -> str:
         """How it is packed, in words."""
+        if self.biases is None:
+            return f"{self._bits} bits by rows"
         return f"{self._bits} bits in groups of {self.columns_a_group}"
 
     @cached_property
     def is_ternary(self) -> bool:
         """Whether scales and biases are those of a ternary matrix, in groups that kernels know; reads them."""
-        return bool(self._unit) and self.columns_a_group in GROUP_SIZES
+        return bool(self._unit) and (self.biases is None or self.columns_a_group in GROUP_SIZES)
 
     @cached_property
     def group_size(self) -> int:
-        """How many columns share a scale of the Ternary, 0 where all do; reads the scales."""
+        """How many columns share a scale of the Ternary, 0 where all of a row do; reads the scales."""
+        if self.biases is None:
+            return 0
         scales = float_values(self.scales)
         return 0 if scales[0, 0] > 0 and (scales == scales[0, 0]).all() else self.columns_a_group
 
@@ -81,6 +89,8 @@ class Affine:
         if codes.max(initial=0) > 1:
             cure = "use the model in another format"
             raise Unsupported(f"{self.words.path}: {name}: holds weights of +2, so it is not ternary: {cure}")
+        if self.biases is None:
+            return Ternary(codes, "codes", self.shape, scales)
         if not self.group_size:
             return Ternary(codes, "codes", self.shape, float(scales[0, 0]))
         return Ternary(codes, "codes", self.shape, scales, self.group_size)
@@ -88,7 +98,8 @@ class Affine:
     def dense(self) -> Dense:
         """The values, in `dtype`."""
         values = np.empty(self.shape, {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32}[self.dtype])
-        scales, biases = float_values(self.scales), float_values(self.biases)
+        scales = float_values(self.scales).reshape(self.shape[0], -1)
+        biases = -scales if self.biases is None else float_values(self.biases)
         with np.errstate(all="ignore"):  # what is not finite stays so
             for rows in self._pieces():
                 if self._unit:
@@ -102,7 +113,8 @@ class Affine:
     def release(self) -> None:
         """Let the system take back the memory of what was read."""
         for each in (self.words, self.scales, self.biases):
-            each.release()
+            if each is not None:
+                each.release()
 
     @property
     def _num_words(self) -> int:
@@ -117,6 +129,8 @@ class Affine:
     @property
     def columns_a_group(self) -> int:
         """How many columns share a scale and a bias in the file; 0 where they don't come out even."""
+        if self.biases is None:
+            return self.shape[1]
         size, rest = divmod(self.shape[1], max(1, self.scales.shape[-1]))
         return 0 if rest else size
 
@@ -125,7 +139,9 @@ class Affine:
         """What a scale is multiplied by to be that of codes -1, 0 and 1; 0 where they are not meant."""
         unit = {1: 0.5, 2: 1.0}.get(self._bits, 0.0)
         is_meant = not self.problem and bool(unit)
-        if not is_meant or not np.array_equal(float_values(self.biases), float_values(self.scales) * np.float32(-unit)):
+        if is_meant and self.biases is None:
+            return unit
+        if not is_meant or self.biases is None or not np.array_equal(float_values(self.biases), float_values(self.scales) * np.float32(-unit)):
             return 0.0
         return unit
 
@@ -147,9 +163,13 @@ class Affine:
 
 def find_affine(tensors: Mapping[str, Tensor], module: str, shape: tuple[int, ...]) -> Affine | None:
     """The matrix of a module, where MLX has quantised it."""
-    parts = [tensors.get(f"{module}.{part}") for part in ("weight", SCALES, BIASES)]
-    words, scales, biases = parts
-    if words is None or scales is None or biases is None or len(shape) != 2:
+    parts = (tensors.get(f"{module}.{part}") for part in ("weight", SCALES, BIASES, ROW_SCALES))
+    words, scales, biases, row_scales = parts
+    if words is None or len(shape) != 2:
+        return None
+    if row_scales is not None:
+        return Affine(words, row_scales, None, (shape[0], shape[1]))
+    if scales is None or biases is None:
         return None
     return Affine(words, scales, biases, (shape[0], shape[1]))
 
