@@ -37,8 +37,6 @@ constexpr int kCutUnits = 4;
 // is held up.
 constexpr int64_t kSmallProgram = 1 << 24, kManyTokens = 32;
 
-int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
-
 // How far apart the memory of portions is, beyond what their tokens take.
 int64_t slack_floats(const Program& program) { return whole_lines(program.slack_bytes() / 4 + 1) + 16; }
 

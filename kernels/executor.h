@@ -25,6 +25,8 @@ class QuantisedHead;
 // Widths are ints in the kernels; what a token takes, times kMaxTokens (executor.cpp), stays inside int64.
 constexpr int64_t kMaxWidth = 1 << 30, kMaxArena = int64_t(1) << 36;
 
+inline int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+
 // Rows of float32 in the arena, in the caller's input or in the caller's output: `width` columns from `column` of
 // rows `stride` floats apart. Offsets in the arena are in floats a token, so that a plan is laid out once for any T.
 enum class Base : int { arena = 0, input = 1, output = 2 };

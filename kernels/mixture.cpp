@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kMaxUsed = 256, kManyTokens = 1 << 16;
 
-int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
-
 // Where things stand in a mixture's room, in floats a token. A pair is a token with one of its experts.
 struct Room {
     int64_t used, steps, arena_floats;  // of a pair, of any expert
@@ -247,9 +245,10 @@ void Program::mix(const Mixture& mixture) {
     }
     cost_ += mixture.used * cost;
     is_mixture_ = true;
-    own_floats_ = std::max(own_floats_, mixture_floats(mixture));
-    require(own_floats_ <= kMaxArena, "the room of a mixture's experts is impossible");
-    for (auto& step : mixture_steps(mixture, arena_floats_)) push(std::move(step));
+    const int64_t offset = whole_lines(arena_floats_), floats = offset - arena_floats_ + mixture_floats(mixture);
+    require(floats <= kMaxArena, "the room of a mixture's experts is impossible");
+    own_floats_ = std::max(own_floats_, floats);
+    for (auto& step : mixture_steps(mixture, offset)) push(std::move(step));
 }
 
 }  // namespace bitnet

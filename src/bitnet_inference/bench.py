@@ -193,12 +193,18 @@ def num_multiply_adds(config: ModelConfig) -> tuple[int, int]:
 
     Of a prompt only the last token has the second part.
     """
-    shapes = {
-        name: shape for name, shape in expected_shapes(config) if len(shape) == 2 and name not in ("embed", "head")
-    }
-    end = tuple(f"layers.{config.num_layers - 1}.{name}" for name in ("o", "gate", "up", "down"))
-    last = sum(math.prod(shapes[name]) for name in end)
-    every = sum(map(math.prod, shapes.values())) - last
+    experts, at_end = config.experts, f"layers.{config.num_layers - 1}."
+    every = last = 0
+    for name, shape in expected_shapes(config):
+        if len(shape) != 2 or name in ("embed", "head"):
+            continue
+        cost = math.prod(shape)
+        if experts is not None and ".experts." in name:
+            cost = cost * experts.used // experts.count
+        if name.startswith(at_end) and name.removeprefix(at_end) not in ("q", "k", "v"):
+            last += cost
+        else:
+            every += cost
     return every, last + config.vocab_size * config.hidden_size
 
 

@@ -81,7 +81,7 @@ def _model(checkpoint: Checkpoint) -> list[tuple[str, str]]:
             "parameters",
             f"{told_count(checkpoint.num_parameters)}, {100 * ternary / checkpoint.num_parameters:.1f}% ternary",
         ),
-        ("layers", f"{config.num_layers} of hidden size {config.hidden_size}, inner size {config.intermediate_size}"),
+        ("layers", _layers(config)),
         ("attention", _attention(config)),
         ("vocabulary", f"{config.vocab_size} tokens"),
         ("context", f"{config.max_positions} tokens, {_rope(config)}"),
@@ -103,17 +103,26 @@ def _family(config: ModelConfig) -> str:
     return f"{config.family} ({', '.join(extras)})"
 
 
+def _layers(config: ModelConfig) -> str:
+    text = f"{config.num_layers} of hidden size {config.hidden_size}, inner size {config.intermediate_size}"
+    experts = config.experts
+    return text if experts is None else f"{text}, {experts.count} experts each, {experts.used} for a token"
+
+
 def _attention(config: ModelConfig) -> str:
     text = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} for keys and values"
     if config.attention_scale is not None:
         text += f", scores times {config.attention_scale:g}"
     if config.local is not None:
         text += f", {len(config.local.layers)} layers see {config.local.window} tokens (rope base "
-        text += f"{config.local.rope_theta:g})"
+        text += f"{config.local.rope_theta:g}"
+        text += f" for {config.rotary_dim} features of a head)" if config.rotary_dim else ")"
     return text
 
 
 def _rope(config: ModelConfig) -> str:
+    if config.plain_global:
+        return "no rotations in layers that see all of it"
     text = f"rope base {config.rope_theta:g}"
     scaling = config.rope_scaling
     return text if scaling is None else f"{text}, {scaling.kind} scaling by {scaling.factor:g}"

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from expert_samples import EXPERTS, IDS, tensors, write_file, write_folder
+from expert_samples import EXPERTS, IDS, VOCAB, tensors, write_file, write_folder
 from mlx_samples import affine_parts
 from tiny_folders import bfloat16, safetensors_bytes
 
 from bitnet_inference import LLM, convert
 from bitnet_inference.backends.reference import chosen_experts
+from bitnet_inference.bench import num_multiply_adds
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Experts, LocalLayers, Ternary
 from bitnet_inference.formats.safetensors_files import open_tensors
+from bitnet_inference.summary import summarize
 from bitnet_inference.ternary import unpack
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "experts"
@@ -58,6 +60,13 @@ def test_what_a_file_says(file):
     assert config.experts == Experts(count=EXPERTS, used=3, renormalized=True)
     assert config.local == LocalLayers(layers=(0, 1, 2), window=8, rope_theta=10000.0)  # as llama.cpp counts
     assert (config.activation, config.rotary_dim, config.plain_global) == ("silu7", 32, True)
+
+
+def test_what_is_told_of_a_file(file):
+    lines = dict(summarize(file).groups["model"])
+    assert lines["layers"] == "4 of hidden size 256, inner size 256, 8 experts each, 3 for a token"
+    assert lines["attention"].endswith("3 layers see 8 tokens (rope base 10000 for 32 features of a head)")
+    assert lines["context"] == "256 tokens, no rotations in layers that see all of it"
 
 
 @pytest.mark.parametrize("name", ["layers.3.k", "layers.0.experts.7.gate", "layers.2.experts.3.down"])
@@ -149,6 +158,14 @@ def test_of_equal_scores_the_lower_number_is_better():
 def test_shares_of_all_scores_do_not_add_up_to_one():
     _, shares = chosen_experts(np.zeros((1, 4), np.float32), Experts(count=4, used=2, renormalized=False))
     assert shares.tolist() == [[0.25, 0.25]]
+
+
+def test_a_token_multiplies_with_the_experts_that_it_goes_through(file):
+    config = open_checkpoint(file).config
+    every, last = num_multiply_adds(config)
+    head, mlp, keys = VOCAB * 256, 3 * 3 * 256 * 256 + EXPERTS * 256, 2 * 128 * 256
+    assert last - head == 256 * 256 + mlp  # o, and three experts with the router, of the last layer
+    assert every + last - head == 4 * (2 * 256 * 256 + keys + mlp)
 
 
 def test_a_row_with_other_weights_is_named(tmp_path):

@@ -25,13 +25,11 @@ def read_experts(fields: Fields, num_layers: int, renormalized: bool) -> Experts
 
 def gguf_experts(fields: Fields, num_layers: int) -> Experts:
     """Of a GGUF file: shares add up to 1 over the best, as llama.cpp has it for these architectures."""
-    for key in ("expert_shared_count", "leading_dense_block_count"):
-        value = fields.values.get(key, 0)
-        _refuse(fields, key, type(value) is not int or value != 0, _ONLY_EXPERTS)
-    gating = "expert_gating_func"
-    _refuse(
-        fields, gating, fields.values.get(gating, 1) != 1, "only the softmax of scores is supported: use another model"
-    )
+    softmax = "only the softmax of scores is supported: use another model"
+    usual = (("expert_shared_count", 0, _ONLY_EXPERTS), ("leading_dense_block_count", 0, _ONLY_EXPERTS))
+    for key, number, why in (*usual, ("expert_gating_func", 1, softmax)):
+        value = fields.values.get(key, number)
+        _refuse(fields, key, type(value) is not int or value != number, why)
     count = fields.size("expert_count", MAX_EXPERTS // num_layers)
     return Experts(count=count, used=fields.size("expert_used_count", min(count, MAX_USED_EXPERTS)))
 

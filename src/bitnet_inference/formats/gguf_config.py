@@ -243,7 +243,7 @@ def _without_some_rotations(fields: Fields, config: ModelConfig, rotary_dim: int
     if config.rope_scaling is not None:
         raise Unsupported(f"{fields.path}: rope.scaling: scaled rotations of this architecture are not supported")
     clamps = np.atleast_1d(fields.values.get("swiglu_clamp_exp", 7.0))
-    if (clamps != np.float32(7.0)).any():
+    if clamps.dtype.kind not in "fiu" or (clamps != 7).any():
         raise Unsupported(f"{fields.path}: swiglu_clamp_exp is not 7, which is not supported: use another model")
     key, theta = "attention.sliding_window_pattern", config.rope_theta
     window = fields.size("attention.sliding_window", MAX_POSITIONS)

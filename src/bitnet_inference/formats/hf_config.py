@@ -168,7 +168,7 @@ def _rope(fields: Fields, family: Family, max_positions: int, head_dim: int) -> 
     """The base, how frequencies are scaled, and what cosine and sine are multiplied by."""
     section = _rope_section(fields, family)
     if family.nope and section is not None:
-        section = Fields(section.path, {key: section.values[key] for key in section.values if key != _PARTIAL}, "")
+        section = section.without(_PARTIAL)
     theta = fields.positive("rope_theta", family.rope_theta)
     if section is None or not section.values:
         return theta, None, 1.0

@@ -62,6 +62,10 @@ class Fields:
         """The error for a key: its value and what it should be."""
         return FormatError(self.path, self._where + key, f"{shown(self.values.get(key))} {why}")
 
+    def without(self, key: str) -> Fields:
+        """The same object without a key."""
+        return Fields(self.path, {name: self.values[name] for name in self.values if name != key}, self._where)
+
     def size(self, key: str, at_most: int, default: int | None = None) -> int:
         """A whole number from 1 to `at_most`."""
         value = self._get(key, default)

@@ -141,7 +141,11 @@ class Affine:
         is_meant = not self.problem and bool(unit)
         if is_meant and self.biases is None:
             return unit
-        if not is_meant or self.biases is None or not np.array_equal(float_values(self.biases), float_values(self.scales) * np.float32(-unit)):
+        if (
+            not is_meant
+            or self.biases is None
+            or not np.array_equal(float_values(self.biases), float_values(self.scales) * np.float32(-unit))
+        ):
             return 0.0
         return unit
 
