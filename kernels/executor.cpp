@@ -219,8 +219,7 @@ Executor::Course Executor::course(const Program& program, size_t index, std::spa
     if (input) input += portion.first_token * program.input_width();
     if (output) output += portion.first_row * program.output_width();
     const auto context = [&](const Batch& batch, const std::vector<int32_t>& sequences) {
-        const bool matrix = kernels_->matrix_product && batch.num_tokens >= program.matrix_tokens();
-        const int64_t tile = matrix ? 1 : tile_tokens(*kernels_, program, batch.num_tokens);
+        const int64_t tile = tile_tokens(*kernels_, program, batch.num_tokens);
         return Context{*kernels_, batch.num_tokens, tile,    arena, input,   output,
                        &batch,    sequences,        scratch, 1,     nullptr, nullptr};
     };

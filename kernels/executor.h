@@ -231,8 +231,9 @@ class Program {
     std::vector<std::unique_ptr<Step>> steps_;
 };
 
-// So many codes at most are interleaved for products of so many tokens that are not those of matrices.
+// So many codes are interleaved for products of so many tokens, at most; 1 for those of matrices.
 inline int64_t tile_tokens(const Kernels& kernels, const Program& program, int64_t num_tokens) {
+    if (kernels.matrix_product && num_tokens >= program.matrix_tokens()) return 1;
     const int64_t many = are_many(kernels, num_tokens) ? kernels.many_tile : kMaxTileTokens;
     return program.takes_int8() ? std::min<int64_t>(many, kernels.head_vectors) : many;
 }

@@ -54,7 +54,8 @@ struct Plan {
     const Program& program(const Context& c, int64_t index) const {
         return *mixture.experts[size_t(active(c)[1 + index])];
     }
-    // The rows of one of the active experts, on one thread.
+    // The rows of one of the active experts, on one thread. What a matrix product reads behind its codes, and does not
+    // use, is of the next one, or of the slack behind the arena.
     Context rows(const Context& c, int64_t index, int thread) const {
         const int64_t begin = first(c)[index], count = first(c)[index + 1] - begin;
         return {c.kernels,
@@ -242,6 +243,7 @@ void Program::mix(const Mixture& mixture) {
         require(!expert->steps_.empty() && expert->steps_.size() == experts[0]->steps_.size(),
                 "experts have different numbers of steps");
         cost = std::max(cost, expert->cost_);
+        max_padded_ = std::max(max_padded_, expert->max_padded_);
     }
     cost_ += mixture.used * cost;
     is_mixture_ = true;
