@@ -138,16 +138,12 @@ class Affine:
     def _unit(self) -> float:
         """What a scale is multiplied by to be that of codes -1, 0 and 1; 0 where they are not meant."""
         unit = {1: 0.5, 2: 1.0}.get(self._bits, 0.0)
-        is_meant = not self.problem and bool(unit)
-        if is_meant and self.biases is None:
-            return unit
-        if (
-            not is_meant
-            or self.biases is None
-            or not np.array_equal(float_values(self.biases), float_values(self.scales) * np.float32(-unit))
-        ):
+        if self.problem or not unit:
             return 0.0
-        return unit
+        if self.biases is None:
+            return unit
+        are_meant = np.array_equal(float_values(self.biases), float_values(self.scales) * np.float32(-unit))
+        return unit if are_meant else 0.0
 
     def _pieces(self) -> Iterator[slice]:
         step = max(1, _CHUNK_VALUES // self.shape[1])
