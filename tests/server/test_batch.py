@@ -234,7 +234,8 @@ class TestGoingOn:
         assert files[1].read_bytes() == before
 
     def test_a_model_that_has_ended_ends_it(self, files: tuple[Path, Path]) -> None:
-        write(files[0], [request(f"{at}", "completions", {"prompt": "x", "max_tokens": at}) for at in range(20)])
+        bodies = ({"prompt": "x", "max_tokens": 1 if at < 3 else 400, "ignore_eos": True} for at in range(20))
+        write(files[0], [request(f"{at}", "completions", body) for at, body in enumerate(bodies)])
         with (
             LLM.load(max_cache_tokens=512, threads=1) as llm,
             closing(ServedModels(OneModel("default", llm), {"story": "default"})) as one,

@@ -80,6 +80,7 @@ def test_two_tabs_write_in_one_conversation(page: Page, other: Page) -> None:
     other.locator("#talks .open").click()
     ask(other, "From there")
     finished(other)
+    page.wait_for_function("Object.values(localStorage).some((each) => each.includes('Yes.'))")  # the browser told it
     end(page)
     assert titles(page) == ["Of two"]
     assert sorted(page.evaluate(TEXTS, "Of two")) == ["From here", "From there", "Long", "Yes."]
