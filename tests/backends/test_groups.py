@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from products import Floats, product
 
 from bitnet_inference import native, ternary
 from bitnet_inference.backends import load_model, reference
@@ -23,12 +24,10 @@ from bitnet_inference.model.contract import Batch, Model
 from bitnet_inference.model.loader import fused, record
 
 ISAS = native.isas()
-INPUT, OUTPUT = 1, 2
 GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDERS = ["bitnet-packed", "llama-rms-norm", "llama-partial", "llama-ternary-head"]
 NUM_TOKENS = 70
 SHAPES = [(1, 1), (31, 15), (33, 65), (5, 64), (70, 129), (100, 300), (32, 1024)]
-Floats = NDArray[np.float32]
 
 
 def packed(codes: NDArray[np.int8], scales: Floats, group_size: int, layout: str = "codes") -> native.TernaryWeight:
@@ -36,19 +35,6 @@ def packed(codes: NDArray[np.int8], scales: Floats, group_size: int, layout: str
     data = codes.view(np.uint8) if layout == "codes" else ternary.pack_quarters(codes)
     weight.pack(0, data, layout, scales)
     return weight
-
-
-def product(weight: native.TernaryWeight, isa: str, x: Floats, threads: int = 1, residual: bool = False) -> Floats:
-    """x holds the activations, and behind them the residual: [tokens, columns + rows]."""
-    columns, rows, stride = weight.columns, weight.rows, x.shape[1]
-    codes = (0, -(-columns // 16) * 16)
-    program = native.Program(codes[1] // 4 + 16)
-    program.rows_to_codes((INPUT, 0, stride, 0, columns), None, 0, None, 0.0, codes)
-    behind = (INPUT, 0, stride, columns, rows) if residual else None
-    program.ternary(weight, codes, (OUTPUT, 0, rows, 0, rows), behind)
-    output = np.full((len(x), rows), np.nan, np.float32)
-    native.Executor(isa, threads).run(program, None, x, output)
-    return output
 
 
 def fused_truth(x: Floats, codes: NDArray[np.int8], scales: Floats, group_size: int) -> Floats:
