@@ -88,9 +88,16 @@ def write_folder(folder: Path, weights: dict[str, NDArray[np.float32]] | None = 
     return folder
 
 
-def write_file(path: Path, kind: str = "tq2_0", *, stacked: bool = True, **changes: Any) -> Path:
+def write_file(
+    path: Path,
+    kind: str = "tq2_0",
+    weights: dict[str, NDArray[np.float32]] | None = None,
+    *,
+    stacked: bool = True,
+    **changes: Any,
+) -> Path:
     """A GGUF file: projections in TQ2_0 or F32, experts `stacked` or as older files have them, and other metadata."""
-    weights, writer = tensors(), gguf.GGUFWriter(path, "maple")
+    weights, writer = weights or tensors(), gguf.GGUFWriter(path, "maple")
     for key, value in (_metadata() | changes).items():
         _add(writer, f"maple.{key}", value)
     writer.add_tokenizer_model("none")

@@ -18,7 +18,7 @@ from bitnet_inference.bench import num_multiply_adds
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Experts, LocalLayers, Ternary
-from bitnet_inference.formats.safetensors_files import open_tensors
+from bitnet_inference.formats.safetensors_files import open_tensors, read_container
 from bitnet_inference.summary import summarize
 from bitnet_inference.ternary import unpack
 
@@ -235,8 +235,46 @@ def test_devices_without_experts_are_refused(options):
         LLM.load(MOE, **options)
 
 
-def test_no_file_is_written_of_experts(tmp_path):
-    for name in ("model.gguf", "model.safetensors", "model.onnx"):
-        with pytest.raises(Unsupported, match="has experts, for which no file is written"):
+def test_other_files_than_packed_ones_are_not_written(tmp_path):
+    for name in ("model.gguf", "model.onnx"):
+        with pytest.raises(Unsupported, match="has experts, for which only packed files are written"):
             convert(MOE, tmp_path / name)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("source", ["folder", "file", "dense"])
+def test_packed_they_are_the_same(tmp_path, request, source, compressed):
+    original = MOE if source == "dense" else request.getfixturevalue(source)
+    packed = tmp_path / "model.safetensors"
+    convert(original, packed, compressed=compressed)
+    checkpoint = open_checkpoint(packed)
+    assert checkpoint.check() == list(checkpoint.verify()) == []
+    assert checkpoint.config == open_checkpoint(original).config
+    np.testing.assert_array_equal(logits(packed), logits(original))
+
+
+def test_packed_they_stand_in_stacks(tmp_path, folder):
+    convert(folder, tmp_path / "model.safetensors")
+    stored = read_container(tmp_path / "model.safetensors").tensors
+    assert stored["layers.0.experts.down.u2"].shape == (EXPERTS, 8, 16, 128)
+    assert stored["layers.0.experts.down.scale"].shape == (EXPERTS, 256)  # of each row
+
+
+def test_packed_beside_others_one_scale_is_that_of_each_row(tmp_path):
+    weights, name = tensors(), "layers.1.experts.2.up"
+    theirs = "model.layers.1.mlp.experts.2.up_proj.weight"
+    weights[theirs] = np.sign(weights[theirs]) / 8
+    original = write_file(tmp_path / "model.gguf", weights=weights)
+    assert open_checkpoint(original).matrix(name).scale == 0.125
+    convert(original, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(open_checkpoint(tmp_path / "model.safetensors").matrix(name).scale, [0.125] * 256)
+    np.testing.assert_array_equal(logits(tmp_path / "model.safetensors"), logits(original))
+
+
+def test_a_packed_stack_of_fewer_experts(tmp_path):
+    path = tmp_path / "model.safetensors"
+    convert(MOE, path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"count\\": 8', b'"count\\": 7', 1))
+    assert "layers.0.experts.0.gate: is missing: convert the model again" in "\n".join(open_checkpoint(path).check())

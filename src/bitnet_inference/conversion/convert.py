@@ -96,7 +96,7 @@ def convert(
     _check_quantize(quantize)
     _check_target(path, target, kind, compressed, small, check)
     _check_coreml(target, compute, context)
-    checkpoint = _open_source(path, arm_i2_s)
+    checkpoint = _open_source(path, arm_i2_s, target)
     weights = quantized(checkpoint, quantize)
     if target.suffix == _ONNX:
         texts = load_text_files(checkpoint)
@@ -116,11 +116,11 @@ def convert(
     return _write_gguf(path, checkpoint, weights, target, kind or "i2_s", progress)
 
 
-def _open_source(path: Path, arm_i2_s: bool) -> Checkpoint:
+def _open_source(path: Path, arm_i2_s: bool, target: Path) -> Checkpoint:
     checkpoint = open_checkpoint(path, arm_i2_s=arm_i2_s)
     refuse_graph(checkpoint)
-    if checkpoint.config.experts is not None:
-        raise Unsupported(f"{path}: has experts, for which no file is written: use it as it is")
+    if checkpoint.config.experts is not None and target.suffix != _PACKED:
+        raise Unsupported(f"{path}: has experts, for which only packed files are written: give X{_PACKED}")
     require_sound(checkpoint)
     return checkpoint
 

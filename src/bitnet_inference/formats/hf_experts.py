@@ -24,7 +24,7 @@ def with_each_expert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _parts(name: re.Match[str], stack: Tensor) -> Iterator[tuple[str, Tensor]]:
     own, fused, projection, kind = name.groups()
-    for number, part in enumerate(_cut(stack, stack.shape[0])):
+    for number, part in enumerate(stack.cut(stack.shape[0])):
         at = f"{own}experts.{number}."
         matrix = replace(part, shape=part.shape[1:])
         if projection:
@@ -32,13 +32,4 @@ def _parts(name: re.Match[str], stack: Tensor) -> Iterator[tuple[str, Tensor]]:
         elif fused == "down_proj":
             yield f"{at}down_proj.weight", matrix
         elif len(matrix.shape) == 2 and matrix.shape[0] % 2 == 0:
-            yield from zip((f"{at}gate_proj.weight", f"{at}up_proj.weight"), _cut(matrix, 2), strict=True)
-
-
-def _cut(tensor: Tensor, count: int) -> Iterator[Tensor]:
-    """Its rows in so many equal parts, one behind the other."""
-    rows, *rest = tensor.shape
-    size = tensor.num_bytes // count if count else 0
-    for number in range(count):
-        begin = tensor.begin + number * size
-        yield replace(tensor, shape=(rows // count, *rest), begin=begin, end=begin + size)
+            yield from zip((f"{at}gate_proj.weight", f"{at}up_proj.weight"), matrix.cut(2), strict=True)

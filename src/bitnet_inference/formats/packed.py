@@ -20,6 +20,7 @@ from bitnet_inference.formats.float_tensors import FLOATS
 from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.json_files import parse_object, shown
 from bitnet_inference.formats.packed_config import read_config
+from bitnet_inference.formats.packed_experts import with_each_expert
 from bitnet_inference.formats.packed_versions import VERSION, migrated, version_of
 from bitnet_inference.formats.safetensors_files import Tensor, read_container
 
@@ -53,8 +54,10 @@ class PackedCheckpoint:
         self._compressed = dict(open_compressed(path, self._text("compressed"), self._stored))
         held = {name + SUFFIX for name in self._compressed}
         mapped = {name: tensor for name, tensor in self._stored.items() if name not in held}
-        self._tensors: dict[str, Tensor | Compressed] = mapped | self._compressed
         self.config = read_config(self._text("config"), path)
+        if self.config.experts is not None:
+            mapped = with_each_expert(mapped, self.config.experts.count)
+        self._tensors: dict[str, Tensor | Compressed] = mapped | self._compressed
         self._shapes = dict(expected_shapes(self.config))
 
     @property
@@ -113,8 +116,8 @@ class PackedCheckpoint:
             tensor = self._tensors[name]
             return Dense(tensor.array(), FLOATS[tensor.dtype])
         group_size = self.group_size(name)
-        scales = self._tensors[_scale_name(name, group_size)].array()
-        scale = scales if group_size else float(scales)
+        scales = self._tensors[scale_name(name, group_size)].array()
+        scale = scales if scales.ndim else float(scales)
         layout = self._layout(name)
         return Ternary(self._tensors[f"{name}.{layout}"].array(), layout, (rows, columns), scale, group_size)
 
@@ -170,6 +173,10 @@ class PackedCheckpoint:
             raise problem
 
     def _problems(self) -> Iterator[FormatError]:
+        for name, tensor in self._stored.items():
+            if tensor.begin % ALIGNMENT and not name.startswith(PADDING):
+                why = f"begins at byte {tensor.begin}, no multiple of {ALIGNMENT}: {_AGAIN}"
+                yield FormatError(self.path, shown(name), why)
         known = {each for name in self._shapes for each in self._parts(name)} | self._screen_parts().keys()
         for name in self._shapes:
             yield from self._problems_of(name)
@@ -200,12 +207,14 @@ class PackedCheckpoint:
         if not self.is_ternary(name):
             return {name: (tuple(FLOATS), shape)}
         group_size = self.group_size(name)
-        scales = (rows, -(-columns // group_size)) if group_size else ()
+        scale = scale_name(name, group_size)
+        is_of_rows = scale in self._tensors and len(self._tensors[scale].shape) == 1
+        scales = (rows, -(-columns // group_size)) if group_size else (rows,) if is_of_rows else ()
         layout = self._layout(name)
         packed = {"u2": ternary.u2_shape, "t5": ternary.t5_shape}[layout](rows, columns)
         return {
             f"{name}.{layout}": (("U8",), packed),
-            _scale_name(name, group_size): (("F32",), scales),
+            scale: (("F32",), scales),
         }
 
     def _problems_of(self, name: str) -> Iterator[FormatError]:
@@ -240,8 +249,9 @@ def _sizes(tensor: Compressed) -> tuple[int, int]:
 def _problem(tensor: Tensor | Compressed, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> str:
     if tensor.dtype not in dtypes or tensor.shape != shape:
         return f"is {tensor.dtype} {shown(list(tensor.shape))}, not {' or '.join(dtypes)} {shown(list(shape))}"
-    return f"begins at byte {tensor.begin}, no multiple of {ALIGNMENT}" if tensor.begin % ALIGNMENT else ""
+    return ""
 
 
-def _scale_name(name: str, group_size: int) -> str:
+def scale_name(name: str, group_size: int) -> str:
+    """Under which the scales of a ternary matrix stand."""
     return f"{name}.scale{group_size or ''}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,7 @@ from bitnet_inference.errors import FormatError, InvalidParams
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, require_sound
 from bitnet_inference.formats.compressed import SUFFIX, compress
 from bitnet_inference.formats.float_tensors import FLOATS
+from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.json_files import MAX_JSON_BYTES
 from bitnet_inference.formats.kinds import kind_of
 from bitnet_inference.formats.packed import (
@@ -28,9 +30,11 @@ from bitnet_inference.formats.packed import (
     PADDING,
     SCREEN,
     PackedCheckpoint,
+    scale_name,
     sha256_of,
 )
 from bitnet_inference.formats.packed_config import write_config
+from bitnet_inference.formats.packed_experts import is_stack, written_together
 from bitnet_inference.formats.packed_versions import VERSION
 from bitnet_inference.formats.titles import source_of, title_of
 from bitnet_inference.output_files import refuse_unwritable, whole_file
@@ -62,11 +66,11 @@ def write_packed(
         raise InvalidParams(f"{path}: a packed file is called NAME.safetensors: choose such a name")
     refuse_unwritable(path)
     require_sound(checkpoint)
-    shapes, done = dict(expected_shapes(checkpoint.config)), 0
+    shapes, written, done = dict(expected_shapes(checkpoint.config)), written_together(checkpoint.config), 0
     config = write_config(checkpoint.config)
     said = {"format": FORMAT, "version": str(VERSION), "config": config, CONFIG_HASH: sha256_of(config)}
     said |= _provenance(checkpoint, compressed)
-    room = sum(len(json.dumps(each)) for each in said.values()) + _ENTRY_BYTES * (2 * len(shapes) + len(files) + 8)
+    room = sum(len(json.dumps(each)) for each in said.values()) + _ENTRY_BYTES * (2 * len(written) + len(files) + 8)
     if compressed:
         dense = (math.prod(shape) for name, shape in shapes.items() if not checkpoint.is_ternary(name))
         room += sum(dense) // _WEIGHTS_A_BYTE
@@ -74,10 +78,13 @@ def write_packed(
         raise InvalidParams(f"{path}: a header of {room} bytes would not be read again: such a model is not known")
     with whole_file(path) as file:
         target = _Target(file, -(-(8 + room) // ALIGNMENT) * ALIGNMENT, compressed)
-        for name in shapes:
-            for part, dtype, data in _parts(checkpoint, name, compressed):
-                target.add(part, dtype, data)
-            done += math.prod(shapes[name])
+        for name, members in written.items():
+            for part, dtype, arrays in _parts(checkpoint, name, members, compressed):
+                if is_stack(name):
+                    target.add_stack(part, dtype, len(members), arrays)
+                else:
+                    target.add(part, dtype, next(arrays))
+            done += sum(math.prod(shapes[member]) for member in members)
             if progress is not None:
                 progress(done, sum(map(math.prod, shapes.values())))
         for name, dtype, data in [] if compressed else _screen(checkpoint, min_screened):
@@ -104,20 +111,26 @@ class _Target:
             frames, ends = found
             self._compressed[name] = {"dtype": dtype, "shape": list(data.shape), "ends": list(ends)}
             name, dtype, data = name + SUFFIX, "U8", frames
-        self._append(name, dtype, data)
-        if missing := -self._end % ALIGNMENT:
-            self._append(f"{PADDING}{len(self._entries)}", "U8", np.zeros(missing, np.uint8))
+        self._append(name, dtype, data.shape, iter([data]))
 
-    def _append(self, name: str, dtype: str, data: NDArray[Any]) -> None:
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
-        digest = hashlib.sha256()
-        for begin in range(0, len(flat), _CHUNK_BYTES):
-            chunk = flat[begin : begin + _CHUNK_BYTES]
-            digest.update(chunk)
-            self._file.write(chunk)
-        end = self._end + len(flat)
-        self._entries[name] = {"dtype": dtype, "shape": list(data.shape), "data_offsets": [self._end, end]}
-        self._hashes[name], self._end = digest.hexdigest(), end
+    def add_stack(self, name: str, dtype: str, count: int, arrays: Iterator[NDArray[Any]]) -> None:
+        """Append so many arrays of one shape as one tensor, which is not compressed: each can be read alone."""
+        first = next(arrays)
+        self._append(name, dtype, (count, *first.shape), chain([first], arrays))
+
+    def _append(self, name: str, dtype: str, shape: tuple[int, ...], arrays: Iterator[NDArray[Any]]) -> None:
+        begin, digest = self._end, hashlib.sha256()
+        for array in arrays:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            for at in range(0, len(flat), _CHUNK_BYTES):
+                chunk = flat[at : at + _CHUNK_BYTES]
+                digest.update(chunk)
+                self._file.write(chunk)
+            self._end += len(flat)
+        self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, self._end]}
+        self._hashes[name] = digest.hexdigest()
+        if missing := -self._end % ALIGNMENT:
+            self._append(f"{PADDING}{len(self._entries)}", "U8", (missing,), iter([np.zeros(missing, np.uint8)]))
 
     def finish(self, said: dict[str, str]) -> None:
         """Write the header."""
@@ -131,37 +144,66 @@ class _Target:
         self._file.write(room.to_bytes(8, "little") + text.ljust(room))
 
 
-def _parts(checkpoint: Checkpoint, name: str, compressed: bool) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """The tensors of a weight: name, dtype and data."""
-    shape = dict(expected_shapes(checkpoint.config))[name]
+def _parts(
+    checkpoint: Checkpoint, name: str, members: list[str], compressed: bool
+) -> Iterator[tuple[str, str, Iterator[NDArray[Any]]]]:
+    """The tensors of a weight, or of those of a stack: name, dtype, and what each is made of, to be read in turn."""
+    shape = dict(expected_shapes(checkpoint.config))[members[0]]
     if len(shape) == 1:
-        yield name, "F32", checkpoint.vector(name)
+        yield name, "F32", iter([checkpoint.vector(name)])
         return
+    group_size, *others = {checkpoint.group_size(member) for member in members} - {0} or {0}
+    if others or len({checkpoint.is_ternary(member) for member in members}) > 1:
+        why = "experts are not all ternary, or their groups of columns differ in size"
+        raise FormatError(checkpoint.path, name, f"{why}: use the model as it is")
+    if not checkpoint.is_ternary(members[0]):
+        own, *more = {checkpoint.dtype(member) for member in members}
+        dtype: FloatName = "float32" if more else own  # which holds all of them
+        said = next(each for each, known in FLOATS.items() if known == dtype)
+        yield name, said, (_dense(checkpoint, member, dtype) for member in members)
+        return
+    shapes = {"u2": ternary.u2_shape(*shape), "t5": ternary.t5_shape(*shape)}
+    layout = "t5" if compressed and shapes["t5"] < shapes["u2"] else "u2"  # small ones can take more in whole blocks
+    scales: list[NDArray[np.float32]] = []
+    yield f"{name}.{layout}", "U8", _packed(checkpoint, members, layout, shapes[layout], scales)
+    yield scale_name(name, group_size), "F32", _alike(scales)
+
+
+def _dense(checkpoint: Checkpoint, name: str, dtype: FloatName) -> NDArray[Any]:
     matrix = checkpoint.matrix(name)
-    if isinstance(matrix, Dense):
-        yield name, next(dtype for dtype, known in FLOATS.items() if known == matrix.dtype), matrix.data
-    else:
+    assert isinstance(matrix, Dense), f"{name} is not what it was said to be"
+    return matrix.data if matrix.dtype == dtype else to_float32(matrix.data, matrix.dtype)
+
+
+def _packed(
+    checkpoint: Checkpoint, names: list[str], layout: str, shape: tuple[int, ...], scales: list[NDArray[np.float32]]
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of each; their scales are appended to `scales`."""
+    for name in names:
+        matrix = checkpoint.matrix(name)
+        assert isinstance(matrix, Ternary), f"{name} is not what it was said to be"
         scale = np.asarray(matrix.scale, np.float32)
-        if problem := matrix.problem() or ("" if np.isfinite(scale).all() else "a scale is NaN or infinite"):
+        if problem := matrix.problem(takes_rows=True) or (
+            "" if np.isfinite(scale).all() else "a scale is NaN or infinite"
+        ):
             raise FormatError(checkpoint.path, name, problem)
-        layout, data = _packed(checkpoint, name, matrix, compressed)
-        yield f"{name}.{layout}", "U8", data
-        yield f"{name}.scale{matrix.group_size or ''}", "F32", scale
-    checkpoint.release(name)
+        packed = native.TernaryWeight(matrix.shape[1], [matrix.shape[0]], layout)
+        data = np.ascontiguousarray(matrix.data).view(np.uint8)
+        try:
+            packed.pack(0, data.reshape(len(data), -1), matrix.layout, 1.0)
+        except ValueError as error:
+            raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
+        scales.append(scale)
+        array: NDArray[np.uint8] = packed.packed()
+        yield array.reshape(shape)
+        checkpoint.release(name)
 
 
-def _packed(checkpoint: Checkpoint, name: str, matrix: Ternary, compressed: bool) -> tuple[str, NDArray[np.uint8]]:
-    """The layout and the bytes; of small matrices, whole blocks of t5 can take more than steps of u2."""
-    shapes = {"u2": ternary.u2_shape(*matrix.shape), "t5": ternary.t5_shape(*matrix.shape)}
-    layout = "t5" if compressed and shapes["t5"] < shapes["u2"] else "u2"
-    packed = native.TernaryWeight(matrix.shape[1], [matrix.shape[0]], layout)
-    data = np.ascontiguousarray(matrix.data).view(np.uint8)
-    try:
-        packed.pack(0, data.reshape(len(data), -1), matrix.layout, 1.0)
-    except ValueError as error:
-        raise FormatError(checkpoint.path, name, f"{error}: download the model again") from error
-    array: NDArray[np.uint8] = packed.packed()
-    return layout, array.reshape(shapes[layout])
+def _alike(scales: Sequence[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """A scale a matrix, or for each row or group of columns, where one of them has such."""
+    shape = max((scale.shape for scale in scales), key=len)
+    for scale in scales:
+        yield np.broadcast_to(scale.reshape(scale.shape + (1,) * (len(shape) - scale.ndim)), shape)
 
 
 def _screen(checkpoint: Checkpoint, min_screened: int) -> Iterator[tuple[str, str, NDArray[Any]]]:
