@@ -272,9 +272,20 @@ def test_packed_beside_others_one_scale_is_that_of_each_row(tmp_path):
     np.testing.assert_array_equal(logits(tmp_path / "model.safetensors"), logits(original))
 
 
-def test_a_packed_stack_of_fewer_experts(tmp_path):
+def test_a_packed_stack_of_other_experts(tmp_path):
     path = tmp_path / "model.safetensors"
     convert(MOE, path)
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"count\\": 8', b'"count\\": 7', 1))
-    assert "layers.0.experts.0.gate: is missing: convert the model again" in "\n".join(open_checkpoint(path).check())
+    path.write_bytes(path.read_bytes().replace(b'"count\\": 8', b'"count\\": 7', 1))
+    with pytest.raises(FormatError, match=r"layers.0.experts.gate: is no stack of 7 experts: convert the model again"):
+        open_checkpoint(path)
+
+
+def test_a_packed_expert_in_a_stack_and_alone(tmp_path):
+    path = tmp_path / "model.safetensors"
+    convert(MOE, path)
+    name, other = b'"layers.1.mlp_norm":', b'"layers.0.experts.1.up":'
+    room = b" " * (len(other) - len(name))
+    content = path.read_bytes().replace(name, other, 1)
+    path.write_bytes(content.replace(b"}" + room, b"}", 1))
+    with pytest.raises(FormatError, match=r"layers.0.experts.1.up: stands in a stack of all experts too"):
+        open_checkpoint(path)

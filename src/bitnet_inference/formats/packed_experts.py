@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
 from bitnet_inference.formats.safetensors_files import Tensor
+from bitnet_inference.formats.sizes import MAX_EXPERTS
 
-_OF_ONE = re.compile(r"(layers\.\d+\.experts\.)\d+\.(\w+)")
-_STACK = re.compile(r"(layers\.\d+\.experts\.)((?:gate|up|down)(?:\.\w+)?)")
+_OF_ONE = re.compile(r"(layers\.[0-9]+\.experts\.)[0-9]+\.(\w+)")
+# A name is written for each expert, so it is none that a stranger could make as long as he likes.
+_STACK = re.compile(r"(layers\.[0-9]{1,3}\.experts\.)((?:gate|up|down)(?:\.(?:u2|t5|scale|scale64|scale128))?)")
+_AGAIN = "convert the model again"
 
 
 def written_together(config: ModelConfig) -> dict[str, list[str]]:
@@ -27,14 +31,24 @@ def is_stack(name: str) -> bool:
 
 
 def with_each_expert(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """The tensors, with `layers.N.experts.E.gate.u2` and so on, in the place of the stacks of so many experts."""
-    return dict(named for name, tensor in tensors.items() for named in _parts(name, tensor, count))
+    """The tensors, with `layers.N.experts.E.gate.u2` and so on, in the place of the stacks of so many experts.
+
+    Raises FormatError for a stack of another number, and where an expert stands alone too.
+    """
+    stacks = {name: found for name in tensors if (found := _STACK.fullmatch(name))}
+    if len(stacks) * count > 6 * MAX_EXPERTS:
+        return tensors
+    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
+    for name, found in stacks.items():
+        for own, part in _parts(name, found, tensors[name], count):
+            if own in every:
+                raise FormatError(part.path, own, f"stands in a stack of all experts too: {_AGAIN}")
+            every[own] = part
+    return every
 
 
-def _parts(name: str, tensor: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
-    found = _STACK.fullmatch(name)
-    if found is None or tensor.shape[:1] != (count,):
-        yield name, tensor
-        return
-    for number, part in enumerate(tensor.cut(count)):
+def _parts(name: str, found: re.Match[str], stack: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
+    if stack.shape[:1] != (count,):
+        raise FormatError(stack.path, name, f"is no stack of {count} experts: {_AGAIN}")
+    for number, part in enumerate(stack.cut(count)):
         yield f"{found[1]}{number}.{found[2]}", replace(part, shape=part.shape[1:])
