@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import by_hand_experts
 import by_hand_gguf
 import by_hand_onnx
 import by_hand_weights
@@ -34,6 +35,7 @@ def _attacks() -> Iterator[tuple[str, Attack]]:
     yield from by_hand_weights.safetensors()
     yield from by_hand_weights.indexes()
     yield from by_hand_gguf.ggufs()
+    yield from by_hand_experts.experts()
     yield from by_hand_weights.pickles_and_zips()
     yield from by_hand_onnx.onnx()
     yield from by_hand_words.json_files()
@@ -82,7 +84,8 @@ def _link(target: str, path: Path) -> None:
 def _truncated() -> Iterator[tuple[str, Attack]]:
     """At the borders of a header, and at many places besides."""
     for seed in ("hf-shards", "meta-shards", "gguf-types", "gguf-groups", "packed", "packed-compressed",
-                 "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx"):  # fmt: skip
+                 "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx", "gguf-experts", "mlx-experts",
+                 "hf-experts"):  # fmt: skip
         for name, content in files_of(seed).items():
             size = len(content)
             places = {

@@ -14,15 +14,17 @@ from readers import files_of
 # GGUF
 
 
-def _gguf_text(text: bytes) -> bytes:
+def gguf_text(text: bytes) -> bytes:
+    """A text with its length before it."""
     return struct.pack("<Q", len(text)) + text
 
 
-def _key(key: str, kind: int, value: bytes) -> bytes:
-    return _gguf_text(key.encode()) + struct.pack("<I", kind) + value
+def gguf_key(key: str, kind: int, value: bytes) -> bytes:
+    """The record of a key."""
+    return gguf_text(key.encode()) + struct.pack("<I", kind) + value
 
 
-def _with_keys(*keys: bytes, name: str = "model.gguf") -> Plant:
+def with_keys(*keys: bytes, name: str = "model.gguf") -> Plant:
     """A file with these keys in front of its own; of two with one name the first is ours."""
 
     def plant(root: Path) -> None:
@@ -72,19 +74,19 @@ def ggufs() -> Iterator[tuple[str, Attack]]:
     for alignment in (0, 1, 3, 33, 1 << 20, 1 << 21, 1 << 31, 0xFFFFFFFF):
         yield (
             f"alignment {alignment}",
-            Attack(seed, _with_keys(_key("general.alignment", 4, struct.pack("<I", alignment)))),
+            Attack(seed, with_keys(gguf_key("general.alignment", 4, struct.pack("<I", alignment)))),
         )
     nested = struct.pack("<IQ", 9, 1) * 10_000
-    yield "arrays in arrays", Attack(seed, _with_keys(_key("x", 9, nested)))
+    yield "arrays in arrays", Attack(seed, with_keys(gguf_key("x", 9, nested)))
     for kind in (0, 1, 6, 7, 8, 9, 10, 12, 13, 0xFFFFFFFF):
         for count in (1 << 60, (1 << 64) - 1, 1 << 61, 1 << 31):
             yield (
                 f"an array of {count} of {kind}",
-                Attack(seed, _with_keys(_key("x", 9, struct.pack("<IQ", kind, count)))),
+                Attack(seed, with_keys(gguf_key("x", 9, struct.pack("<IQ", kind, count)))),
             )
-    doubled = _key("x", 7, b"\1")
-    yield "a key twice", Attack(seed, _with_keys(doubled, doubled))
-    yield "a key that writes on the terminal", Attack(seed, _with_keys(_key("\x1b[2J\n", 13, b"")))
+    doubled = gguf_key("x", 7, b"\1")
+    yield "a key twice", Attack(seed, with_keys(doubled, doubled))
+    yield "a key that writes on the terminal", Attack(seed, with_keys(gguf_key("\x1b[2J\n", 13, b"")))
     sizes = ("llama.block_count", "llama.embedding_length", "llama.attention.head_count",
     "llama.attention.head_count_kv",
              "llama.context_length", "llama.feed_forward_length", "llama.rope.dimension_count",
@@ -98,14 +100,14 @@ def ggufs() -> Iterator[tuple[str, Attack]]:
             )
             yield (
                 f"{key} = {value}",
-                Attack(seed, _with_keys(_key(key, 11, struct.pack("<q", value))), harmless=harmless),
+                Attack(seed, with_keys(gguf_key(key, 11, struct.pack("<q", value))), harmless=harmless),
             )
-        for_each_layer = _with_keys(_key(key, 9, struct.pack("<IQI", 4, 1, 1)))
+        for_each_layer = with_keys(gguf_key(key, 9, struct.pack("<IQI", 4, 1, 1)))
         yield f"{key} is a list", Attack(seed, for_each_layer, harmless=key == "llama.attention.head_count_kv")
-        yield f"{key} is a text", Attack(seed, _with_keys(_key(key, 8, _gguf_text(b"1"))))
+        yield f"{key} is a text", Attack(seed, with_keys(gguf_key(key, 8, gguf_text(b"1"))))
     for value in (float("nan"), float("inf"), 0.0, -1.0, 1e-45):
         for key in ("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base"):
-            yield f"{key} = {value}", Attack(seed, _with_keys(_key(key, 6, struct.pack("<f", value))))
+            yield f"{key} = {value}", Attack(seed, with_keys(gguf_key(key, 6, struct.pack("<f", value))))
     yield from _gguf_parts()
     yield from _gguf_weights()
     yield from _gguf_words()
@@ -118,13 +120,13 @@ def _gguf_parts() -> Iterator[tuple[str, Attack]]:
         for part in ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf"):
             for kind, value in (
                 (9, numbers),
-                (8, _gguf_text(b"1")),
+                (8, gguf_text(b"1")),
                 (11, b"\xff" * 8),
                 (6, b"\0\0\xc0\x7f"),
                 (7, b"\1"),
             ):
                 harmless = key == "split.tensors.count" and part != "model-00001-of-00002.gguf"
-                plant = _with_keys(_key(key, kind, value), name=part)
+                plant = with_keys(gguf_key(key, kind, value), name=part)
                 yield f"{part}: {key} of the kind {kind}", Attack("gguf-parts", plant, harmless=harmless)
 
 
@@ -151,15 +153,15 @@ def _gguf_words() -> Iterator[tuple[str, Attack]]:
             for what, kind, value in (
                 ("a flag", 7, b"\1"), ("a number", 4, b"\xff" * 4), ("a negative one", 11, b"\xff" * 8), ("NaN", 6,
                 b"\0\0\xc0\x7f"),
-                ("a text", 8, _gguf_text(b"x")), ("no texts", 9, struct.pack("<IQ", 8, 0)), ("numbers", 9,
+                ("a text", 8, gguf_text(b"x")), ("no texts", 9, struct.pack("<IQ", 8, 0)), ("numbers", 9,
                 struct.pack("<IQ3I", 4, 3, 1, 2, 3)),
-                ("one text twice", 9, struct.pack("<IQ", 8, 2) + _gguf_text(b"a") * 2), ("NaNs", 9, struct.pack("<IQ",
+                ("one text twice", 9, struct.pack("<IQ", 8, 2) + gguf_text(b"a") * 2), ("NaNs", 9, struct.pack("<IQ",
                 6, 10) + b"\xff" * 40),
-                ("texts of nothing", 9, struct.pack("<IQ", 8, 1000) + _gguf_text(b"") * 1000), ("a long text", 8,
-                _gguf_text(b"x" * 70_000)),
+                ("texts of nothing", 9, struct.pack("<IQ", 8, 1000) + gguf_text(b"") * 1000), ("a long text", 8,
+                gguf_text(b"x" * 70_000)),
                 ("a flag of 2", 7, b"\2"), ("one long text", 9, struct.pack("<IQ", 8,
-                1) + _gguf_text("\u2581ab".encode() * 20_000)),
-                ("halves of pairs", 9, struct.pack("<IQ", 8, 2) + _gguf_text(b"a ") + _gguf_text(b" ")),
+                1) + gguf_text("\u2581ab".encode() * 20_000)),
+                ("halves of pairs", 9, struct.pack("<IQ", 8, 2) + gguf_text(b"a ") + gguf_text(b" ")),
             ):  # fmt: skip
-                plant = _with_keys(_key(f"tokenizer.ggml.{key}", kind, value))
+                plant = with_keys(gguf_key(f"tokenizer.ggml.{key}", kind, value))
                 yield f"{key} is {what}", Attack(seed, plant, readers.run, harmless=True)

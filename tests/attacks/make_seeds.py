@@ -1,6 +1,6 @@
 """Writes seeds/: sound models of a few kilobytes, each by the library that owns its format, where there is one.
 
-    PYTHONPATH=tests/unit python tests/attacks/make_seeds.py      needs gguf, onnx, safetensors and torch
+    PYTHONPATH=tests:tests/unit python tests/attacks/make_seeds.py      needs gguf, onnx, safetensors and torch
 
 The golden folders (tests/golden, written by Transformers) are seeds too. What is in seeds/ is committed: run this only
 to add a seed. A folder is a model; one that holds a single file stands for that file.
@@ -19,13 +19,15 @@ import meta_samples as meta
 import numpy as np
 import onnx
 import torch
-from gguf_samples import write_model
+from expert_samples import CONFIG as MAPLE
+from gguf_samples import Q2_0, q2_0_bytes, write_model
 from mlx_samples import mlx_folder
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from onnx_samples import Kind, make_decoder, outside
 from safetensors.numpy import save_file
 from test_text_sentencepiece import SAMPLES, message
 from test_text_sentencepiece import model as sentencepiece_model
+from tiny_folders import bfloat16, safetensors_bytes
 
 from bitnet_inference.conversion.convert import convert
 
@@ -135,6 +137,98 @@ def _gguf_of_many_types(folder: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _gguf_with_experts(folder: Path) -> None:
+    """A Maple of two layers, a window in the first: three experts each in stacks of Q2_0, whose rows are a block."""
+    folder.mkdir()
+    hidden, inner, dim, experts = 64, 64, 16, 3
+    writer = gguf.GGUFWriter(folder / "model.gguf", "maple")
+    writer.add_embedding_length(hidden)
+    writer.add_expert_feed_forward_length(inner)
+    writer.add_context_length(64)
+    writer.add_block_count(2)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_rope_dimension_count(dim // 2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(2)
+    writer.add_sliding_window(8)
+    writer.add_sliding_window_pattern([True, False])
+    writer.add_array("maple.swiglu_clamp_exp", [7.0, 7.0])
+    writer.add_tokenizer_model("llama")
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "b", "ab", "\u2581a", "\u2581ab", "<0x0A>"]
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 6 + [-1.0, -2.0, -3.0, 0.0])
+    writer.add_token_types([2, 3, 3, 1, 1, 1, 1, 1, 1, 6])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    projections = {"attn_q": (2 * dim, hidden), "attn_k": (dim, hidden), "attn_v": (dim, hidden)}
+    projections |= {f"ffn_{part}_exps": (experts, inner, hidden) for part in ("gate", "up", "down")}
+    for layer in range(2):
+        for name, shape in projections.items():
+            data = q2_0_bytes(np.sign(_values(*shape)).astype(np.int8))
+            writer.add_tensor(f"blk.{layer}.{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType.I8)
+            info = writer.tensors[-1][f"blk.{layer}.{name}.weight"]
+            info.shape, info.dtype = shape, Q2_0
+        writer.add_tensor(f"blk.{layer}.attn_output.weight", _values(hidden, 2 * dim).astype(np.float16))
+        writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", _values(experts, hidden))
+        for name, size in (("attn_norm", hidden), ("ffn_norm", hidden), ("attn_q_norm", dim), ("attn_k_norm", dim)):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", _values(size))
+    writer.add_tensor("token_embd.weight", _values(len(tokens), hidden).astype(np.float16))
+    writer.add_tensor("output_norm.weight", _values(hidden))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _folder_with_experts(folder: Path, config: dict[str, Any], embed: str, experts: dict[str, np.ndarray]) -> None:
+    """A layer of a Maple or of a Qwen 3, whose experts stand in stacks, and SentencePiece's tokenizer.model."""
+    folder.mkdir()
+    hidden, dim = 32, 8
+    sizes = {"hidden_size": hidden, "moe_intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "head_dim": dim, "num_experts_per_tok": 2, "vocab_size": len(WORDS),
+             "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    layer = "model.layers.0."
+    tensors = {f"{layer}self_attn.{part}_proj": np.sign(_values(rows * dim, hidden)) / 4
+               for part, rows in (("q", 2), ("k", 1), ("v", 1))}  # fmt: skip
+    tensors |= {f"{layer}self_attn.o_proj": np.sign(_values(hidden, 2 * dim)) / 4}
+    tensors |= {f"{layer}{name}": np.ones(hidden) for name in ("input_layernorm", "post_attention_layernorm")}
+    tensors |= {f"{layer}self_attn.{part}_norm": np.ones(dim) for part in "qk"}
+    tensors |= {f"{layer}mlp.gate": np.sign(_values(3, hidden)), "model.norm": np.ones(hidden)}
+    tensors |= {name: np.sign(_values(len(WORDS), hidden)) / 2 for name in (embed, "lm_head")}
+    stored = {f"{name}.weight": bfloat16(values) for name, values in tensors.items()}
+    stacks = {f"{layer}mlp.{name}": values for name, values in experts.items()}
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(stored | stacks))
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    (folder / "tokenizer.model").write_bytes(sentencepiece_model())
+
+
+def _mlx_with_experts(folder: Path) -> None:
+    """As DeepGrove's mlx_lm packs Maple: a scale for each row."""
+    more = {"num_experts": 3, "layer_types": ["sliding_attention"]}
+    said = {"group_size": 128, "bits": 2, "mode": "affine"}
+    codes = np.random.RandomState(0).choice(np.array([0x55555555, 0x16841684], np.uint32), (3, 32, 2))
+    parts = {"weight": codes, "row_alpha": bfloat16(np.arange(1, 97).reshape(3, 32) / 64)}
+    experts = {f"switch_mlp.{name}_proj.{part}": values for name in ("gate", "up", "down")
+               for part, values in parts.items()}  # fmt: skip
+    _folder_with_experts(folder, MAPLE | more | {"quantization": said}, "model.word_embeddings", experts)
+
+
+def _qwen_with_experts(folder: Path) -> None:
+    """As transformers 5 may write it: gate above up in one stack."""
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_local_experts": 3,
+              "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+    experts = {
+        "experts.gate_up_proj": np.sign(_values(3, 64, 32)) / 4,
+        "experts.down_proj": np.sign(_values(3, 32, 32)),
+    }
+    stored = {name: bfloat16(values) for name, values in experts.items()}
+    _folder_with_experts(folder, config, "model.embed_tokens", stored)
 
 
 def _gpu(folder: Path) -> None:
@@ -255,6 +349,9 @@ def main() -> None:
     for name, source in (("packed", GOLDEN / "bitnet-packed"), ("packed-groups", SEEDS / "gguf-groups/model.gguf")):
         (SEEDS / name).mkdir()
         convert(source, SEEDS / name / "model.safetensors")
+    _gguf_with_experts(SEEDS / "gguf-experts")
+    _mlx_with_experts(SEEDS / "mlx-experts")
+    _qwen_with_experts(SEEDS / "hf-experts")
     _gpu(SEEDS / "gpu")
     (SEEDS / "gguf-parts").mkdir()
     write_model(SEEDS / "gguf-parts/model.gguf", GOLDEN / "bitnet-packed", "bitnet-b1.58", "I2_S", "F16", per_file=20)

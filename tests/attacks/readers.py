@@ -183,6 +183,7 @@ READERS = {
         ("small", "model.safetensors"), ("small", "model.gguf"), ("small", "model.pth"), ("hf-shards", "config.json"),
         ("bitnet-packed", "config.json"), ("gemma3-embedding", "config.json"), ("meta-shards", "params.json"),
         ("small", "tokenizer.model"), ("small", "chat_template.jinja"), ("small", "model.onnx"),
+        ("mlx-experts", "config.json"), ("hf-experts", "config.json"),
     )},
     "safetensors": Reader("hf-shards", ("model-2.safetensors",), open_only),
     "index": Reader("hf-shards", ("model.safetensors.index.json",), open_only),
@@ -192,6 +193,11 @@ READERS = {
     "config-gemma": Reader("gemma3-embedding", (*_HF, "1_Pooling/config.json"), open_only),
     "gguf": Reader("gguf-types", ("model.gguf",), open_only),
     "gguf-bitnet": Reader("gguf-groups", ("model.gguf",), open_only),
+    "config-maple": Reader("mlx-experts", _HF, open_only),
+    "config-qwen-moe": Reader("hf-experts", _HF, open_only),
+    "gguf-experts": Reader("gguf-experts", ("model.gguf",), open_only),
+    "stacks-mlx": Reader("mlx-experts", ("model.safetensors",), open_only),
+    "stacks-hf": Reader("hf-experts", ("model.safetensors",), open_only),
     "pth": Reader("meta-shards", ("consolidated.00.pth",), open_only),
     "params": Reader("meta-shards", ("params.json",), open_only),
     "packed": Reader("packed", ("model.safetensors",), open_only),
@@ -210,9 +216,10 @@ READERS = {
     **{f"all:{seed}": Reader(seed, ("*",), everything) for seed in (
         "hf-shards", "bitnet-packed", "gemma3-embedding", "gguf-types", "gguf-i2s", "gguf-groups", "meta-shards",
         "packed", "packed-groups", "packed-compressed", "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx",
+        "gguf-experts", "mlx-experts", "hf-experts",
     )},
     **{f"run:{seed}": Reader(seed, ("*",), run) for seed in (
         "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed", "packed-compressed",
-        "gguf-parts", "gpu", "mlx",
+        "gguf-parts", "gpu", "mlx", "gguf-experts", "mlx-experts", "hf-experts",
     )},
 }  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import expert_samples
 import numpy as np
 import pytest
 from expert_samples import EXPERTS, IDS, VOCAB, tensors, write_file, write_folder
@@ -17,7 +19,8 @@ from bitnet_inference.backends.reference import chosen_experts
 from bitnet_inference.bench import num_multiply_adds
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
-from bitnet_inference.formats.checkpoint import Experts, LocalLayers, Ternary
+from bitnet_inference.formats.checkpoint import Experts, LocalLayers, RopeScaling, Ternary
+from bitnet_inference.formats.packed_config import read_config, write_config
 from bitnet_inference.formats.safetensors_files import open_tensors, read_container
 from bitnet_inference.summary import summarize
 from bitnet_inference.ternary import unpack
@@ -130,6 +133,13 @@ def test_experts_may_stand_alone_as_in_older_files(file, tmp_path):
     np.testing.assert_array_equal(logits(write_file(tmp_path / "old.gguf", stacked=False)), logits(file))
 
 
+def test_a_single_expert_stands_in_stacks_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(expert_samples, "EXPERTS", 1)
+    path = write_file(tmp_path / "model.gguf", expert_count=1, expert_used_count=1)
+    folder = write_folder(tmp_path / "model", num_experts=1, num_experts_per_tok=1)
+    np.testing.assert_array_equal(logits(path, IDS[:8]), logits(folder, IDS[:8]))
+
+
 def test_logits_are_those_of_llama_cpp(tmp_path):
     """golden/experts/maple.npy: what llama-cpp-python 0.3.36 computes from the same file in float32, behind a window
     of 8 too (tests/peers/test_experts.py compares anew)."""
@@ -180,7 +190,7 @@ def test_a_row_with_other_weights_is_named(tmp_path):
     ("changes", "message"),
     [
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: .* from 1 to 8"),
-        ({"num_experts": 1 << 15}, "num_experts: .* from 1 to 16384"),
+        ({"num_experts": 1 << 15}, "num_experts: .* from 1 to 4096"),
         ({"num_shared_experts": 1}, "num_shared_experts: layers with other MLPs than routed experts"),
         ({"first_k_dense_replace": 1}, "first_k_dense_replace: layers with other MLPs"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step: layers with other MLPs"),
@@ -208,12 +218,26 @@ def test_what_a_folder_cannot_be_is_said(tmp_path, changes, message):
         ({"swiglu_clamp_exp": [7.0, 7.0, 7.0, 5.0]}, "swiglu_clamp_exp is not 7"),
         ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern: .* list of 4 flags"),
         ({"rope.dimension_count": 33}, "rope.dimension_count is not 64"),
-        ({"expert_count": 7}, "ffn_gate_inp"),
+        ({"expert_count": 7}, "ffn_gate_exps.* not that of 7 matrices"),
     ],
 )
 def test_what_a_file_cannot_be_is_said(tmp_path, changes, message):
     with pytest.raises((FormatError, Unsupported), match=message):
         logits(write_file(tmp_path / "model.gguf", **changes))
+
+
+@pytest.mark.parametrize("norms", ["linear_norm", "sub_norms"])
+def test_experts_with_norms_of_their_own_are_refused(folder, norms):
+    config = replace(open_checkpoint(folder).config, **{norms: True})
+    with pytest.raises(Unsupported, match="norms before the projections of experts"):
+        read_config(write_config(config), folder)
+
+
+def test_rotary_factors_are_as_many_as_turn(folder):
+    scaling = RopeScaling(kind="factors", factor=2.0, factors=(2.0,) * 32)  # for 64 features, of which 32 turn
+    config = replace(open_checkpoint(folder).config, rope_scaling=scaling)
+    with pytest.raises(FormatError, match=r"factors: .* is not a list of 16 numbers"):
+        read_config(write_config(config), folder)
 
 
 @pytest.mark.parametrize(("key", "value"), [("mlp_only_layers", [0]), ("use_sliding_window", True)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bitnet_inference.errors import Unsupported
-from bitnet_inference.formats.checkpoint import Experts, LocalLayers
+from bitnet_inference.formats.checkpoint import Experts, LocalLayers, ModelConfig
 from bitnet_inference.formats.json_files import Fields
 from bitnet_inference.formats.sizes import MAX_EXPERTS, MAX_LAYERS, MAX_USED_EXPERTS
 
@@ -32,6 +34,12 @@ def gguf_experts(fields: Fields, num_layers: int) -> Experts:
         _refuse(fields, key, type(value) is not int or value != number, why)
     count = fields.size("expert_count", MAX_EXPERTS // num_layers)
     return Experts(count=count, used=fields.size("expert_used_count", min(count, MAX_USED_EXPERTS)))
+
+
+def refuse_norms_of_experts(path: Path, config: ModelConfig) -> None:
+    """Raises Unsupported where each expert would have norms of its own."""
+    if config.experts is not None and (config.linear_norm or config.sub_norms):
+        raise Unsupported(f"{path}: norms before the projections of experts are not supported: use another model")
 
 
 def nope_layers(window: int, types: list[bool], theta: float) -> LocalLayers | None:

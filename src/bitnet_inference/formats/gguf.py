@@ -24,6 +24,7 @@ from bitnet_inference.formats.checkpoint import (
     is_projection,
     problem_lines,
 )
+from bitnet_inference.formats.experts import refuse_norms_of_experts
 from bitnet_inference.formats.floats import FloatName, rounded
 from bitnet_inference.formats.gguf_config import (
     SHORT_FACTORS,
@@ -75,7 +76,7 @@ class GgufCheckpoint:
         self.path, self.is_arm = path, arm
         file = read_whole(path)
         self.metadata, self.records, self.num_bytes = file.metadata, file.records, file.num_bytes
-        self._version, self._tensors = file.version, with_each_expert(file.tensors)
+        self._version, self._tensors = file.version, file.tensors
         if arm and not any(tensor.type_id == ggml.I2_S for tensor in self._tensors.values()):
             raise InvalidParams(f"{path} has no I2_S weights: leave arm_i2_s out")
         self._kind = read_architecture(path, self.metadata)
@@ -93,6 +94,9 @@ class GgufCheckpoint:
         if self._kind.gemma:  # as transformers rounds it for such a table
             dtype: FloatName = "bfloat16" if embed.type_id == ggml.BF16 else "float32"
             config = replace(config, embed_scale=float(rounded(np.float32(math.sqrt(config.hidden_size)), dtype)))
+        if config.experts is not None:
+            self._tensors = with_each_expert(self._tensors, config.experts.count)
+            refuse_norms_of_experts(path, config)
         self._multipliers = read_multipliers(path, self.metadata, config)
         self.config = self._multipliers.folded(path, config)
         self._shapes = dict(expected_shapes(self.config))

@@ -242,8 +242,8 @@ def _without_some_rotations(fields: Fields, config: ModelConfig, rotary_dim: int
     """With windows in the layers that a list of flags says, which alone rotate."""
     if config.rope_scaling is not None:
         raise Unsupported(f"{fields.path}: rope.scaling: scaled rotations of this architecture are not supported")
-    clamps = np.atleast_1d(fields.values.get("swiglu_clamp_exp", 7.0))
-    if clamps.dtype.kind not in "fiu" or (clamps != 7).any():
+    clamps = fields.values.get("swiglu_clamp_exp", 7.0)
+    if not isinstance(clamps, np.ndarray | float | int) or isinstance(clamps, bool) or np.any(clamps != np.float32(7)):
         raise Unsupported(f"{fields.path}: swiglu_clamp_exp is not 7, which is not supported: use another model")
     key, theta = "attention.sliding_window_pattern", config.rope_theta
     window = fields.size("attention.sliding_window", MAX_POSITIONS)

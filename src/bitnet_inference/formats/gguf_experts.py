@@ -6,30 +6,47 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.ggml_blocks import I2_S
 from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.sizes import MAX_EXPERTS
 
-_STACK = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.weight")
+# A name is written for each expert, so it is none that a stranger could make as long as he likes.
+_STACK = re.compile(r"(blk\.[0-9]{1,3}\.ffn_(?:gate|up|down))_exps\.weight")
+_OF_EACH = re.compile(r"blk\.[0-9]{1,3}\.ffn_(?:gate_inp|(?:gate|up|down)_exps)\.weight")
 
 
-def with_each_expert(tensors: dict[str, GgufTensor]) -> dict[str, GgufTensor]:
-    """The tensors, with `blk.N.ffn_gate.E.weight` and so on, in the place of the stacks of all experts of a layer."""
-    stacks = {name for name, tensor in tensors.items() if _STACK.fullmatch(name) and _can_be_cut(tensor)}
-    if sum(tensors[name].shape[0] for name in stacks) > 3 * MAX_EXPERTS:
+def with_each_expert(tensors: dict[str, GgufTensor], count: int) -> dict[str, GgufTensor]:
+    """The tensors, with `blk.N.ffn_gate.E.weight` and so on, in the place of the stacks of so many experts.
+
+    Raises FormatError for a stack of another number, and where an expert stands alone too, Unsupported for I2_S.
+    """
+    if count == 1:  # a size of 1 behind all others is not kept
+        tensors = {name: _as_of_one(tensor) if _OF_EACH.fullmatch(name) else tensor for name, tensor in tensors.items()}
+    stacks = {name: found[1] for name in tensors if (found := _STACK.fullmatch(name))}
+    if len(stacks) * count > 3 * MAX_EXPERTS:
         return tensors
-    whole = {name: tensor for name, tensor in tensors.items() if name not in stacks}
-    return whole | {own: part for name in stacks for own, part in _parts(name, tensors[name])}
+    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
+    for name, own in stacks.items():
+        for part_name, part in _parts(name, own, tensors[name], count):
+            if part_name in every:
+                raise FormatError(part.path, part_name, "stands in a stack of all experts too: keep one of them")
+            every[part_name] = part
+    return every
 
 
-def _can_be_cut(tensor: GgufTensor) -> bool:
-    return len(tensor.shape) == 3 and tensor.type_id != I2_S  # which has one scale, behind all of its rows
+def _as_of_one(tensor: GgufTensor) -> GgufTensor:
+    return replace(tensor, shape=(1, *tensor.shape))
 
 
-def _parts(name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
-    count, *shape = tensor.shape
-    own = name.removesuffix("_exps.weight")
-    size = (tensor.end - tensor.begin) // count  # rows are whole blocks
+def _parts(name: str, own: str, stack: GgufTensor, count: int) -> Iterator[tuple[str, GgufTensor]]:
+    if len(stack.shape) != 3 or stack.shape[0] != count:
+        why = f"has the shape {list(stack.shape)}, not that of {count} matrices: download the file again"
+        raise FormatError(stack.path, name, why)
+    if stack.type_id == I2_S:  # which has one scale, behind all of its rows
+        raise Unsupported(f"{stack.path}: {name}: stacks of experts in I2_S are not supported: use the model in TQ2_0")
+    size = (stack.end - stack.begin) // count  # rows are whole blocks
     for number in range(count):
-        begin = tensor.begin + number * size
-        yield f"{own}.{number}.weight", replace(tensor, shape=tuple(shape), begin=begin, end=begin + size)
+        begin = stack.begin + number * size
+        part = GgufTensor(stack.path, stack.type_id, stack.shape[1:], begin, begin + size, stack.data)
+        yield f"{own}.{number}.weight", part

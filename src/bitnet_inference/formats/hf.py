@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bitnet_inference import native, ternary
 from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Dense, Ternary, bias_of, expected_shapes, is_projection, problem_lines
+from bitnet_inference.formats.experts import refuse_norms_of_experts
 from bitnet_inference.formats.float_tensors import FLOATS, dtype_of, float_values, same_tables
 from bitnet_inference.formats.floats import FloatName, rounded, to_float32
 from bitnet_inference.formats.hf_config import read_config
@@ -48,8 +49,9 @@ class HuggingFaceCheckpoint:
         quantization = read_quantization(self._fields)
         config = read_config(self._fields, quantization, stops)
         self._files, self._files_kind = open_weights(path)
-        if self._family.experts:
-            self._files = replace(self._files, tensors=with_each_expert(self._files.tensors))
+        if config.experts is not None:
+            each = with_each_expert(self._files.tensors, config.experts.count)
+            self._files = replace(self._files, tensors=each)
         if self._is_mlx and quantization is None:
             quantization = packed_beside_mlx(self._files.tensors)
         names = find_names(self._files.tensors, self._family.renamed)
@@ -57,6 +59,7 @@ class HuggingFaceCheckpoint:
         if self._quantization is not None:
             eps = self._quantization.norm_eps
             config = replace(config, linear_norm=self._quantization.norm, linear_norm_eps=eps)
+        refuse_norms_of_experts(path, config)
         self._multipliers = read_multipliers(self._fields, self._family.name, config.num_layers, config.hidden_size)
         self._head_ignored = False
         config = replace(

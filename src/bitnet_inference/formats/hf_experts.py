@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
+from bitnet_inference.errors import FormatError
+from bitnet_inference.formats.json_files import shown
 from bitnet_inference.formats.safetensors_files import Tensor
 from bitnet_inference.formats.sizes import MAX_EXPERTS
 
-# As transformers 5 may write them, gate above up; and as MLX does, with what it packs them by.
-_STACK = re.compile(r"(.*\.mlp\.)(?:experts\.(gate_up_proj|down_proj)|switch_mlp\.(gate|up|down)_proj\.(\w+))")
+# As transformers 5 may write them, gate above up; and as MLX does, with what it packs them by. A name is written for
+# each expert, so it is none that a stranger could make as long as he likes.
+_STACK = re.compile(
+    r"((?:model\.)?layers\.[0-9]{1,3}\.mlp\.)"
+    r"(?:experts\.(gate_up|down)_proj|switch_mlp\.(gate|up|down)_proj\.(weight|scales|biases|row_alpha))"
+)
 
 
-def with_each_expert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with `mlp.experts.E.gate_proj.weight` and so on, in the place of the stacks of all experts."""
-    stacks = {name: found for name in tensors if (found := _STACK.fullmatch(name)) and len(tensors[name].shape) > 1}
-    if sum(tensors[name].shape[0] for name in stacks) > 9 * MAX_EXPERTS:
+def with_each_expert(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The tensors, with `mlp.experts.E.gate_proj.weight` and so on, in the place of the stacks of so many experts.
+
+    Raises FormatError for a stack of another number, and where an expert stands alone too.
+    """
+    stacks = {name: found for name in tensors if (found := _STACK.fullmatch(name))}
+    if len(stacks) * count > 9 * MAX_EXPERTS:
         return tensors
-    whole = {name: tensor for name, tensor in tensors.items() if name not in stacks}
-    return whole | {own: part for name in stacks for own, part in _parts(stacks[name], tensors[name])}
+    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
+    for name, found in stacks.items():
+        for own, part in _parts(name, found, tensors[name], count):
+            if own in every:
+                raise FormatError(part.path, own, "stands in a stack of all experts too: keep one of them")
+            every[own] = part
+    return every
 
 
-def _parts(name: re.Match[str], stack: Tensor) -> Iterator[tuple[str, Tensor]]:
-    own, fused, projection, kind = name.groups()
-    for number, part in enumerate(stack.cut(stack.shape[0])):
-        at = f"{own}experts.{number}."
-        matrix = replace(part, shape=part.shape[1:])
-        if projection:
-            yield f"{at}{projection}_proj.{kind}", matrix
-        elif fused == "down_proj":
-            yield f"{at}down_proj.weight", matrix
-        elif len(matrix.shape) == 2 and matrix.shape[0] % 2 == 0:
-            yield from zip((f"{at}gate_proj.weight", f"{at}up_proj.weight"), matrix.cut(2), strict=True)
+def _parts(name: str, found: re.Match[str], stack: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
+    own, fused, projection, kind = found.groups()
+    has_two = fused == "gate_up"
+    if stack.shape[:1] != (count,) or (has_two and (len(stack.shape) != 3 or stack.shape[1] % 2)):
+        what = f"no stack of {count} experts" + (", gate above up" if has_two else "")
+        raise FormatError(stack.path, name, f"{stack.dtype} {shown(stack.shape)} is {what}: download the model again")
+    kinds = ["gate_proj.weight", "up_proj.weight"] if has_two else [f"{fused or projection}_proj.{kind or 'weight'}"]
+    shape = (stack.shape[1] // 2, *stack.shape[2:]) if has_two else stack.shape[1:]
+    parts = stack.cut(count * len(kinds), shape)
+    for number in range(count):
+        for each in kinds:
+            yield f"{own}experts.{number}.{each}", next(parts)

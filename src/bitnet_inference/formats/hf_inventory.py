@@ -72,11 +72,11 @@ class Inventory:
             yield from self.problems_of(name)
         expected = {self.tensor_name(name) for name in self.shapes}
         expected |= {self.scale_name(name) for name in self.shapes if self._has_scale(name)}
-        quantised = [self.tensor_name(name).removesuffix("weight") for name in self.affine]
+        for name, affine in self.affine.items():
+            parts = (ROW_SCALES,) if affine.biases is None else (SCALES, BIASES)
+            expected |= {self.tensor_name(name).removesuffix("weight") + part for part in parts}
         if "head" not in self.shapes:
-            expected.add("lm_head.weight")
-            quantised.append("lm_head.")
-        expected |= {f"{module}{part}" for module in quantised for part in (SCALES, BIASES, ROW_SCALES)}
+            expected |= {f"lm_head.{part}" for part in ("weight", SCALES, BIASES, ROW_SCALES)}
         extra = [name for name in self.tensors if name not in expected and not is_tolerated(name)]
         if extra:
             why = f"config.json has no place for {len(extra)} tensors: {shown_some(extra)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from bitnet_inference.formats.checkpoint import Activation, Experts, LocalLayers, ModelConfig, Pooling, RopeScaling
+from bitnet_inference.formats.experts import refuse_norms_of_experts
 from bitnet_inference.formats.json_files import Fields, parse_object, shown
 from bitnet_inference.formats.sizes import (
     MAX_EXPERTS,
@@ -50,7 +51,8 @@ def read_config(text: str, path: Path) -> ModelConfig:
     num_heads, num_kv_heads, head_dim = _heads(found)
     vocab_size = found.size("vocab_size", MAX_VOCAB)
     bos_id, eos_ids = _tokens(found, vocab_size)
-    return ModelConfig(
+    rotary_dim = _rotary_dim(found, head_dim) if "rotary_dim" in found else None
+    config = ModelConfig(
         family=_word(found, "family"),
         vocab_size=vocab_size,
         hidden_size=found.size("hidden_size", MAX_HIDDEN),
@@ -63,7 +65,7 @@ def read_config(text: str, path: Path) -> ModelConfig:
         activation=_one_of(found, "activation", _ACTIVATIONS),
         norm_eps=found.positive("norm_eps"),
         rope_theta=found.positive("rope_theta"),
-        rope_scaling=_scaling(found.section("rope_scaling"), head_dim),
+        rope_scaling=_scaling(found.section("rope_scaling"), rotary_dim or head_dim),
         tie_embeddings=found.flag("tie_embeddings"),
         sub_norms=found.flag("sub_norms"),
         linear_norm=found.flag("linear_norm"),
@@ -75,12 +77,14 @@ def read_config(text: str, path: Path) -> ModelConfig:
         attention_scale=found.positive("attention_scale") if "attention_scale" in found else None,
         local=_local(found.section("local"), found.size("num_layers", MAX_LAYERS)),
         experts=_experts(found.section("experts"), found.size("num_layers", MAX_LAYERS)),
-        rotary_dim=_rotary_dim(found, head_dim) if "rotary_dim" in found else None,
+        rotary_dim=rotary_dim,
         plain_global=found.flag("plain_global"),
         pooling=_one_of(found, "pooling", _POOLINGS) if "pooling" in found else None,
         bos_id=bos_id,
         eos_ids=eos_ids,
     )
+    refuse_norms_of_experts(path, config)
+    return config
 
 
 def _heads(found: Fields) -> tuple[int, int, int]:
@@ -102,13 +106,13 @@ def _tokens(found: Fields, vocab_size: int) -> tuple[int | None, tuple[int, ...]
     return bos_ids[0] if bos_ids else None, eos_ids
 
 
-def _scaling(found: Fields | None, head_dim: int) -> RopeScaling | None:
+def _scaling(found: Fields | None, num_rotated: int) -> RopeScaling | None:
     if found is None:
         return None
     _require_names(found, {field.name for field in fields(RopeScaling)})
     kind, factors = _one_of(found, "kind", _SCALINGS), found.values.get("factors")
-    if not isinstance(factors, list) or len(factors) != (head_dim // 2 if kind == "factors" else 0):
-        raise found.wrong("factors", f'is not a list of head_dim / 2 numbers for "factors", else empty: {_AGAIN}')
+    if not isinstance(factors, list) or len(factors) != (num_rotated // 2 if kind == "factors" else 0):
+        raise found.wrong("factors", f'is not a list of {num_rotated // 2} numbers for "factors", else empty: {_AGAIN}')
     each = Fields(found.path, {str(index): factor for index, factor in enumerate(factors)}, f"{WHERE}.factors.")
     low, high = found.positive("low_freq_factor"), found.positive("high_freq_factor")
     if high <= low:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
@@ -50,5 +49,5 @@ def with_each_expert(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor
 def _parts(name: str, found: re.Match[str], stack: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
     if stack.shape[:1] != (count,):
         raise FormatError(stack.path, name, f"is no stack of {count} experts: {_AGAIN}")
-    for number, part in enumerate(stack.cut(count)):
-        yield f"{found[1]}{number}.{found[2]}", replace(part, shape=part.shape[1:])
+    for number, part in enumerate(stack.cut(count, stack.shape[1:])):
+        yield f"{found[1]}{number}.{found[2]}", part

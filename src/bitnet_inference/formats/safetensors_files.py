@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,12 @@ class Tensor:
         """Let the system take back the memory of the pages that were read; they can be read again."""
         release_pages(self.data, self.begin, self.end)
 
-    def cut(self, count: int) -> Iterator[Tensor]:
-        """Its rows in so many equal parts, one behind the other."""
-        rows, *rest = self.shape
-        size = self.num_bytes // count if count else 0
+    def cut(self, count: int, shape: tuple[int, ...]) -> Iterator[Tensor]:
+        """So many equal parts of this shape, one behind the other."""
+        size = self.num_bytes // count
         for number in range(count):
             begin = self.begin + number * size
-            yield replace(self, shape=(rows // count, *rest), begin=begin, end=begin + size)
+            yield Tensor(self.path, self.dtype, shape, begin, begin + size, self.data)
 
 
 @dataclass(frozen=True)
