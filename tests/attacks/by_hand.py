@@ -85,7 +85,7 @@ def _truncated() -> Iterator[tuple[str, Attack]]:
     """At the borders of a header, and at many places besides."""
     for seed in ("hf-shards", "meta-shards", "gguf-types", "gguf-groups", "packed", "packed-compressed",
                  "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx", "gguf-experts", "mlx-experts",
-                 "hf-experts"):  # fmt: skip
+                 "hf-experts", "packed-experts"):  # fmt: skip
         for name, content in files_of(seed).items():
             size = len(content)
             places = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,6 +27,7 @@ def experts() -> Iterator[tuple[str, Attack]]:
     yield from _scales()
     yield from _keys()
     yield from _tensors()
+    yield from _packed()
 
 
 def _configs() -> Iterator[tuple[str, Attack]]:
@@ -126,7 +128,7 @@ def _moved(seed: str, name: str, other: str) -> Attack:
 
 def _with_empty(shapes: dict[str, list[int]], header: Any) -> None:
     """More tensors, which hold nothing."""
-    end = max(entry["data_offsets"][1] for entry in header.values())
+    end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
     for name, shape in shapes.items():
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end]}
 
@@ -199,6 +201,61 @@ def _places(content: bytes) -> dict[str, int]:
         + int.from_bytes(content[end - 8 : end], "little")
         for begin, end in tensors
     }
+
+
+def _packed() -> Iterator[tuple[str, Attack]]:
+    """Files of ours."""
+    said: list[dict[str, Any]] = [{"experts": {"count": 3, "used": 2, "renormalized": True} | change} for change in (
+        {"count": 0}, {"count": 1}, {"count": 2}, {"count": 4}, {"count": -3}, {"count": 1 << 14}, {"count": 1 << 31},
+        {"count": True}, {"count": "3"}, {"count": 3.0}, {"used": 0}, {"used": 4}, {"used": 257}, {"used": None},
+        {"renormalized": 1}, {"more": 1},
+    )]  # fmt: skip
+    said += [{"experts": value} for value in ([], 3, {}, None, "3")] + [{key: True} for key in _NORMS]
+    said += [{"rotary_dim": value} for value in (0, 3, 10, -2, True, "4", 1 << 31)]
+    scaling = {"kind": "factors", "factor": 2.0, "factors": [2.0] * 4, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_positions": 64}  # fmt: skip
+    said += [{"rope_scaling": scaling}, {"num_layers": 512}]
+    for changes in said:
+        plant = in_header(_FILE, lambda header, changes=changes: _say(header, changes))
+        yield f"packed, {changes!r:.60}", Attack("packed-experts", plant, readers.run)
+    stack, scale = "layers.0.experts.up.u2", "layers.0.experts.up.scale"
+    for name, shapes in ((stack, ([1, 3, 2, 128], [3, 256], [768], [6, 1, 1, 128], [3, 2, 1, 128], [3, 1, 2, 128, 1])),
+                         (scale, ([96], [32, 3], [1, 96], [3, 32, 1], [96, 1]))):  # fmt: skip
+        for shape in shapes:
+            plant = in_header(_FILE, lambda header, name=name, shape=shape: header[name].update(shape=shape))
+            yield f"packed, {name} is {shape}", Attack("packed-experts", plant, readers.run)
+        for other in (
+            name.replace(".up", ".0.up"),
+            name.replace(".0.", ".00."),
+            f"{name}x",
+            name.replace("up", "left"),
+        ):
+            yield f"packed, {name} as {other}", _moved("packed-experts", name, other)
+        alone = in_header(_FILE, partial(_with_empty, {name.replace(".up", ".1.up"): [0]}))
+        yield f"packed, an expert beside {name}", Attack("packed-experts", alone)
+    long = {
+        f"layers.{'0' * 1_000_000}.experts.up.u2": [16_000, 0],
+        f"layers.0.experts.up.{'u' * 1_000_000}": [16_000, 0],
+    }
+    for name in long:
+        with_long = in_header(_FILE, partial(_with_long, {name: long[name]}))
+        yield f"packed, a long name {name:.30}", Attack("packed-experts", with_long)
+    for name, bits in (("NaN", b"\0\0\xc0\x7f"), ("inf", b"\0\0\x80\x7f")):
+        yield f"packed, a scale is {name}", Attack("packed-experts", tensor_bytes(_FILE, scale, bits), readers.run)
+    yield "packed, codes of 3", Attack("packed-experts", tensor_bytes(_FILE, stack, b"\xff" * 16), readers.run)
+
+
+_NORMS = ("linear_norm", "sub_norms", "post_norms", "qkv_bias")
+
+
+def _say(header: Any, changes: dict[str, Any]) -> None:
+    said = header["__metadata__"]
+    said["config"] = json.dumps(json.loads(said["config"]) | changes)
+
+
+def _with_long(shapes: dict[str, list[int]], header: Any) -> None:
+    _with_empty(shapes, header)
+    _say(header, {"experts": {"count": 16_000, "used": 2, "renormalized": True}})
 
 
 def _tensors() -> Iterator[tuple[str, Attack]]:

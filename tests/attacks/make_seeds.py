@@ -352,6 +352,8 @@ def main() -> None:
     _gguf_with_experts(SEEDS / "gguf-experts")
     _mlx_with_experts(SEEDS / "mlx-experts")
     _qwen_with_experts(SEEDS / "hf-experts")
+    (SEEDS / "packed-experts").mkdir()
+    convert(SEEDS / "mlx-experts", SEEDS / "packed-experts" / "model.safetensors")
     _gpu(SEEDS / "gpu")
     (SEEDS / "gguf-parts").mkdir()
     write_model(SEEDS / "gguf-parts/model.gguf", GOLDEN / "bitnet-packed", "bitnet-b1.58", "I2_S", "F16", per_file=20)

@@ -197,6 +197,7 @@ READERS = {
     "config-qwen-moe": Reader("hf-experts", _HF, open_only),
     "gguf-experts": Reader("gguf-experts", ("model.gguf",), open_only),
     "stacks-mlx": Reader("mlx-experts", ("model.safetensors",), open_only),
+    "stacks-packed": Reader("packed-experts", ("model.safetensors",), open_only),
     "stacks-hf": Reader("hf-experts", ("model.safetensors",), open_only),
     "pth": Reader("meta-shards", ("consolidated.00.pth",), open_only),
     "params": Reader("meta-shards", ("params.json",), open_only),
@@ -216,10 +217,10 @@ READERS = {
     **{f"all:{seed}": Reader(seed, ("*",), everything) for seed in (
         "hf-shards", "bitnet-packed", "gemma3-embedding", "gguf-types", "gguf-i2s", "gguf-groups", "meta-shards",
         "packed", "packed-groups", "packed-compressed", "gguf-parts", "gpu", "onnx", "onnx-genai", "mlx",
-        "gguf-experts", "mlx-experts", "hf-experts",
+        "gguf-experts", "mlx-experts", "hf-experts", "packed-experts",
     )},
     **{f"run:{seed}": Reader(seed, ("*",), run) for seed in (
         "hf-shards", "bitnet-packed", "gguf-types", "gguf-groups", "meta-shards", "packed", "packed-compressed",
-        "gguf-parts", "gpu", "mlx", "gguf-experts", "mlx-experts", "hf-experts",
+        "gguf-parts", "gpu", "mlx", "gguf-experts", "mlx-experts", "hf-experts", "packed-experts",
     )},
 }  # fmt: skip
