@@ -49,6 +49,9 @@ def _configs() -> Iterator[tuple[str, Attack]]:
             changes = {count: count_now, "num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
             yield f"{count_now} experts in each of {layers} layers", _config(seed, changes)
         yield f"{seed}: norms of projections", _config(seed, {"quantization_config": _NORMED, "quantization": None})
+    for skipped in ("experts.0.gate_proj", "experts.1.down_proj", "model.layers.0.mlp.experts.2"):
+        said = _NORMED | {"use_rms_norm": False, "modules_to_not_convert": ["lm_head", skipped]}
+        yield f"{skipped} is not ternary, as others are", _config("hf-experts", {"quantization_config": said})
     yield "two numbers of experts", _config("hf-experts", {"num_experts": 4}, True)
     for value in (0, -1, 1e-300, 2, 0.1, 1e300, True, "0.5", [0.5], float("nan")):
         yield f"partial_rotary_factor = {value!r}", _config("mlx-experts", {"partial_rotary_factor": value})

@@ -124,6 +124,20 @@ def test_a_folder_of_mlx_without_the_scale_of_a_row_is_named(tmp_path):
         logits(path)
 
 
+def test_experts_with_one_scale_and_with_many_take_a_step_together(tmp_path):
+    path = write_folder(tmp_path / "model", quantization={"group_size": 64, "bits": 2, "mode": "affine"})
+    parts = {name: tensor.array() for name, tensor in open_tensors(path).tensors.items()}
+    for expert in range(EXPERTS):
+        module = f"model.layers.0.mlp.experts.{expert}.gate_proj"
+        weights, scales = tensors()[f"{module}.weight"], (0.5,) if expert == 1 else (0.25, 0.5)
+        found, _ = affine_parts(weights, 2, 64, ternary=True, scales=scales)
+        parts |= {f"{module}.{kind}": part for kind, part in found.items()}
+    (path / "model.safetensors").write_bytes(safetensors_bytes(parts))
+    sizes = [open_checkpoint(path).group_size(f"layers.0.experts.{expert}.gate") for expert in range(3)]
+    assert sizes == [64, 0, 64]
+    np.testing.assert_allclose(logits(path), logits(path, device="reference"), rtol=1e-4, atol=1e-4)
+
+
 def test_folders_and_files_give_the_same_bits_within_a_window(folder, file):
     np.testing.assert_array_equal(logits(folder, IDS[:8]), logits(file, IDS[:8]))
     assert not np.array_equal(logits(folder, IDS[:9])[8], logits(file, IDS[:9])[8])  # which has another one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,9 @@ from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expe
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.in_threads import in_threads
-from bitnet_inference.model.loader import Plans, Progress, Shapes, num_weights, sound_matrix, weight_groups
+from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
 
+_EXPERT = re.compile(r"experts\.\d+\.")
 _MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 
 
@@ -26,13 +28,15 @@ def load_weights(
     """The weights of plans, by the names of what is in each. Raises FormatError where one cannot be packed."""
     shapes = dict(expected_shapes(checkpoint.config))
     groups = list(weight_groups(plans))
+    sizes = _group_sizes(checkpoint, groups)
     total, done = sum(num_weights(shapes, names) for names in groups), 0
     arena = native.Arena()
     rounded = {step.weights for step in plans.body.every_step() if step.parts[0] == "int8"}
 
     def room(names: tuple[str, ...]) -> Any:
         if checkpoint.is_ternary(names[0]):
-            return _room(checkpoint, shapes, names, ternary_format, arena)
+            rows, columns = [shapes[name][0] for name in names], shapes[names[0]][1]
+            return native.TernaryWeight(columns, rows, ternary_format, sizes[_alike(names)], arena)
         if not is_projection(names[0]):
             return _table(checkpoint, names[0], executor)
         return _rounded(checkpoint, names, executor) if names in rounded else _dense(checkpoint, names)
@@ -45,16 +49,23 @@ def load_weights(
     return weights
 
 
-def _room(
-    checkpoint: Checkpoint, shapes: Shapes, names: tuple[str, ...], ternary_format: str, arena: native.Arena
-) -> Any:
-    """For ternary matrices, none of which is read yet."""
-    group_size, *others = {checkpoint.group_size(name) for name in names} - {0} or {0}
-    if others:
-        why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"
-        raise FormatError(checkpoint.path, " ".join(names), why)
-    rows = [shapes[name][0] for name in names]
-    return native.TernaryWeight(shapes[names[0]][1], rows, ternary_format, group_size, arena)
+def _group_sizes(checkpoint: Checkpoint, groups: list[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
+    """How many columns share a scale, by what is alike: experts take a step together, whatever their scales are."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for names in groups:
+        if not checkpoint.is_ternary(names[0]):
+            continue
+        size, *others = {*map(checkpoint.group_size, names), sizes.get(_alike(names), 0)} - {0} or {0}
+        if others:
+            why = "groups of columns that share a scale differ in size: convert the checkpoint to one size"
+            raise FormatError(checkpoint.path, " ".join(names), why)
+        sizes[_alike(names)] = size
+    return sizes
+
+
+def _alike(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names without the numbers of experts."""
+    return tuple(_EXPERT.sub("experts.", name) for name in names)
 
 
 def _pack(checkpoint: Checkpoint, weights: dict[tuple[str, ...], Any], names: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_inference import ternary
-from bitnet_inference.errors import FormatError
+from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Checkpoint, Dense, ModelConfig, Ternary, expected_shapes, is_projection
 from bitnet_inference.model import decoder
 from bitnet_inference.model.fusion import PRODUCTS, fuse
@@ -94,7 +94,10 @@ def stage_shapes(config: ModelConfig, layers: range | None = None) -> Iterator[t
 
 
 def fused(plans: Plans, checkpoint: Checkpoint, rounded: bool = False) -> Plans:
-    """The plans after all passes. `rounded`: dense matrices of layers take products of int8."""
+    """The plans after all passes. `rounded`: dense matrices of layers take products of int8.
+
+    Raises Unsupported where experts of a layer would take different steps.
+    """
     config, shapes = checkpoint.config, dict(expected_shapes(checkpoint.config))
 
     def product_of(name: str) -> Literal["ternary", "int8", "dense"]:
@@ -103,7 +106,12 @@ def fused(plans: Plans, checkpoint: Checkpoint, rounded: bool = False) -> Plans:
         return "int8" if rounded and is_projection(name) else "dense"
 
     run = (fuse(plan, product_of, shapes, config.num_rotated) for plan in (plans.body, plans.head, plans.norm))
-    return Plans(*run)
+    after = Plans(*run)
+    for step in after.body.steps:
+        if len({tuple(each.verb for each in plan.steps) for plan in step.plans}) > 1:  # which would run side by side
+            why = "some experts of a layer have ternary matrices where others have none: use another model"
+            raise Unsupported(f"{checkpoint.path}: {why}")
+    return after
 
 
 def describe(checkpoint: Checkpoint) -> str:
