@@ -20,6 +20,7 @@ from bitnet_inference.bench import num_multiply_adds
 from bitnet_inference.errors import FormatError, InvalidParams, Unsupported
 from bitnet_inference.formats import open_checkpoint
 from bitnet_inference.formats.checkpoint import Experts, LocalLayers, RopeScaling, Ternary
+from bitnet_inference.formats.experts import refuse_norms_of_experts
 from bitnet_inference.formats.packed_config import read_config, write_config
 from bitnet_inference.formats.safetensors_files import open_tensors, read_container
 from bitnet_inference.summary import summarize
@@ -244,7 +245,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path, changes, message):
 def test_experts_with_norms_of_their_own_are_refused(folder, norms):
     config = replace(open_checkpoint(folder).config, **{norms: True})
     with pytest.raises(Unsupported, match="norms before the projections of experts"):
-        read_config(write_config(config), folder)
+        refuse_norms_of_experts(folder, config)
 
 
 def test_rotary_factors_are_as_many_as_turn(folder):

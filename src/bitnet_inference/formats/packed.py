@@ -16,6 +16,7 @@ from bitnet_inference.amounts import told_bytes
 from bitnet_inference.errors import FormatError
 from bitnet_inference.formats.checkpoint import GROUP_SIZES, Dense, Ternary, expected_shapes, problem_lines
 from bitnet_inference.formats.compressed import SUFFIX, Compressed, open_compressed
+from bitnet_inference.formats.experts import refuse_norms_of_experts
 from bitnet_inference.formats.float_tensors import FLOATS
 from bitnet_inference.formats.floats import FloatName, to_float32
 from bitnet_inference.formats.json_files import parse_object, shown
@@ -55,6 +56,7 @@ class PackedCheckpoint:
         held = {name + SUFFIX for name in self._compressed}
         mapped = {name: tensor for name, tensor in self._stored.items() if name not in held}
         self.config = read_config(self._text("config"), path)
+        refuse_norms_of_experts(path, self.config)
         if self.config.experts is not None:
             mapped = with_each_expert(mapped, self.config.experts.count)
         self._tensors: dict[str, Tensor | Compressed] = mapped | self._compressed
