@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
@@ -12,13 +11,19 @@ from numpy.typing import NDArray
 from bitnet_inference import native
 from bitnet_inference.backends.cpu_program import Weights
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import Checkpoint, Dense, Ternary, expected_shapes, is_projection
+from bitnet_inference.formats.checkpoint import (
+    Checkpoint,
+    Dense,
+    Ternary,
+    expected_shapes,
+    is_projection,
+    without_expert,
+)
 from bitnet_inference.formats.floats import to_float32
 from bitnet_inference.formats.gguf import GgufCheckpoint
 from bitnet_inference.in_threads import in_threads
 from bitnet_inference.model.loader import Plans, Progress, num_weights, sound_matrix, weight_groups
 
-_EXPERT = re.compile(r"experts\.\d+\.")
 _MAX_PACKERS = 4  # threads that read and pack matrices: each needs memory for one
 
 
@@ -65,7 +70,7 @@ def _group_sizes(checkpoint: Checkpoint, groups: list[tuple[str, ...]]) -> dict[
 
 def _alike(names: tuple[str, ...]) -> tuple[str, ...]:
     """Names without the numbers of experts."""
-    return tuple(_EXPERT.sub("experts.", name) for name in names)
+    return tuple(map(without_expert, names))
 
 
 def _pack(checkpoint: Checkpoint, weights: dict[tuple[str, ...], Any], names: tuple[str, ...]) -> None:

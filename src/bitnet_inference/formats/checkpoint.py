@@ -17,6 +17,7 @@ Canonical names (N counts the layers from 0):
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -38,6 +39,7 @@ Pooling = Literal["last", "mean"]
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 MLP_PROJECTIONS = ("gate", "up", "down")
 _BIASED = ("q", "k", "v")
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +303,11 @@ def is_projection(name: str) -> bool:
 def bias_of(name: str) -> str:
     """The canonical name of what is added to the product with the matrix of a layer of this name."""
     return f"{name}.bias"
+
+
+def without_expert(name: str) -> str:
+    """A canonical name without the number of its expert, if it has one."""
+    return _EXPERT.sub(".experts.", name)
 
 
 def is_bias(name: str) -> bool:

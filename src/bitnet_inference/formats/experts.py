@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from bitnet_inference.errors import Unsupported
+from bitnet_inference.errors import FormatError, Unsupported
 from bitnet_inference.formats.checkpoint import Experts, LocalLayers, ModelConfig
+from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.json_files import Fields
+from bitnet_inference.formats.safetensors_files import Tensor
 from bitnet_inference.formats.sizes import MAX_EXPERTS, MAX_LAYERS, MAX_USED_EXPERTS
 
 _PERIOD, _BIASES = "decoder_sparse_step", "moe_router_enable_expert_bias"
+_Tensor = TypeVar("_Tensor", Tensor, GgufTensor)
 _ONLY_EXPERTS = "layers with other MLPs than routed experts are not supported: use another model"
 
 
@@ -40,6 +46,30 @@ def refuse_norms_of_experts(path: Path, config: ModelConfig) -> None:
     """Raises Unsupported where each expert would have norms of its own."""
     if config.experts is not None and (config.linear_norm or config.sub_norms):
         raise Unsupported(f"{path}: norms before the projections of experts are not supported: use another model")
+
+
+def cut_stacks(
+    tensors: dict[str, _Tensor],
+    stack: re.Pattern[str],
+    most: int,
+    parts: Callable[[str, re.Match[str], _Tensor], Iterator[tuple[str, _Tensor]]],
+    cure: str = "keep one of them",
+) -> dict[str, _Tensor]:
+    """The tensors, with the named `parts` of each whose name is that of a `stack`, `most` at most, in its place.
+
+    Where there are more, nothing is cut. Raises FormatError where a part stands alone too. A name is written for each
+    part, so `stack` should match none that a stranger could make as long as he likes.
+    """
+    stacks = {name: found for name in tensors if (found := stack.fullmatch(name))}
+    if len(stacks) > most:
+        return tensors
+    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
+    for name, found in stacks.items():
+        for own, part in parts(name, found, tensors[name]):
+            if own in every:
+                raise FormatError(part.path, own, f"stands in a stack of all experts too: {cure}")
+            every[own] = part
+    return every
 
 
 def nope_layers(window: int, types: list[bool], theta: float) -> LocalLayers | None:

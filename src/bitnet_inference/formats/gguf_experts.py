@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from bitnet_inference.errors import FormatError, Unsupported
+from bitnet_inference.formats.experts import cut_stacks
 from bitnet_inference.formats.ggml_blocks import I2_S
 from bitnet_inference.formats.gguf_file import GgufTensor
 from bitnet_inference.formats.sizes import MAX_EXPERTS
 
-# A name is written for each expert, so it is none that a stranger could make as long as he likes.
 _STACK = re.compile(r"(blk\.[0-9]{1,3}\.ffn_(?:gate|up|down))_exps\.weight")
 _OF_EACH = re.compile(r"blk\.[0-9]{1,3}\.ffn_(?:gate_inp|(?:gate|up|down)_exps)\.weight")
 
@@ -23,23 +24,14 @@ def with_each_expert(tensors: dict[str, GgufTensor], count: int) -> dict[str, Gg
     """
     if count == 1:  # a size of 1 behind all others is not kept
         tensors = {name: _as_of_one(tensor) if _OF_EACH.fullmatch(name) else tensor for name, tensor in tensors.items()}
-    stacks = {name: found[1] for name in tensors if (found := _STACK.fullmatch(name))}
-    if len(stacks) * count > 3 * MAX_EXPERTS:
-        return tensors
-    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
-    for name, own in stacks.items():
-        for part_name, part in _parts(name, own, tensors[name], count):
-            if part_name in every:
-                raise FormatError(part.path, part_name, "stands in a stack of all experts too: keep one of them")
-            every[part_name] = part
-    return every
+    return cut_stacks(tensors, _STACK, 3 * MAX_EXPERTS // count, partial(_parts, count))
 
 
 def _as_of_one(tensor: GgufTensor) -> GgufTensor:
     return replace(tensor, shape=(1, *tensor.shape))
 
 
-def _parts(name: str, own: str, stack: GgufTensor, count: int) -> Iterator[tuple[str, GgufTensor]]:
+def _parts(count: int, name: str, found: re.Match[str], stack: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
     if len(stack.shape) != 3 or stack.shape[0] != count:
         why = f"has the shape {list(stack.shape)}, not that of {count} matrices: download the file again"
         raise FormatError(stack.path, name, why)
@@ -49,4 +41,4 @@ def _parts(name: str, own: str, stack: GgufTensor, count: int) -> Iterator[tuple
     for number in range(count):
         begin = stack.begin + number * size
         part = GgufTensor(stack.path, stack.type_id, stack.shape[1:], begin, begin + size, stack.data)
-        yield f"{own}.{number}.weight", part
+        yield f"{found[1]}.{number}.weight", part

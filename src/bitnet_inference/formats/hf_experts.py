@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from bitnet_inference.errors import FormatError
+from bitnet_inference.formats.experts import cut_stacks
 from bitnet_inference.formats.json_files import shown
 from bitnet_inference.formats.safetensors_files import Tensor
 from bitnet_inference.formats.sizes import MAX_EXPERTS
 
-# As transformers 5 may write them, gate above up; and as MLX does, with what it packs them by. A name is written for
-# each expert, so it is none that a stranger could make as long as he likes.
+# As transformers 5 may write them, gate above up; and as MLX does, with what it packs them by.
 _STACK = re.compile(
     r"((?:model\.)?layers\.[0-9]{1,3}\.mlp\.)"
     r"(?:experts\.(gate_up|down)_proj|switch_mlp\.(gate|up|down)_proj\.(weight|scales|biases|row_alpha))"
@@ -23,19 +24,10 @@ def with_each_expert(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor
 
     Raises FormatError for a stack of another number, and where an expert stands alone too.
     """
-    stacks = {name: found for name in tensors if (found := _STACK.fullmatch(name))}
-    if len(stacks) * count > 9 * MAX_EXPERTS:
-        return tensors
-    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
-    for name, found in stacks.items():
-        for own, part in _parts(name, found, tensors[name], count):
-            if own in every:
-                raise FormatError(part.path, own, "stands in a stack of all experts too: keep one of them")
-            every[own] = part
-    return every
+    return cut_stacks(tensors, _STACK, 9 * MAX_EXPERTS // count, partial(_parts, count))
 
 
-def _parts(name: str, found: re.Match[str], stack: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
+def _parts(count: int, name: str, found: re.Match[str], stack: Tensor) -> Iterator[tuple[str, Tensor]]:
     own, fused, projection, kind = found.groups()
     has_two = fused == "gate_up"
     if stack.shape[:1] != (count,) or (has_two and (len(stack.shape) != 3 or stack.shape[1] % 2)):

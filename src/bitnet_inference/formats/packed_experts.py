@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from bitnet_inference.errors import FormatError
-from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes
+from bitnet_inference.formats.checkpoint import ModelConfig, expected_shapes, without_expert
+from bitnet_inference.formats.experts import cut_stacks
 from bitnet_inference.formats.safetensors_files import Tensor
 from bitnet_inference.formats.sizes import MAX_EXPERTS
 
-_OF_ONE = re.compile(r"(layers\.[0-9]+\.experts\.)[0-9]+\.(\w+)")
-# A name is written for each expert, so it is none that a stranger could make as long as he likes.
 _STACK = re.compile(r"(layers\.[0-9]{1,3}\.experts\.)((?:gate|up|down)(?:\.(?:u2|t5|scale|scale64|scale128))?)")
 _AGAIN = "convert the model again"
 
@@ -20,7 +20,7 @@ def written_together(config: ModelConfig) -> dict[str, list[str]]:
     """The canonical names of what stands in one place, by the name of that: a weight, or those of a stack."""
     together: dict[str, list[str]] = {}
     for name, _ in expected_shapes(config):
-        together.setdefault(_OF_ONE.sub(r"\1\2", name), []).append(name)
+        together.setdefault(without_expert(name), []).append(name)
     return together
 
 
@@ -34,19 +34,10 @@ def with_each_expert(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor
 
     Raises FormatError for a stack of another number, and where an expert stands alone too.
     """
-    stacks = {name: found for name in tensors if (found := _STACK.fullmatch(name))}
-    if len(stacks) * count > 6 * MAX_EXPERTS:
-        return tensors
-    every = {name: tensor for name, tensor in tensors.items() if name not in stacks}
-    for name, found in stacks.items():
-        for own, part in _parts(name, found, tensors[name], count):
-            if own in every:
-                raise FormatError(part.path, own, f"stands in a stack of all experts too: {_AGAIN}")
-            every[own] = part
-    return every
+    return cut_stacks(tensors, _STACK, 6 * MAX_EXPERTS // count, partial(_parts, count), _AGAIN)
 
 
-def _parts(name: str, found: re.Match[str], stack: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
+def _parts(count: int, name: str, found: re.Match[str], stack: Tensor) -> Iterator[tuple[str, Tensor]]:
     if stack.shape[:1] != (count,):
         raise FormatError(stack.path, name, f"is no stack of {count} experts: {_AGAIN}")
     for number, part in enumerate(stack.cut(count, stack.shape[1:])):

@@ -76,17 +76,15 @@ def write_packed(
         room += sum(dense) // _WEIGHTS_A_BYTE
     if room > MAX_JSON_BYTES - ALIGNMENT:
         raise InvalidParams(f"{path}: a header of {room} bytes would not be read again: such a model is not known")
+    total = sum(map(math.prod, shapes.values()))
     with whole_file(path) as file:
         target = _Target(file, -(-(8 + room) // ALIGNMENT) * ALIGNMENT, compressed)
         for name, members in written.items():
-            for part, dtype, arrays in _parts(checkpoint, name, members, compressed):
-                if is_stack(name):
-                    target.add_stack(part, dtype, len(members), arrays)
-                else:
-                    target.add(part, dtype, next(arrays))
+            for tensor in _parts(checkpoint, name, members, shapes[members[0]], compressed):
+                target.add_read(*tensor, len(members) if is_stack(name) else None)
             done += sum(math.prod(shapes[member]) for member in members)
             if progress is not None:
-                progress(done, sum(map(math.prod, shapes.values())))
+                progress(done, total)
         for name, dtype, data in [] if compressed else _screen(checkpoint, min_screened):
             target.add(name, dtype, data)
         for name, content in sorted(files.items()):
@@ -113,10 +111,16 @@ class _Target:
             name, dtype, data = name + SUFFIX, "U8", frames
         self._append(name, dtype, data.shape, iter([data]))
 
-    def add_stack(self, name: str, dtype: str, count: int, arrays: Iterator[NDArray[Any]]) -> None:
-        """Append so many arrays of one shape as one tensor, which is not compressed: each can be read alone."""
-        first = next(arrays)
-        self._append(name, dtype, (count, *first.shape), chain([first], arrays))
+    def add_read(self, name: str, dtype: str, arrays: Iterator[NDArray[Any]], count: int | None) -> None:
+        """Append the only array; or a stack of so many of one shape, never compressed, so that each can be read alone.
+
+        The next one is read when one is written, and behind the last.
+        """
+        for first in arrays:
+            if count is None:
+                self.add(name, dtype, first)
+            else:
+                self._append(name, dtype, (count, *first.shape), chain([first], arrays))
 
     def _append(self, name: str, dtype: str, shape: tuple[int, ...], arrays: Iterator[NDArray[Any]]) -> None:
         begin, digest = self._end, hashlib.sha256()
@@ -145,10 +149,9 @@ class _Target:
 
 
 def _parts(
-    checkpoint: Checkpoint, name: str, members: list[str], compressed: bool
+    checkpoint: Checkpoint, name: str, members: list[str], shape: tuple[int, ...], compressed: bool
 ) -> Iterator[tuple[str, str, Iterator[NDArray[Any]]]]:
     """The tensors of a weight, or of those of a stack: name, dtype, and what each is made of, to be read in turn."""
-    shape = dict(expected_shapes(checkpoint.config))[members[0]]
     if len(shape) == 1:
         yield name, "F32", iter([checkpoint.vector(name)])
         return
@@ -160,7 +163,7 @@ def _parts(
         own, *more = {checkpoint.dtype(member) for member in members}
         dtype: FloatName = "float32" if more else own  # which holds all of them
         said = next(each for each, known in FLOATS.items() if known == dtype)
-        yield name, said, (_dense(checkpoint, member, dtype) for member in members)
+        yield name, said, _dense(checkpoint, members, dtype)
         return
     shapes = {"u2": ternary.u2_shape(*shape), "t5": ternary.t5_shape(*shape)}
     layout = "t5" if compressed and shapes["t5"] < shapes["u2"] else "u2"  # small ones can take more in whole blocks
@@ -169,10 +172,12 @@ def _parts(
     yield scale_name(name, group_size), "F32", _alike(scales)
 
 
-def _dense(checkpoint: Checkpoint, name: str, dtype: FloatName) -> NDArray[Any]:
-    matrix = checkpoint.matrix(name)
-    assert isinstance(matrix, Dense), f"{name} is not what it was said to be"
-    return matrix.data if matrix.dtype == dtype else to_float32(matrix.data, matrix.dtype)
+def _dense(checkpoint: Checkpoint, names: list[str], dtype: FloatName) -> Iterator[NDArray[Any]]:
+    for name in names:
+        matrix = checkpoint.matrix(name)
+        assert isinstance(matrix, Dense), f"{name} is not what it was said to be"
+        yield matrix.data if matrix.dtype == dtype else to_float32(matrix.data, matrix.dtype)
+        checkpoint.release(name)
 
 
 def _packed(
