@@ -163,49 +163,84 @@ void bind_plan(nb::module_& m) {
         });
 }
 
-void run(Executor& self, Plan& plan, std::optional<std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>> arrays,
-         std::optional<Floats> input, std::optional<FloatsOut> output, std::optional<Seconds> seconds,
-         std::optional<Array1i> wanted) {
+using BatchArrays = std::tuple<Array1i, Array1i, Array1i, Array1i, Array2i>;
+
+Batch batch_of(const BatchArrays& arrays, const std::optional<Array1i>& wanted) {
+    const auto& [ids, positions, slots, starts, tables] = arrays;
+    for (const Array1i* array : {&ids, &positions, &slots, &starts}) require_there(*array);
+    require_there(tables);
+    if (wanted) require_aligned(*wanted);
+    const int64_t tokens = int64_t(ids.shape(0));
+    require(int64_t(positions.shape(0)) == tokens && int64_t(slots.shape(0)) == tokens, "T differs between arrays");
+    require(starts.shape(0) >= 2 && tables.shape(0) + 1 == starts.shape(0), "S differs between arrays");
+    return {tokens,
+            int64_t(tables.shape(0)),
+            int64_t(tables.shape(1)),
+            ids.data(),
+            positions.data(),
+            slots.data(),
+            starts.data(),
+            tables.data(),
+            wanted ? wanted->data() : nullptr,
+            wanted ? int64_t(wanted->shape(0)) : -1};
+}
+
+void require_output(const Plan& plan, const FloatsOut& output, const Batch& batch, int64_t tokens) {
+    require(int64_t(output.shape(0)) == (batch.num_wanted < 0 ? tokens : batch.num_wanted),
+            "the output has one row a token");
+    require(int64_t(output.shape(1)) == plan.program.output_width(), "the output has another width than the plan");
+    require_aligned(output);
+}
+
+// A forward in the background, and what it points to.
+struct BoundBackground {
+    Background background;
+    const Kernels& kernels;
+    nb::object plan, output;
+    explicit BoundBackground(const Executor& executor)
+        : background(executor.num_threads()), kernels(executor.kernels()) {}
+
+    void begin(nb::object program, const BatchArrays& arrays, FloatsOut out, std::optional<Array1i> wanted) {
+        Plan& begun = as<Plan>(program);
+        const Batch batch = batch_of(arrays, wanted);
+        require_output(begun, out, batch, batch.num_tokens);
+        begun.program.seal();
+        background.begin(kernels, begun.program, batch, out.data());
+        plan = std::move(program), output = nb::cast(out);  // those of the last one until then
+    }
+};
+
+void run(Executor& self, Plan& plan, std::optional<BatchArrays> arrays, std::optional<Floats> input,
+         std::optional<FloatsOut> output, std::optional<Seconds> seconds, std::optional<Array1i> wanted,
+         BoundBackground* beside, double most_s) {
     Batch batch{};
+    batch.num_wanted = -1;
     int64_t tokens = input ? int64_t(input->shape(0)) : 0;
     require(!wanted || arrays, "what is wanted is of a batch");
-    if (arrays) {
-        auto& [ids, positions, slots, starts, tables] = *arrays;
-        for (const Array1i* array : {&ids, &positions, &slots, &starts}) require_there(*array);
-        require_there(tables);
-        if (wanted) require_aligned(*wanted);
-        tokens = int64_t(ids.shape(0));
-        require(int64_t(positions.shape(0)) == tokens && int64_t(slots.shape(0)) == tokens, "T differs between arrays");
-        require(starts.shape(0) >= 2 && tables.shape(0) + 1 == starts.shape(0), "S differs between arrays");
-        batch = {tokens,
-                 int64_t(tables.shape(0)),
-                 int64_t(tables.shape(1)),
-                 ids.data(),
-                 positions.data(),
-                 slots.data(),
-                 starts.data(),
-                 tables.data(),
-                 wanted ? wanted->data() : nullptr,
-                 wanted ? int64_t(wanted->shape(0)) : -1};
-    }
+    if (arrays) batch = batch_of(*arrays, wanted), tokens = batch.num_tokens;
     require(!input || int64_t(input->shape(0)) == tokens, "the input has one row a token");
-    require(!output || int64_t(output->shape(0)) == (wanted ? batch.num_wanted : tokens),
-            "the output has one row a token");
     require(!input || int64_t(input->shape(1)) == plan.program.input_width(),
             "the input has another width than the plan");
-    require(!output || int64_t(output->shape(1)) == plan.program.output_width(),
-            "the output has another width than the plan");
     require(!seconds || seconds->shape(0) == plan.program.steps().size(), "seconds has one number a step");
+    require(!seconds || !beside, "no step is timed beside others");
     if (input) require_aligned(*input);
-    if (output) require_aligned(*output);
+    if (output) require_output(plan, *output, batch, tokens);
     if (seconds) require_aligned(*seconds);
     plan.program.seal();  // or another thread could add a step meanwhile
     const BoundWeight::Reading reading(plan.weights);
-    for (const BoundWeight* weight : plan.weights)
-        require(weight->is_packed(), "a part of the ternary weight was never packed");
+    const Plan& other = beside && beside->plan.is_valid() ? as<Plan>(beside->plan) : plan;
+    const BoundWeight::Reading reading_too(other.weights);
+    for (const Plan* each : {static_cast<const Plan*>(&plan), &other})
+        for (const BoundWeight* weight : each->weights)
+            require(weight->is_packed(), "a part of the ternary weight was never packed");
     const ReleasedGil release;
-    self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
-             output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
+    const Batch* given = arrays ? &batch : nullptr;
+    const float* from = input ? input->data() : nullptr;
+    float* to = output ? output->data() : nullptr;
+    if (beside)
+        self.run_beside(plan.program, tokens, given, from, to, beside->background, most_s);
+    else
+        self.run(plan.program, tokens, given, from, to, seconds ? seconds->data() : nullptr);
 }
 
 std::vector<std::string> isas() {
@@ -338,7 +373,13 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none().noconvert(), nb::arg("input").none().noconvert(),
              nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none(),
-             nb::arg("wanted").none().noconvert() = nb::none());
+             nb::arg("wanted").none().noconvert() = nb::none(), nb::arg("beside").none() = nb::none(),
+             nb::arg("most_s") = 0.0);
+    nb::class_<BoundBackground>(m, "Background")
+        .def(nb::init<const Executor&>(), nb::arg("executor"))
+        .def("begin", &BoundBackground::begin, nb::arg("program"), nb::arg("batch").noconvert(),
+             nb::arg("output").noconvert(), nb::arg("wanted").none().noconvert() = nb::none())
+        .def_prop_ro("is_under_way", [](const BoundBackground& b) { return b.background.is_under_way(); });
     bind_heads(m);
     m.attr("BLOCK_TOKENS") = kBlockTokens;
     bind_machine(m);

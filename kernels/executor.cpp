@@ -27,46 +27,12 @@ struct Working {
 };
 thread_local bool Working::here = false;
 
-// What keeps every product of sizes inside int64, and units inside the 32 bits that Phases has for them.
-constexpr int64_t kMaxTokens = 1 << 20, kMaxCost = int64_t(1) << 40;
-constexpr int32_t kMaxPosition = 1 << 30;
-// With so many units of attention a thread, none has to wait long for another.
-constexpr int kCutUnits = 4;
+// What keeps every product of sizes inside int64.
+constexpr int64_t kMaxCost = int64_t(1) << 40;
 // Up to so many multiply-adds a token, threads that take some sequences each are sooner done than threads that meet at
 // every step. Whoever has so many tokens takes them in two portions, so that there is something left for others if it
 // is held up.
 constexpr int64_t kSmallProgram = 1 << 24, kManyTokens = 32;
-
-// How far apart the memory of portions is, beyond what their tokens take.
-int64_t slack_floats(const Program& program) { return whole_lines(program.slack_bytes() / 4 + 1) + 16; }
-
-void check_sequence(const Batch& b, int64_t s, const Cache* cache) {
-    for (int64_t t = b.starts[s]; t < b.starts[s + 1]; t++) {
-        require(b.positions[t] / kBlockTokens < b.table_width, "a position lies outside its sequence's block table");
-        require(b.slots[t] >= 0 && b.slots[t] / kBlockTokens < cache->num_blocks(), "a slot lies outside the cache");
-        for (int64_t i = 0; i <= b.positions[t] / kBlockTokens && t + 1 == b.starts[s + 1]; i++) {
-            const int32_t block = b.block_tables[s * b.table_width + i];
-            require(block >= 0 && block < cache->num_blocks(), "a block lies outside the cache");
-        }
-        require(t == b.starts[s] || b.positions[t] > b.positions[t - 1], "positions ascend within a sequence");
-    }
-}
-
-void check(const Batch& b, const Program& program) {
-    for (int64_t t = 0; program.vocab_size() && t < b.num_tokens; t++)
-        require(b.token_ids[t] >= 0 && b.token_ids[t] < program.vocab_size(), "a token id lies outside the vocabulary");
-    for (int64_t t = 0; t < b.num_tokens; t++)
-        require(b.positions[t] >= 0 && b.positions[t] < kMaxPosition, "a position lies outside 0 .. 2^30");
-    require(b.starts[0] == 0 && b.starts[b.num_sequences] == b.num_tokens, "starts run from 0 to the number of tokens");
-    require(b.num_wanted < 0 || program.select_at() < program.steps().size(), "this program computes all to the end");
-    for (int64_t i = 0; i < b.num_wanted; i++)
-        require(b.wanted[i] >= (i ? b.wanted[i - 1] + 1 : 0) && b.wanted[i] < b.num_tokens,
-                "the wanted tokens are of the batch, and ascend");
-    for (int64_t s = 0; s < b.num_sequences; s++) {
-        require(b.starts[s] <= b.starts[s + 1] && b.starts[s + 1] <= b.num_tokens, "starts ascend");
-        if (program.cache()) check_sequence(b, s, program.cache());
-    }
-}
 
 }  // namespace
 
@@ -164,8 +130,7 @@ Executor::Executor(const std::string& isa, int num_threads)
       pool_(num_threads),
       phases_(num_threads),
       team_(num_threads),
-      num_done_(size_t(num_threads * kCutUnits)),
-      scratch_(size_t(num_threads)) {}
+      space_(num_threads) {}
 
 void Executor::require_home() const {
     require(pool_.is_at_home(), "an executor does not survive fork(): load the model in the process that runs it");
@@ -176,23 +141,44 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto cache_lock = program.cache() ? program.cache()->lock() : std::unique_lock<std::mutex>();
-    require(num_tokens > 0 && num_tokens <= kMaxTokens, "a batch has 1 to 1048576 tokens");
-    require(batch || !program.needs_batch(), "this program needs a batch");
-    const int32_t starts[] = {0, int32_t(num_tokens)};
-    const Batch kept = batch ? keep(*batch) : Batch{num_tokens, 1, 0, nullptr, nullptr, nullptr, starts, nullptr};
-    if (batch) check(kept, program);
-    require((input || !program.input_width()) && (output || !program.output_width() || kept.wants_none()),
-            "an array is missing");
-    portions_.cut(kept, seconds ? 1 : num_portions(program, kept), program.cache() ? program.cache()->num_blocks() : 0);
-    make_room(program, num_tokens);
+    const Batch kept = keep(program, num_tokens, batch, input, output);
+    space_.cut(program, kept, seconds ? 1 : num_portions(program, kept));
 
     const int64_t cost = std::min(program.cost(), kMaxCost) * num_tokens;
     // Nothing may be thrown: the other threads wait at the barrier.
-    if (portions_.all().size() > 1)
+    if (space_.num_portions() > 1)
         return parallel(kWorthApart * cost, [&](int thread) noexcept { run_apart(program, input, output, thread); });
-    Course whole = course(program, 0, scratch_, input, output);
-    cut_attention(program, whole);
+    const Course whole = space_.whole(*kernels_, program, input, output);
     parallel(cost, [&](int thread) noexcept { run_together(program, whole, thread, seconds); });
+}
+
+void Executor::run_beside(const Program& program, int64_t num_tokens, const Batch* batch, const float* input,
+                          float* output, Background& background, double most_s) {
+    require_home();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require(program.cache(), "what runs beside another program has the same cache");
+    const auto cache_lock = program.cache()->lock();
+    const Batch kept = keep(program, num_tokens, batch, input, output);
+    space_.cut(program, kept, 1);
+    const Course whole = space_.whole(*kernels_, program, input, output);
+
+    const double start = now_s();
+    const int team = team_.size(start), num_busy = std::max(1, team / 2);
+    phases_.set_team(num_busy);
+    const auto running = background.open(program, team - num_busy, num_busy, start + most_s);
+    const auto work = [&](int thread) noexcept {
+        if (thread < num_busy) run_together(program, whole, thread, nullptr);
+        background.help(thread < num_busy);
+    };
+    region(team, work, [&] { return phases_.waited() + background.waited(); });
+}
+
+Batch Executor::keep(const Program& program, int64_t num_tokens, const Batch* batch, const float* input,
+                     const float* output) {
+    const Batch kept = space_.keep(program, num_tokens, batch);
+    require((input || !program.input_width()) && (output || !program.output_width() || kept.wants_none()),
+            "an array is missing");
+    return kept;
 }
 
 // More than one where each thread takes some sequences by itself.
@@ -200,47 +186,6 @@ int64_t Executor::num_portions(const Program& program, const Batch& batch) const
     const int64_t threads = pool_.size(), sequences = batch.num_sequences;
     if (threads == 1 || sequences < threads || !program.cache() || program.cost() > kSmallProgram) return 1;
     return batch.num_tokens < kManyTokens * threads ? threads : std::min(2 * threads, sequences);
-}
-
-void Executor::make_room(const Program& program, int64_t num_tokens) {
-    const int64_t bytes = 4 * (whole_lines(program.arena_floats() * num_tokens) +
-                               int64_t(portions_.all().size()) * slack_floats(program));
-    if (arena_.bytes() < bytes) arena_ = Memory(bytes);
-    const int64_t scratch_bytes = program.scratch_floats(num_tokens) * 4;
-    for (auto& scratch : scratch_)
-        if (scratch.bytes() < scratch_bytes) scratch = Memory(scratch_bytes);
-}
-
-Executor::Course Executor::course(const Program& program, size_t index, std::span<const Memory> scratch,
-                                  const float* input, float* output) const {
-    const Portion& portion = portions_.all()[index];
-    float* arena = reinterpret_cast<float*>(arena_.data()) + int64_t(index) * slack_floats(program) +
-                   whole_lines(program.arena_floats() * portion.first_token);
-    if (input) input += portion.first_token * program.input_width();
-    if (output) output += portion.first_row * program.output_width();
-    const auto context = [&](const Batch& batch, const std::vector<int32_t>& sequences) {
-        const int64_t tile = tile_tokens(*kernels_, program, batch.num_tokens);
-        return Context{*kernels_, batch.num_tokens, tile,    arena, input,   output,
-                       &batch,    sequences,        scratch, 1,     nullptr, nullptr};
-    };
-    const size_t all = program.steps().size();
-    return {context(portion.batch, portion.sequences), context(portion.chosen, portion.chosen_sequences),
-            portion.batch.has_choice() ? program.select_at() : all,
-            portion.batch.wants_none() ? program.select_at() : all};
-}
-
-// Into how many segments attention is cut, with room for them.
-void Executor::cut_attention(const Program& program, Course& course) {
-    if (!program.piece_floats()) return;
-    for (Context* c : {&course.all, &course.few}) {
-        if (c->num_tokens * program.cache()->layout().num_kv_heads >= int64_t(num_done_.size())) continue;
-        for (int64_t t = 0; t < c->num_tokens; t++)
-            c->segments = std::max<int64_t>(c->segments, c->batch->positions[t] / kSegmentTokens + 1);
-        const int64_t bytes = c->num_tokens * c->segments * program.piece_floats() * 4;
-        if (c->segments > 1 && pieces_.bytes() < bytes) pieces_ = Memory(bytes);
-    }
-    course.all.pieces = course.few.pieces = reinterpret_cast<float*>(pieces_.data());
-    course.all.num_done = course.few.num_done = num_done_.data();
 }
 
 void Executor::run_together(const Program& program, const Course& course, int thread, double* seconds) {
@@ -271,9 +216,9 @@ void Executor::run_together(const Program& program, const Course& course, int th
 
 void Executor::run_apart(const Program& program, const float* input, float* output, int thread) {
     const FloatMode mode;
-    phases_.begin(thread, int64_t(portions_.all().size()));
+    phases_.begin(thread, space_.num_portions());
     for (int64_t i, next; phases_.take(thread, 1, &i, &next);)
-        run_alone(program, course(program, size_t(i), {&scratch_[size_t(thread)], 1}, input, output));
+        run_alone(program, space_.portion(*kernels_, program, size_t(i), thread, input, output));
     phases_.begin(thread, 0);  // so that it is seen who waits for whom
 }
 
@@ -286,36 +231,22 @@ void Executor::run_alone(const Program& program, const Course& course) {
     }
 }
 
-// A copy that nobody else can write: what has been checked is what is used.
-Batch Executor::keep(const Batch& batch) {
-    require(batch.num_sequences > 0 && batch.num_sequences <= kMaxTokens, "a batch has 1 to 1048576 sequences");
-    require(batch.num_wanted <= batch.num_tokens, "no more tokens are wanted than there are");
-    const int64_t T = batch.num_tokens, S = batch.num_sequences;
-    const int64_t sizes[] = {T, T, T, S + 1, S * batch.table_width, std::max<int64_t>(batch.num_wanted, 0)};
-    const int32_t* sources[] = {batch.token_ids, batch.positions,    batch.slots,
-                                batch.starts,    batch.block_tables, batch.wanted};
-    indices_.resize(size_t(std::accumulate(std::begin(sizes), std::end(sizes), int64_t(0))));
-    int32_t *next = indices_.data(), *copies[6];
-    for (int i = 0; i < 6; next += sizes[i++]) {
-        copies[i] = next;
-        if (sizes[i]) std::memcpy(next, sources[i], size_t(sizes[i]) * sizeof(int32_t));
-    }
-    return {T,         S,         batch.table_width, copies[0], copies[1],
-            copies[2], copies[3], copies[4],         copies[5], batch.num_wanted};
+void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
+    const int team = cost < kernels_->cost_of_help ? 1 : team_.size(now_s());
+    phases_.set_team(team);
+    region(team, work, [&] { return phases_.waited(); });
 }
 
-void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
+void Executor::region(int team, const std::function<void(int)>& work, const std::function<double()>& waited) {
     const double start = now_s();
-    const int team = cost < kernels_->cost_of_help ? 1 : team_.size(start);
     std::atomic<int64_t> switches{0};
-    phases_.set_team(team);
     pool_.run(team, [&](int thread) {
         const int64_t before = team > 1 ? forced_switches() : 0;
         work(thread);
         if (team > 1) switches += forced_switches() - before;
     });
     const double end = now_s();
-    if (team > 1) team_.learn(end, end - start, phases_.waited(), switches);
+    if (team > 1) team_.learn(end, end - start, waited(), switches);
 }
 
 void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,

@@ -5,9 +5,9 @@
 
 #include "attention_steps.h"
 #include "dense_step.h"
-#include "executor.h"
 #include "group_steps.h"
 #include "int8_step.h"
+#include "program.h"
 #include "rotation.h"
 #include "ternary_step.h"
 #include "ternary_table.h"

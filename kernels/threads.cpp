@@ -32,7 +32,7 @@ inline void pause() {
 constexpr uint32_t kTeamBits = 11;  // at most 1,024 threads
 constexpr uint32_t kTeamMask = (1u << kTeamBits) - 1;
 
-constexpr uint64_t span(int64_t first, int64_t last) { return uint64_t(first) << 32 | uint64_t(last); }
+constexpr uint64_t ends(int64_t first, int64_t last) { return uint64_t(first) << 32 | uint64_t(last); }
 
 #ifdef __linux__
 int current_processor() { return sched_getcpu(); }
@@ -144,16 +144,57 @@ void Pool::run(int team, const std::function<void(int)>& work) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-Phases::Phases(int num_threads) : num_threads_(num_threads), shares_(new Share[size_t(num_threads)]) {}
+void Shares::deal(int64_t units, int num_owners) {
+    const int num_old = std::exchange(num_owners_, num_owners);
+    for (int64_t i = 0; i < std::max(num_old, num_owners); i++) {
+        const int64_t first = i < num_owners ? units * i / num_owners : 0;
+        const int64_t last = i < num_owners ? units * (i + 1) / num_owners : 0;
+        spans_[size_t(i)].ends.store(ends(first, last), std::memory_order_relaxed);
+    }
+}
+
+bool Shares::take_front(Span& span, int64_t chunk, int64_t* first, int64_t* last) {
+    uint64_t old = span.ends.load(std::memory_order_relaxed);
+    for (;;) {
+        const int64_t begin = int64_t(old >> 32), end = int64_t(uint32_t(old));
+        if (begin >= end) return false;
+        const int64_t middle = end - begin < chunk ? end : begin + chunk;
+        if (!span.ends.compare_exchange_weak(old, ends(middle, end), std::memory_order_relaxed)) continue;
+        *first = begin, *last = middle;
+        return true;
+    }
+}
+
+bool Shares::take_back(Span& span, int64_t chunk, int64_t* first, int64_t* last) {
+    uint64_t old = span.ends.load(std::memory_order_relaxed);
+    for (;;) {
+        const int64_t begin = int64_t(old >> 32), end = int64_t(uint32_t(old));
+        if (begin >= end) return false;
+        const int64_t middle = end - begin < chunk ? begin : end - chunk;
+        if (!span.ends.compare_exchange_weak(old, ends(begin, middle), std::memory_order_relaxed)) continue;
+        *first = middle, *last = end;
+        return true;
+    }
+}
+
+bool Shares::take(int thread, int64_t chunk, int64_t* first, int64_t* last) {
+    if (take_front(spans_[size_t(thread)], chunk, first, last)) return true;
+    for (int i = 1; i <= num_owners_; i++)
+        if (take_back(spans_[size_t((thread + i) % num_owners_)], chunk, first, last)) return true;
+    return false;
+}
+
+Phases::Phases(int num_threads)
+    : num_threads_(num_threads), shares_(num_threads), places_(new Place[size_t(num_threads)]) {}
 
 void Phases::set_team(int num_threads) {
     num_threads_ = num_threads;
-    for (int i = 0; i < num_threads_; i++) shares_[i].waited = 0;
+    for (int i = 0; i < num_threads_; i++) places_[i].waited = 0;
 }
 
 double Phases::waited() const {
     double sum = 0;
-    for (int i = 0; i < num_threads_; i++) sum += shares_[i].waited;
+    for (int i = 0; i < num_threads_; i++) sum += places_[i].waited;
     return sum;
 }
 
@@ -166,60 +207,27 @@ void Phases::wait_for_others(int thread, uint32_t phase) {
     }
     const int here = current_processor();
     for (int other = 0; other < num_threads_; other++) {
-        if (other == thread || shares_[other].processor.load(std::memory_order_relaxed) != here) continue;
-        const int id = shares_[std::max(thread, other)].id.load(std::memory_order_relaxed);  // 0 is not ours to move
+        if (other == thread || places_[other].processor.load(std::memory_order_relaxed) != here) continue;
+        const int id = places_[std::max(thread, other)].id.load(std::memory_order_relaxed);  // 0 is not ours to move
         if (!move_away(id, here, num_threads_)) std::this_thread::yield();
     }
     wait_while_equal(phase_, phase, true);
 }
 
 void Phases::begin(int thread, int64_t units) {
-    shares_[thread].processor.store(current_processor(), std::memory_order_relaxed);
-    shares_[thread].id.store(current_id(), std::memory_order_relaxed);
+    places_[thread].processor.store(current_processor(), std::memory_order_relaxed);
+    places_[thread].id.store(current_id(), std::memory_order_relaxed);
     const uint32_t phase = phase_.load(std::memory_order_acquire);
     if (int(arrived_.fetch_add(1, std::memory_order_acq_rel)) < num_threads_ - 1) {
         const double before = now_s();
         wait_for_others(thread, phase);
-        shares_[thread].waited += now_s() - before;
+        places_[thread].waited += now_s() - before;
         return;
     }
     arrived_.store(0, std::memory_order_relaxed);
-    for (int i = 0; i < num_threads_; i++)
-        shares_[i].span.store(span(units * i / num_threads_, units * (i + 1) / num_threads_),
-                              std::memory_order_relaxed);
+    shares_.deal(units, num_threads_);
     phase_.fetch_add(1, std::memory_order_acq_rel);
     phase_.notify_all();
-}
-
-bool Phases::take_front(Share& share, int64_t chunk, int64_t* first, int64_t* last) {
-    uint64_t old = share.span.load(std::memory_order_relaxed);
-    for (;;) {
-        const int64_t begin = int64_t(old >> 32), end = int64_t(uint32_t(old));
-        if (begin >= end) return false;
-        const int64_t middle = end - begin < chunk ? end : begin + chunk;
-        if (!share.span.compare_exchange_weak(old, span(middle, end), std::memory_order_relaxed)) continue;
-        *first = begin, *last = middle;
-        return true;
-    }
-}
-
-bool Phases::take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last) {
-    uint64_t old = share.span.load(std::memory_order_relaxed);
-    for (;;) {
-        const int64_t begin = int64_t(old >> 32), end = int64_t(uint32_t(old));
-        if (begin >= end) return false;
-        const int64_t middle = end - begin < chunk ? begin : end - chunk;
-        if (!share.span.compare_exchange_weak(old, span(begin, middle), std::memory_order_relaxed)) continue;
-        *first = middle, *last = end;
-        return true;
-    }
-}
-
-bool Phases::take(int thread, int64_t chunk, int64_t* first, int64_t* last) {
-    if (take_front(shares_[thread], chunk, first, last)) return true;
-    for (int i = 1; i < num_threads_; i++)
-        if (take_back(shares_[(thread + i) % num_threads_], chunk, first, last)) return true;
-    return false;
 }
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

@@ -49,8 +49,28 @@ class Pool {
     std::vector<std::thread> threads_;
 };
 
-// What the threads of a region share: phases separated by barriers, each with a number of units of work. Every thread
-// owns a contiguous share, takes from its front, and then steals from the tails of the others.
+// Units of work that are shared out to threads. Each owns a contiguous share, takes from its front, and then steals from
+// the tails of the others.
+class Shares {
+  public:
+    explicit Shares(int num_threads) : spans_(new Span[size_t(num_threads)]) {}
+    // For so many of the threads; any of them may steal. Nobody takes some meanwhile.
+    void deal(int64_t units, int num_owners);
+    // Takes up to `chunk` units; false when none are left for this thread to take.
+    bool take(int thread, int64_t chunk, int64_t* first, int64_t* last);
+
+  private:
+    struct alignas(64) Span {
+        std::atomic<uint64_t> ends{0};  // first << 32 | last
+    };
+    bool take_front(Span& span, int64_t chunk, int64_t* first, int64_t* last);
+    bool take_back(Span& span, int64_t chunk, int64_t* first, int64_t* last);
+
+    int num_owners_ = 0;
+    std::unique_ptr<Span[]> spans_;
+};
+
+// What the threads of a region share: phases separated by barriers, each with a number of units of work.
 class Phases {
   public:
     explicit Phases(int num_threads);
@@ -61,22 +81,22 @@ class Phases {
     void begin(int thread, int64_t units);
     // Seconds that the threads have waited for each other in `begin` since set_team, added up.
     double waited() const;
-    // Takes up to `chunk` units; false when none are left for this thread to take.
-    bool take(int thread, int64_t chunk, int64_t* first, int64_t* last);
+    // As of Shares.
+    bool take(int thread, int64_t chunk, int64_t* first, int64_t* last) {
+        return shares_.take(thread, chunk, first, last);
+    }
 
   private:
-    struct alignas(64) Share {
-        std::atomic<uint64_t> span{0};          // first << 32 | last
+    struct alignas(64) Place {
         double waited = 0;                      // written by its thread alone
         std::atomic<int> processor{-1}, id{0};  // where it was last seen, and as what the system knows it
     };
     void wait_for_others(int thread, uint32_t phase);
-    bool take_front(Share& share, int64_t chunk, int64_t* first, int64_t* last);
-    bool take_back(Share& share, int64_t chunk, int64_t* first, int64_t* last);
 
     int num_threads_;
     const int num_processors_ = num_processors();
-    std::unique_ptr<Share[]> shares_;
+    Shares shares_;
+    std::unique_ptr<Place[]> places_;
     std::atomic<uint32_t> arrived_{0};
     std::atomic<uint32_t> phase_{0};
 };

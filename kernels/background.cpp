@@ -1,0 +1,86 @@
+#include "background.h"
+
+#include <algorithm>
+
+#include "float_mode.h"
+
+namespace bitnet {
+
+Background::Background(int num_threads) : num_threads_(num_threads), space_(num_threads), shares_(num_threads) {}
+
+void Background::begin(const Kernels& kernels, const Program& program, const Batch& batch, float* output) {
+    const auto lock = running_.lock();
+    course_.reset();
+    require(!program.input_width() && program.cache(), "what runs in the background is a whole model, with a cache");
+    batch_ = space_.keep(program, batch.num_tokens, &batch);
+    require(output || batch_.wants_none(), "an array is missing");
+    space_.cut(program, batch_, 1);
+    program_ = &program;
+    course_.emplace(space_.whole(kernels, program, nullptr, output));
+    at_ = 0;
+}
+
+std::unique_lock<std::mutex> Background::open(const Program& beside, int num_others, int num_busy, double until) {
+    auto lock = running_.lock();
+    if (course_) {
+        require(beside.cache() == program_->cache(), "what runs beside another program has the same cache");
+        space_.check(*program_, batch_);  // the cache may be a smaller one by now
+    }
+    num_here_ = num_arrived_ = 0, num_busy_ = num_busy;
+    until_ = until, waited_ = 0;
+    has_stopped_ = !course_;
+    if (course_) deal(std::max(1, num_others));
+    return lock;
+}
+
+// Whoever comes late, as its processor was taken, has left nothing undone.
+void Background::help(bool was_busy) noexcept {
+    const FloatMode mode;
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (was_busy) num_busy_--;
+    if (has_stopped_) return;
+    for (const int thread = num_here_++; !has_stopped_;) {
+        const size_t at = at_;
+        const bool is_behind = is_behind_;
+        lock.unlock();
+        work(at, is_behind, thread);
+        lock.lock();
+        if (++num_arrived_ == num_here_) {
+            num_arrived_ = 0;
+            go_on();
+            phase_.fetch_add(1, std::memory_order_release);
+            phase_.notify_all();
+        } else {
+            const uint32_t phase = phase_.load(std::memory_order_relaxed);
+            lock.unlock();
+            const double before = now_s();
+            wait_while_equal(phase_, phase, num_threads_ <= num_processors_);
+            lock.lock();
+            waited_ += now_s() - before;
+        }
+    }
+}
+
+void Background::work(size_t at, bool is_behind, int thread) {
+    const Step& step = *program_->steps()[at];
+    const Context& on = course_->at(at);
+    const int64_t chunk = is_behind ? 1 : step.chunk(on);
+    for (int64_t first, last; shares_.take(thread, chunk, &first, &last);)
+        is_behind ? step.work_behind(on, first) : step.work(on, first, last, thread);
+}
+
+// All have come, and nobody else comes while the mutex is held.
+void Background::go_on() {
+    is_behind_ = !is_behind_ && program_->steps()[at_]->units_behind(course_->at(at_)) > 0;
+    if (!is_behind_ && ++at_ == course_->end) course_.reset();
+    has_stopped_ = !course_ || (!is_behind_ && !num_busy_ && now_s() >= until_);
+    if (!has_stopped_) deal(num_here_);
+}
+
+void Background::deal(int num_owners) {
+    const Step& step = *program_->steps()[at_];
+    const Context& on = course_->at(at_);
+    shares_.deal(is_behind_ ? step.units_behind(on) : step.units(on), num_owners);
+}
+
+}  // namespace bitnet
