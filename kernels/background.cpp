@@ -20,10 +20,10 @@ void Background::begin(const Kernels& kernels, const Program& program, const Bat
     at_ = 0;
 }
 
-std::unique_lock<std::mutex> Background::open(const Program& beside, int num_others, int num_busy, double until) {
+std::unique_lock<std::mutex> Background::open(const Cache* cache, int num_others, int num_busy, double until) {
     auto lock = running_.lock();
     if (course_) {
-        require(beside.cache() == program_->cache(), "what runs beside another program has the same cache");
+        require(cache == program_->cache(), "what runs beside another program has the same cache");
         space_.check(*program_, batch_);  // the cache may be a smaller one by now
     }
     num_here_ = num_arrived_ = 0, num_busy_ = num_busy;

@@ -21,12 +21,13 @@ class Background {
     // tokens, or for the wanted ones, outlive this. Throws std::invalid_argument.
     void begin(const Kernels& kernels, const Program& program, const Batch& batch, float* output);
     bool is_under_way() const { return course_.has_value(); }
+    const Program& program() const { return *program_; }  // of what was begun
 
   private:
     friend class Executor;
     // Begins a region: `num_busy` threads come to help once they have done something else, of others so many. It ends
     // when all is done, or behind the first step that ends later than `until` with all busy ones here. Held meanwhile.
-    std::unique_lock<std::mutex> open(const Program& beside, int num_others, int num_busy, double until);
+    std::unique_lock<std::mutex> open(const Cache* cache, int num_others, int num_busy, double until);
     // What each thread of the region does.
     void help(bool was_busy) noexcept;
     void work(size_t at, bool is_behind, int thread);

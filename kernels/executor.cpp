@@ -29,10 +29,9 @@ thread_local bool Working::here = false;
 
 // What keeps every product of sizes inside int64.
 constexpr int64_t kMaxCost = int64_t(1) << 40;
-// Up to so many multiply-adds a token, threads that take some sequences each are sooner done than threads that meet at
-// every step. Whoever has so many tokens takes them in two portions, so that there is something left for others if it
-// is held up.
-constexpr int64_t kSmallProgram = 1 << 24, kManyTokens = 32;
+// Whoever has so many tokens of a small program takes them in two portions, so that there is something left for others
+// if it is held up.
+constexpr int64_t kManyTokens = 32;
 
 }  // namespace
 
@@ -153,7 +152,7 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
 }
 
 void Executor::run_beside(const Program& program, int64_t num_tokens, const Batch* batch, const float* input,
-                          float* output, Background& background, double most_s) {
+                          float* output, double* seconds, Background& background, double most_s) {
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
     require(program.cache(), "what runs beside another program has the same cache");
@@ -165,12 +164,23 @@ void Executor::run_beside(const Program& program, int64_t num_tokens, const Batc
     const double start = now_s();
     const int team = team_.size(start), num_busy = std::max(1, team / 2);
     phases_.set_team(num_busy);
-    const auto running = background.open(program, team - num_busy, num_busy, start + most_s);
+    const auto running = background.open(program.cache(), team - num_busy, num_busy, start + most_s);
     const auto work = [&](int thread) noexcept {
-        if (thread < num_busy) run_together(program, whole, thread, nullptr);
+        if (thread < num_busy) run_together(program, whole, thread, seconds);
         background.help(thread < num_busy);
     };
     region(team, work, [&] { return phases_.waited() + background.waited(); });
+}
+
+void Executor::finish(Background& background) {
+    require_home();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!background.is_under_way()) return;
+    const Cache* cache = background.program().cache();
+    const auto cache_lock = cache->lock();
+    const int team = team_.size(now_s());
+    const auto running = background.open(cache, team, 0, std::numeric_limits<double>::infinity());
+    region(team, [&](int) noexcept { background.help(false); }, [&] { return background.waited(); });
 }
 
 Batch Executor::keep(const Program& program, int64_t num_tokens, const Batch* batch, const float* input,

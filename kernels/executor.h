@@ -13,6 +13,10 @@
 
 namespace bitnet {
 
+// Up to so many multiply-adds a token, threads that take some sequences each are sooner done than threads that meet at
+// every step.
+constexpr int64_t kSmallProgram = 1 << 24;
+
 // One region at a time: a second thread waits. Belongs to the process that made it.
 class Executor {
   public:
@@ -27,7 +31,9 @@ class Executor {
     // The same, and what is under way in the background, until that or so much time since the beginning is over: half of
     // the threads begin with the one, and half with the other.
     void run_beside(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
-                    Background& background, double most_s);
+                    double* seconds, Background& background, double most_s);
+    // All that is left of what is under way, on all threads.
+    void finish(Background& background);
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
     // units of `unit_cost` multiply-adds are worth it. `work` may throw, and may call this: its thread then works
     // alone, as thread 0.

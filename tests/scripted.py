@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tracemalloc
 from collections import Counter
@@ -36,7 +37,9 @@ class ScriptedModel:
     """A Model whose logits depend on the whole history of a sequence, which it reads back from its own paged cache.
 
     The cache holds tokens. A wrong slot, position, block table or a block shared by mistake fails an assertion or
-    changes the text. `before_forward(batch)` and `change_logits(history, logits)` let tests break things.
+    changes the text. `before_forward(batch)` and `change_logits(history, logits)` let tests break things. With
+    `background_tokens` it has a background, in which a batch takes three forwards of others; `beside(batch, most_s)`
+    tells otherwise, and until a batch is done its slots hold anything.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ScriptedModel:
         max_sequences: int = 8,
         max_tokens: int = 64,
         looks_ahead: bool = False,
+        background_tokens: int = 0,
         eos_ids: tuple[int, ...] = (),
     ) -> None:
         self.config = _config(vocab_size, max_positions, eos_ids)
@@ -59,7 +63,10 @@ class ScriptedModel:
             max_tokens=max_tokens,
             looks_ahead=looks_ahead,
             available_bytes=num_blocks,
+            background_tokens=background_tokens,
+            begin=(lambda batch: ScriptedBackground(self, batch)) if background_tokens else None,
         )
+        self.beside: Callable[[Batch, float], bool] | None = None
         self.before_forward: Callable[[Batch], None] = lambda batch: None
         self.change_logits: Callable[[list[int], NDArray[np.float32]], None] = lambda history, logits: None
         self.num_forwards = 0
@@ -80,8 +87,12 @@ class ScriptedModel:
     def forward(self, batch: Batch) -> ScriptedOutput:
         self.before_forward(batch)
         self.num_forwards += 1
+        return self.compute(batch)
+
+    def compute(self, batch: Batch) -> ScriptedOutput:
+        """What a forward makes of a batch."""
         self.num_tokens += len(batch.token_ids)
-        self._check(batch)
+        self.check(batch)
         self._cache[batch.slots, 0], self._cache[batch.slots, 1] = batch.token_ids, batch.positions
         histories = []
         for sequence, (start, end) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
@@ -115,7 +126,12 @@ class ScriptedModel:
         self.change_logits(history, logits)
         return logits
 
-    def _check(self, batch: Batch) -> None:
+    def spoil(self, batch: Batch) -> None:
+        """Write what is nothing yet where the batch will have its tokens."""
+        self._cache[batch.slots] = -9
+
+    def check(self, batch: Batch) -> tuple[set[int], set[int]]:
+        """The blocks that the batch reads or writes, and those that it writes; fails where its caller's books are wrong."""
         limits, size = self.capabilities, self.capabilities.block_size
         counts = np.diff(batch.starts)
         arrays = [each for each in vars(batch).values() if each is not batch.has_next and each is not None]
@@ -137,6 +153,7 @@ class ScriptedModel:
             used += table[positions[-1] // size + 1 : last // size + 1].tolist()
             written += table[positions[0] // size : last // size + 1].tolist()
         assert all(used.count(block) == 1 for block in written), "a sequence writes into a block that another uses"
+        return set(used), set(written)
 
     def _history(self, table: NDArray[np.int32], position: int) -> list[int]:
         positions = np.arange(position + 1)
@@ -144,6 +161,31 @@ class ScriptedModel:
         entries = self._cache[table[positions // size] * size + positions % size]
         assert (entries[:, 1] == positions).all(), "the cache lacks a token that it should hold"
         return entries[:, 0].tolist()
+
+
+class ScriptedBackground:
+    """The Background of a ScriptedModel: see there."""
+
+    def __init__(self, model: ScriptedModel, batch: Batch) -> None:
+        self.output: ScriptedOutput | None = None
+        self._model, self._batch, self._num_left = model, batch, 3
+        self._used, self._written = model.check(batch)
+
+    def forward(self, batch: Batch, most_s: float) -> ScriptedOutput:
+        assert self.output is None, "it was done"
+        used, written = self._model.check(batch)
+        assert not used & self._written and not written & self._used, "a block that somebody writes is used beside"
+        self._model.spoil(self._batch)
+        output = self._model.forward(batch)
+        self._num_left -= 1
+        is_done = most_s == math.inf or self._num_left == 0
+        if is_done if self._model.beside is None else self._model.beside(self._batch, most_s):
+            self.output = self._model.compute(self._batch)
+        return output
+
+    def finish(self) -> None:
+        assert self.output is None, "it was done"
+        self.output = self._model.forward(self._batch)
 
 
 class ScriptedOutput(WholeHead):

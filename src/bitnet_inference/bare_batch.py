@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_inference.model.contract import Batch, Draw, Model, Output
+from bitnet_inference.model.contract import Background, Batch, Draw, Model, Output, weakly
 
 Result = TypeVar("Result")
 
@@ -20,6 +21,8 @@ class TimedModel:
     def __init__(self, model: Model, num_more: int = 0) -> None:
         """`num_more` blocks are left to others, behind those that are reserved."""
         self.config, self.capabilities = model.config, model.capabilities
+        if self.capabilities.begin is not None:
+            self.capabilities = replace(self.capabilities, begin=weakly(self._begin))
         self.seconds = 0.0
         self.num_forwards = 0
         self._model, self._num_more = model, num_more
@@ -37,6 +40,10 @@ class TimedModel:
         """See Model."""
         self.num_forwards += 1
         return _TimedOutput(self, self.timed(lambda: self._model.forward(batch)))
+
+    def _begin(self, batch: Batch) -> Background:
+        assert self._model.capabilities.begin is not None, "asked only where there is a background"
+        return _TimedBackground(self, self._model.capabilities.begin(batch))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See Model."""
@@ -70,6 +77,23 @@ class _TimedOutput:
 
     def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]:
         return self._model.timed(lambda: self._output.hidden(rows))
+
+
+class _TimedBackground:
+    def __init__(self, model: TimedModel, background: Background) -> None:
+        self._model, self._background = model, background
+
+    @property
+    def output(self) -> Output | None:
+        output = self._background.output
+        return None if output is None else _TimedOutput(self._model, output)
+
+    def forward(self, batch: Batch, most_s: float) -> Output:
+        self._model.num_forwards += 1
+        return _TimedOutput(self._model, self._model.timed(lambda: self._background.forward(batch, most_s)))
+
+    def finish(self) -> None:
+        self._model.timed(self._background.finish)
 
 
 class BareBatch:

@@ -59,13 +59,26 @@ class AnyOrder(RuleBasedStateMachine):
         max_sequences=st.integers(1, 5),
         max_tokens=st.sampled_from([1, 3, 8, 40]),
         drafts=st.sampled_from(["none", "lookup", "model"]),
+        background_tokens=st.sampled_from([0, 4, 20]),
     )
-    def start(self, num_blocks: int, block_size: int, max_sequences: int, max_tokens: int, drafts: str) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_sequences: int,
+        max_tokens: int,
+        drafts: str,
+        background_tokens: int,
+    ) -> None:
         self.limits = {"vocab_size": VOCAB, "max_positions": LONGEST, "block_size": block_size}
         self.limits["num_blocks"] = num_blocks if block_size > 1 else 2 * num_blocks
         looks_ahead = num_blocks % 2 == 0
         self.model = ScriptedModel(
-            max_sequences=max_sequences, max_tokens=max_tokens, looks_ahead=looks_ahead, **self.limits
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+            looks_ahead=looks_ahead,
+            background_tokens=background_tokens,
+            **self.limits,
         )
         self.now = 0.0
         self.model.before_forward = self._work
@@ -170,14 +183,23 @@ class AnyOrder(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_sequences=st.integers(1, 5),
         max_tokens=st.sampled_from([1, 3, 8, 40]),
+        background_tokens=st.sampled_from([0, 4]),
     )
-    def be_replaced(self, num_logits: int | None, block_size: int, max_sequences: int, max_tokens: int) -> None:
+    def be_replaced(
+        self,
+        num_logits: int | None,
+        block_size: int,
+        max_sequences: int,
+        max_tokens: int,
+        background_tokens: int,
+    ) -> None:
         """The device fails in the next step, at once or after so many rows of logits, and another model goes on."""
         num_tokens = self.limits["num_blocks"] * self.limits["block_size"]
         if num_tokens % block_size:
             block_size = self.limits["block_size"]
         failing, limits = self.model, {"max_sequences": max_sequences, "max_tokens": max_tokens}
         limits |= {**self.limits, "block_size": block_size, "num_blocks": num_tokens // block_size}
+        limits["background_tokens"] = background_tokens
 
         def fail(*_: object) -> None:
             nonlocal num_logits
@@ -289,7 +311,9 @@ class AnyOrder(RuleBasedStateMachine):
         TALLY["tokens by drafts"] += sum(max(0, request.num_output - length - 1) for request, length in lengths)
         self.now += 0.25
         TALLY["steps"] += 1
-        if expected is not None and expected.finish is None and not self.scheduler.is_measuring:
+        TALLY["steps beside prompts"] += bool(self.scheduler.aside.shares)
+        waits = self.scheduler.is_measuring or expected in self.scheduler.aside
+        if expected is not None and expected.finish is None and not waits:
             assert (expected.num_output, expected.num_computed) > before, "the first in rank gets on in every step"
 
     def _front(self) -> Request | None:

@@ -20,7 +20,7 @@ from bitnet_inference.errors import FormatError, InvalidParams, OutOfMemory, Sto
 from bitnet_inference.formats.checkpoint import Checkpoint, expected_shapes, is_projection
 from bitnet_inference.formats.packed import PackedCheckpoint
 from bitnet_inference.formats.ternarized import findings_of
-from bitnet_inference.model.contract import Batch, Capabilities, Draw, best_of, threads_of
+from bitnet_inference.model.contract import Batch, Capabilities, Draw, best_of, threads_of, weakly
 from bitnet_inference.model.fusion import PRODUCTS
 from bitnet_inference.model.loader import Progress, fused, record
 from bitnet_inference.model.plan import Plan, StepTime
@@ -58,7 +58,9 @@ class CpuModel:
         unread = ({head_names} if self._rounded else set()) | (table.keys() - {head_names})
         for names in unread:
             checkpoint.release(names[0])
-        self._screen_s = 0.0  # what the screen or the rounded head took; they are no steps of a plan
+        self._beside: Any = None  # the native.Background, from the first use on
+        # What was computed beside others took with these, and the screen or the rounded head; they are no steps of a plan.
+        self._beside_s = self._screen_s = 0.0
         parts = (plans.body, weights | table), (None if self._rounded else plans.head, weights), (plans.norm, weights)
         self._body, self._head, self._norm = (
             compile_plan(plan, self.config, has, checkpoint.vector, self._cache) if plan and plan.steps else None
@@ -75,7 +77,13 @@ class CpuModel:
         self.capabilities = self._limits(config)
 
     def _limits(self, config: EngineConfig) -> Capabilities:
-        """What the scheduler must know."""
+        """What the scheduler must know.
+
+        Where matrices are multiplied in tiles a step with tokens of prompts reads no weights twice, and takes hardly
+        longer for the first ones; and small models are in a cache.
+        """
+        has_tiles = config.isa == "avx512amx"
+        has_background = self._body is not None and self._body.selects and not (has_tiles or self._body.program.is_small)
         return Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
@@ -85,8 +93,9 @@ class CpuModel:
             quick_top=1 if self._screen is None else MAX_SCREENED_TOP,
             samples=self._screen is not None,
             same_bits=True,
-            tile_tokens=16 if config.isa == "avx512amx" else 1,
+            tile_tokens=16 if has_tiles else 1,
             threads=threads_of(self),
+            begin=weakly(self.begin) if has_background else None,
         )
 
     def _check_head(self, checkpoint: Checkpoint, head: str) -> None:
@@ -132,17 +141,45 @@ class CpuModel:
         """Advance every sequence of the batch by its tokens; a later stage, from `hidden` of the one before."""
         return CpuOutput(self, self.advance(batch, hidden), self._wanted(batch))
 
+    def begin(self, batch: Batch) -> CpuBackground:
+        """Compute this batch beside those of later forwards; what was begun before is forgotten."""
+        executor, body, hidden = self._open_executor(), self._body, self._room(batch)
+        assert body is not None, "this plan was not compiled"
+        if self._beside is None:
+            self._beside = native.Background(executor)
+        with _enough_memory(batch):
+            self._beside.begin(body.program, _arrays(batch), hidden, self._wanted(batch))
+        return CpuBackground(self, CpuOutput(self, hidden, self._wanted(batch)))
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether what was begun last is not done."""
+        return self._beside is not None and self._beside.is_under_way
+
+    def forward_beside(self, batch: Batch, most_s: float) -> CpuOutput:
+        """Advance this batch, and what was begun last meanwhile, and until so many seconds are over."""
+        output, wanted, begin = self._room(batch), self._wanted(batch), perf_counter()
+        with _enough_memory(batch):
+            self._run(self._body, _arrays(batch), None, output, wanted, self._beside, most_s)
+        self._beside_s += perf_counter() - begin
+        return CpuOutput(self, output, wanted)
+
+    def finish_beside(self) -> None:
+        """Compute what is left of what was begun last."""
+        begin = perf_counter()
+        self._open_executor().finish(self._beside)
+        self._beside_s += perf_counter() - begin
+
     def advance(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The same, but gives what the next stage is to be fed with: hidden states of all tokens, [T, hidden]."""
-        wanted = self._wanted(batch)
-        output = np.empty((len(batch.token_ids if wanted is None else wanted), self.config.hidden_size), np.float32)
-        arrays = (batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables)
-        try:
-            self._run(self._body, arrays, hidden, output, wanted)
-        except MemoryError as error:
-            cure = "free memory, or lower max_batch_tokens"
-            raise OutOfMemory(f"a step of {len(batch.token_ids)} tokens finds no memory: {cure}") from error
+        output = self._room(batch)
+        with _enough_memory(batch):
+            self._run(self._body, _arrays(batch), hidden, output, self._wanted(batch))
         return output
+
+    def _room(self, batch: Batch) -> NDArray[np.float32]:
+        wanted = self._wanted(batch)
+        return np.empty((len(batch.token_ids if wanted is None else wanted), self.config.hidden_size), np.float32)
 
     def _wanted(self, batch: Batch) -> NDArray[np.int32] | None:
         return batch.wanted if self._body is not None and self._body.selects else None
@@ -173,7 +210,7 @@ class CpuModel:
         for plan in (self._body, self._norm, self._head):
             if plan is not None:
                 plan.time_steps()
-        self._screen_s = 0.0
+        self._beside_s = self._screen_s = 0.0
         return self._take_times
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -185,6 +222,7 @@ class CpuModel:
     def close(self) -> None:
         """Give all memory and threads back."""
         self._executor = self._cache = self._body = self._head = self._norm = self._screen = self._rounded = None
+        self._beside = None
 
     def top(self, hidden: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of rows of hidden states and their logits: through the screen where there is one."""
@@ -235,15 +273,19 @@ class CpuModel:
             if plan is not None
             for time in plan.take_times(name)
         ]
+        if self._beside_s:
+            spent = sum(time.seconds for time in times if time.plan == "body")
+            times.append(StepTime("body", "beside", max(0.0, self._beside_s - spent)))
+            self._beside_s = 0.0
         if self._screen_s:
             times.append(StepTime("head", "screen" if self._rounded is None else "rounded", self._screen_s))
             self._screen_s = 0.0
         return tuple(times)
 
-    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: Any, wanted: Any = None) -> None:
+    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: Any, *more: Any) -> None:
         executor = self._open_executor()
         assert plan is not None, "this plan was not compiled"
-        plan.run(executor, arrays, input, output, wanted)
+        plan.run(executor, arrays, input, output, *more)
 
     def _open_executor(self) -> Any:
         if self._executor is None:
@@ -278,6 +320,40 @@ class CpuOutput:
         assert self._wanted is None or np.array_equal(self._wanted[places], rows), "a row that the batch did not want"
         is_whole = places == list(range(len(self._hidden)))
         return self._hidden if is_whole else self._hidden[np.asarray(places, np.intp)]
+
+
+class CpuBackground:
+    """See Background of the contract; the newest one of its model."""
+
+    def __init__(self, model: CpuModel, output: CpuOutput) -> None:
+        """`output` is what it will have."""
+        self._model, self._output = model, output
+
+    @property
+    def output(self) -> CpuOutput | None:
+        """None until it is done."""
+        return None if self._model.is_beside else self._output
+
+    def forward(self, batch: Batch, most_s: float) -> CpuOutput:
+        """As CpuModel.forward; meanwhile this one goes on, and then until so many seconds are over."""
+        return self._model.forward_beside(batch, most_s)
+
+    def finish(self) -> None:
+        """Compute what is left of it."""
+        self._model.finish_beside()
+
+
+def _arrays(batch: Batch) -> tuple[NDArray[np.int32], ...]:
+    return batch.token_ids, batch.positions, batch.slots, batch.starts, batch.block_tables
+
+
+@contextmanager
+def _enough_memory(batch: Batch) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        cure = "free memory, or lower max_batch_tokens"
+        raise OutOfMemory(f"a step of {len(batch.token_ids)} tokens finds no memory: {cure}") from error
 
 
 def _screen_of(checkpoint: PackedCheckpoint, weight: Any, parts: Any, executor: Any) -> Any:

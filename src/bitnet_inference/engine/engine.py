@@ -115,13 +115,14 @@ class Engine:
         """Compute and sample once for every request that is at it. An error ends the requests that it concerns."""
         self._events.begin_step()
         shares = self._schedule()
-        self._events.forward(shares)
-        if shares:
+        aside = self._scheduler.aside
+        self._events.forward([*shares, *aside.new])
+        if computed := [*shares, *aside.current]:
             try:
                 self._compute(shares)
             except Exception as error:
                 if not self._fall_back(error):
-                    self._fail([share.request for share in shares], error)
+                    self._fail([share.request for share in computed], error)
         scheduler = self._scheduler
         self._events.end_step(scheduler.num_waiting, len(scheduler.running), scheduler.pool)
 
@@ -227,18 +228,29 @@ class Engine:
         self._masks.start(shares)
         if copies := self._scheduler.take_copies():
             self._model.copy_blocks(copies)
-        batch = self._batches.build(shares)
-        num_decoding = len(batch.token_ids) - sum(chunk.num_tokens for chunk in prompts)  # drafts are theirs
-        step_s = 0.0 if prompts else self._scheduler.pace.step_s(num_decoding)
-        self.wakeups.make(step_s or math.inf)
-        output = self._model.forward(batch)
+        batch = self._batches.build(shares) if shares else None
+        num_tokens = 0 if batch is None else len(batch.token_ids)
+        num_decoding = num_tokens - sum(chunk.num_tokens for chunk in prompts)  # drafts are theirs
+        aside, pace = self._scheduler.aside, self._scheduler.pace
+        is_alone = not aside.current
+        self.wakeups.make((is_alone and not prompts and pace.step_s(num_decoding)) or math.inf)
+        output = self._model.forward(batch) if is_alone and batch is not None else aside.forward(batch)
+        forward_s = self._clock() - start
+        if output is not None:
+            self._choose(output, shares)
+        for computed in aside.done():
+            self._choose(*computed)
+        seconds = self._clock() - start
+        pace.note(num_decoding, prompts, seconds, seconds - forward_s) if is_alone else pace.note_beside()
+
+    def _choose(self, output: Output, shares: Sequence[Share]) -> None:
+        """The next tokens of those whose known ones are computed."""
         self._events.enter("sample")
         for part in self._sampler.scores(output, self._take_note(output, shares)):
             self._events.enter("deliver")
             for scores in part:
                 self._go_on(scores)
             self._events.enter("sample")
-        self._scheduler.pace.note(num_decoding, prompts, self._clock() - start)
 
     def _take_note(self, output: Output, shares: Sequence[Share]) -> list[Rows]:
         """Write down what has been computed; the rows that tell next tokens."""

@@ -29,7 +29,8 @@ class Masks:
 
     def take(self, request: Request) -> Finish | None:
         """Wait for a constrained request's mask, then in `request.mask`; or its end, where no token may follow."""
-        return None if self._outcomes is None else self._outcomes.result()[request]
+        outcomes = {} if self._outcomes is None else self._outcomes.result()
+        return outcomes[request] if request in outcomes else mask_next(request)
 
     def close(self) -> None:
         """End the thread: nothing more is asked."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from itertools import count
 from operator import attrgetter
 
+from bitnet_inference.engine.aside import Aside
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.pace import Pace
@@ -29,7 +31,8 @@ class Scheduler:
     There is no prefill and no decode phase: a request has tokens known and tokens computed, and each step lets the
     second catch up with the first as far as the budget goes. Requests that lack one token, so that they decode, come
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
-    does not hold up running streams. Those that run and those that wait come by rank: priority, then arrival. A request
+    does not hold up running streams. Where the model has a background, they are computed `aside` of these streams, so many
+    tokens of those of the highest rank at a time. Those that run and those that wait come by rank: priority, then arrival. A request
     is admitted when there are blocks for all its known tokens, those that the cache has already among them, and none
     that waits overtakes it, unless it waits for a choice of the same prompt. Beams that wait for others of their search
     give way to these, and to whoever ranks before them. When a running request needs a block and none is free, the
@@ -121,14 +124,20 @@ class Scheduler:
         for request in [each for each in self.running if each.sink.is_full]:
             self.send_back(request)
         decoding = self._decode()
-        self.is_measuring = False
+        self.is_measuring, self.aside.most_s = False, math.inf
         if not self.waiting and len(decoding) == len(self.running):
             return decoding
-        room = Room(self.max_tokens - len(decoding))
         # Who has begun a step ago came with those that wait now: it waits once for their prompts, which are not cut.
-        if any(share.request.num_output > 1 for share in decoding):
-            room = self.pace.room(self.max_tokens - len(decoding), len(decoding))
-            self.is_measuring = not room.is_left
+        if not any(share.request.num_output > 1 for share in decoding):
+            return decoding + self._prompts(Room(self.max_tokens - len(decoding)))
+        if self.aside.num_tokens:
+            self.aside.most_s = self.pace.most_s(len(decoding))
+            self.is_measuring = self.aside.most_s is None
+            if not self.aside.shares and not self.is_measuring:
+                self.aside.put(self._prompts(Room(self.aside.num_tokens)))
+            return decoding
+        room = self.pace.room(self.max_tokens - len(decoding), len(decoding))
+        self.is_measuring = not room.is_left
         return decoding + self._prompts(room)
 
     def room_behind(self, request: Request, num_tokens: int) -> int:
@@ -187,6 +196,7 @@ class Scheduler:
     def _take(self, pool: BlockPool, limits: Capabilities) -> None:
         self.pool, self.block_size, self._looks_ahead = pool, limits.block_size, limits.looks_ahead
         self.pace, self.prefixes = Pace(limits.tile_tokens), Prefixes(pool, limits.block_size)
+        self.aside = Aside(limits)
         self.max_sequences, self.max_tokens = limits.max_sequences, limits.max_tokens
 
     def _welcome(self) -> None:
@@ -207,7 +217,7 @@ class Scheduler:
         for request in self.running:  # whose end may be sent back meanwhile
             if len(shares) == self.max_tokens:
                 break
-            if request.num_pending == 1 and self._make_room(request):
+            if request.num_pending == 1 and request not in self.aside and self._make_room(request):
                 shares.append(Share(request, 1))
                 if self._looks_ahead:
                     self._hold_next(request)
@@ -228,7 +238,7 @@ class Scheduler:
 
     def _prompts_by_rank(self) -> Iterator[Request]:
         """Running requests that lack more than a token, and waiting ones as long as the next of them finds a place."""
-        running = deque(request for request in self.running if request.num_pending > 1)
+        running = deque(each for each in self.running if each.num_pending > 1 and each not in self.aside)
         while newcomer := next((each for each in self.waiting if each.can_run), None):
             while running and running[0].rank < newcomer.rank:
                 yield running.popleft()
@@ -289,6 +299,7 @@ class Scheduler:
         return True
 
     def _release(self, request: Request) -> None:
+        self.aside.drop(request)
         self.prefixes.publish_rest(request)
         self.pool.release(request.blocks.view.tolist()[::-1])
         request.forget()

@@ -122,7 +122,9 @@ class Speculation:
     def add(self, shares: list[Share]) -> list[Share]:
         """The same shares, with drafts where they pay."""
         least_s = MIN_STEP_S * max(1.0, len(shares) / MIN_STEP_REQUESTS)
-        if self._is_off or self._scheduler.is_measuring or self._scheduler.pace.step_s(len(shares)) < least_s:
+        if self._is_off or self._scheduler.is_measuring or self._scheduler.aside.shares:
+            return shares
+        if self._scheduler.pace.step_s(len(shares)) < least_s:
             return shares
         requests = [share.request for share in shares if share.num_tokens == share.request.num_pending == 1]
         if len(requests) < len(shares):

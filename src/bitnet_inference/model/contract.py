@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ class Capabilities:
     token yields does not depend on the rest of the batch. `has_hidden`: Output.hidden gives hidden states.
     `looks_ahead`: it may compute a step before it is asked for, where the batch before it `has_next`. Beyond a multiple
     of `tile_tokens`, one token costs as much as so many. `threads` gives the threads that the model computes with, for
-    other work between its calls; None when it is closed.
+    other work between its calls; None when it is closed. `begin`, where there is one, computes a batch in the background
+    of others, best of about `background_tokens` tokens: a model has one at a time, and forgets the one before.
     """
 
     block_size: int
@@ -43,7 +44,9 @@ class Capabilities:
     has_hidden: bool = True
     looks_ahead: bool = False
     tile_tokens: int = 16
+    background_tokens: int = 128
     threads: Callable[[], Executor | None] | None = field(default=None, compare=False, repr=False)
+    begin: Callable[[Batch], Background] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,23 @@ class Output(Protocol):
         ...
 
 
+class Background(Protocol):
+    """A batch that is computed beside others, over as many forwards of these as that takes."""
+
+    @property
+    def output(self) -> Output | None:
+        """None until it is done."""
+        ...
+
+    def forward(self, batch: Batch, most_s: float) -> Output:
+        """As Model.forward; meanwhile this one goes on, and then until so many seconds since the beginning are over."""
+        ...
+
+    def finish(self) -> None:
+        """Compute what is left of it."""
+        ...
+
+
 def best_of(logits: NDArray[np.float32], k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The k best of each row of logits and where they are: best first, lowest id first among equals, both [rows, k].
 
@@ -102,6 +122,18 @@ def threads_of(model: Any) -> Callable[[], Executor | None]:
     """What `Capabilities.threads` is to be for a model with an `_executor`, without keeping it in memory."""
     known = ref(model)
     return lambda: (alive := known()) and alive._executor
+
+
+def weakly(begin: Callable[[Batch], Background]) -> Callable[[Batch], Background]:
+    """What `Capabilities.begin` is to be for a model with this method, without keeping it in memory."""
+    known = WeakMethod(begin)
+
+    def begun(batch: Batch) -> Background:
+        method = known()
+        assert method is not None, "the model is gone"
+        return method(batch)
+
+    return begun
 
 
 class WholeHead:
