@@ -18,6 +18,7 @@ void Background::begin(const Kernels& kernels, const Program& program, const Bat
     program_ = &program;
     course_.emplace(space_.whole(kernels, program, nullptr, output));
     at_ = 0;
+    is_behind_ = is_dealt_ = false;
 }
 
 std::unique_lock<std::mutex> Background::open(const Cache* cache, int num_others, int num_busy, double until) {
@@ -29,7 +30,7 @@ std::unique_lock<std::mutex> Background::open(const Cache* cache, int num_others
     num_here_ = num_arrived_ = 0, num_busy_ = num_busy;
     until_ = until, waited_ = 0;
     has_stopped_ = !course_;
-    if (course_) deal(std::max(1, num_others));
+    if (course_ && !is_dealt_) deal(std::max(1, num_others));
     return lock;
 }
 
@@ -65,21 +66,27 @@ void Background::work(size_t at, bool is_behind, int thread) {
     const Step& step = *program_->steps()[at];
     const Context& on = course_->at(at);
     const int64_t chunk = is_behind ? 1 : step.chunk(on);
-    for (int64_t first, last; shares_.take(thread, chunk, &first, &last);)
+    int64_t first, last;
+    do {  // a little in any case, so that it comes to an end however late everything is
+        if (!shares_.take(thread, chunk, &first, &last)) return;
         is_behind ? step.work_behind(on, first) : step.work(on, first, last, thread);
+    } while (!is_over());
 }
 
 // All have come, and nobody else comes while the mutex is held.
 void Background::go_on() {
-    is_behind_ = !is_behind_ && program_->steps()[at_]->units_behind(course_->at(at_)) > 0;
-    if (!is_behind_ && ++at_ == course_->end) course_.reset();
-    has_stopped_ = !course_ || (!is_behind_ && !num_busy_ && now_s() >= until_);
-    if (!has_stopped_) deal(num_here_);
+    if (shares_.are_empty()) {
+        is_behind_ = !is_behind_ && program_->steps()[at_]->units_behind(course_->at(at_)) > 0;
+        if (!is_behind_ && ++at_ == course_->end) course_.reset();
+        if (course_) deal(num_here_);
+    }
+    has_stopped_ = !course_ || is_over();
 }
 
 void Background::deal(int num_owners) {
     const Step& step = *program_->steps()[at_];
     const Context& on = course_->at(at_);
+    is_dealt_ = true;
     shares_.deal(is_behind_ ? step.units_behind(on) : step.units(on), num_owners);
 }
 

@@ -1,4 +1,4 @@
-// A run of a program that takes place beside others, a few of its steps at a time.
+// A run of a program that takes place beside others, a few of its units of work at a time.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace bitnet {
 
 // Tokens of a prompt wait for arithmetic, and those of streams for weights: so a prompt that enters beside streams is
 // computed on threads that these leave free, and on all of them once they are done, until the next token of a stream is
-// due. Its own tokens can be as many as its products are fastest for, as it may stop behind any of its steps. They
-// yield what they yield by themselves, as that does not depend on who computes which units.
+// due. Its own tokens can be as many as its products are fastest for, as it may stop in the middle of a step. They yield
+// what they yield by themselves, as that does not depend on who computes which units.
 class Background {
   public:
     explicit Background(int num_threads);
@@ -26,11 +26,12 @@ class Background {
   private:
     friend class Executor;
     // Begins a region: `num_busy` threads come to help once they have done something else, of others so many. It ends
-    // when all is done, or behind the first step that ends later than `until` with all busy ones here. Held meanwhile.
+    // when all is done, or `until` is over with all busy ones here. To be held until then.
     std::unique_lock<std::mutex> open(const Cache* cache, int num_others, int num_busy, double until);
     // What each thread of the region does.
     void help(bool was_busy) noexcept;
     void work(size_t at, bool is_behind, int thread);
+    bool is_over() const { return num_busy_.load(std::memory_order_relaxed) == 0 && now_s() >= until_; }
     void go_on();
     void deal(int num_owners);
     // Seconds that its threads have waited for each other, added up.
@@ -45,8 +46,10 @@ class Background {
     std::mutex mutex_;              // of what follows
     size_t at_ = 0;                 // the next step
     bool is_behind_ = false;        // what is left of it once all have done its work
+    bool is_dealt_ = false;         // some of its units may be done
     bool has_stopped_ = true;
-    int num_here_ = 0, num_arrived_ = 0, num_busy_ = 0;
+    int num_here_ = 0, num_arrived_ = 0;
+    std::atomic<int> num_busy_{0};
     double until_ = 0, waited_ = 0;
     Shares shares_;
     std::atomic<uint32_t> phase_{0};

@@ -184,6 +184,14 @@ bool Shares::take(int thread, int64_t chunk, int64_t* first, int64_t* last) {
     return false;
 }
 
+bool Shares::are_empty() const {
+    for (int i = 0; i < num_owners_; i++) {
+        const uint64_t now = spans_[size_t(i)].ends.load(std::memory_order_relaxed);
+        if (int64_t(now >> 32) < int64_t(uint32_t(now))) return false;
+    }
+    return true;
+}
+
 Phases::Phases(int num_threads)
     : num_threads_(num_threads), shares_(num_threads), places_(new Place[size_t(num_threads)]) {}
 

@@ -58,6 +58,8 @@ class Shares {
     void deal(int64_t units, int num_owners);
     // Takes up to `chunk` units; false when none are left for this thread to take.
     bool take(int thread, int64_t chunk, int64_t* first, int64_t* last);
+    // Whether nobody could take any.
+    bool are_empty() const;
 
   private:
     struct alignas(64) Span {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bitnet_inference.engine.batch import build_batch
-from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.request import Rank, Request
 from bitnet_inference.engine.share import Share
 from bitnet_inference.model.contract import Background, Batch, Capabilities, Output
 
@@ -41,6 +41,11 @@ class Aside:
     def new(self) -> Sequence[Share]:
         """The shares, if the next step is the first that computes some of them."""
         return self.current if self._background is None else ()
+
+    @property
+    def rank(self) -> Rank:
+        """Of the first of the requests; there is one."""
+        return min(request.rank for request in self._requests)
 
     def drop(self, request: Request) -> None:
         """Forget all shares if the request, whose blocks others get, has one: the rest are computed anew."""

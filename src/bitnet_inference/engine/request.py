@@ -24,6 +24,7 @@ from bitnet_inference.errors import InvalidParams, said
 from bitnet_inference.native import SamplingRule
 
 Stage = Literal["submitted", "scheduled", "sampled"]
+Rank = tuple[int, ...]  # whose is lower comes first
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,7 @@ class Request:
         self.num_computed = 0
         self.num_cached: int | None = None  # tokens that others had computed when it was first scheduled
         self.contents: list[Parent] = [self.terms.cache_salt]  # and the numbers of its published blocks
-        # The lower one comes first; the scheduler counts arrivals, and a search its beams.
-        self.rank: tuple[int, ...] = (-self.terms.priority, 0)
+        self.rank: Rank = (-self.terms.priority, 0)  # the scheduler counts arrivals, and a search its beams
         self.finish: Finish | None = None
         self._times: dict[str, float] = {}
 

@@ -14,7 +14,7 @@ from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.events import Events
 from bitnet_inference.engine.pace import Pace
 from bitnet_inference.engine.prefixes import Prefixes
-from bitnet_inference.engine.request import Request
+from bitnet_inference.engine.request import Rank, Request
 from bitnet_inference.engine.room import Room
 from bitnet_inference.engine.share import Share
 from bitnet_inference.errors import QueueFull
@@ -131,11 +131,7 @@ class Scheduler:
         if not any(share.request.num_output > 1 for share in decoding):
             return decoding + self._prompts(Room(self.max_tokens - len(decoding)))
         if self.aside.num_tokens:
-            self.aside.most_s = self.pace.most_s(len(decoding))
-            self.is_measuring = self.aside.most_s is None
-            if not self.aside.shares and not self.is_measuring:
-                self.aside.put(self._prompts(Room(self.aside.num_tokens)))
-            return decoding
+            return decoding + self._prompts_beside(len(decoding))
         room = self.pace.room(self.max_tokens - len(decoding), len(decoding))
         self.is_measuring = not room.is_left
         return decoding + self._prompts(room)
@@ -228,18 +224,39 @@ class Scheduler:
         if request.tokens.length == request.blocks.length * self.block_size and not is_last:
             request.blocks.extend(self.pool.allocate(int(self.pool.num_free > len(self.running))))
 
-    def _prompts(self, room: Room) -> list[Share]:
-        """As much of prompts as there is room for."""
+    def _prompts_beside(self, num_decoding: int) -> list[Share]:
+        """Have prompts go on aside of those that decode; in the step itself those that come before what is under way."""
+        aside, pace = self.aside, self.pace
+        aside.most_s = pace.most_s(num_decoding)
+        self.is_measuring = aside.most_s is None
+        if self.is_measuring:
+            return []
+        if aside.shares:
+            return self._prompts(pace.room(self.max_tokens - num_decoding, num_decoding), aside.rank)
+        aside.put(self._prompts(Room(aside.num_tokens)))
+        return []
+
+    def _prompts(self, room: Room, end: Rank | None = None) -> list[Share]:
+        """As much of prompts as there is room for, of those that come before this rank."""
         shares: list[Share] = []
-        prompts = self._prompts_by_rank()
+        prompts = self._prompts_by_rank(end)
         while room.is_left and (request := next(prompts, None)):
             shares.append(Share(request, room.take(request.num_computed, request.num_pending)))
         return shares
 
-    def _prompts_by_rank(self) -> Iterator[Request]:
-        """Running requests that lack more than a token, and waiting ones as long as the next of them finds a place."""
-        running = deque(each for each in self.running if each.num_pending > 1 and each not in self.aside)
+    def _prompts_by_rank(self, end: Rank | None) -> Iterator[Request]:
+        """Running requests that lack more than a token, and waiting ones as long as the next of them finds a place.
+
+        None that comes behind this rank.
+        """
+        running = deque(
+            each
+            for each in self.running
+            if each.num_pending > 1 and each not in self.aside and (end is None or each.rank < end)
+        )
         while newcomer := next((each for each in self.waiting if each.can_run), None):
+            if end is not None and newcomer.rank > end:
+                break
             while running and running[0].rank < newcomer.rank:
                 yield running.popleft()
             if not self._find_place(newcomer):

@@ -44,7 +44,7 @@ class Capabilities:
     has_hidden: bool = True
     looks_ahead: bool = False
     tile_tokens: int = 16
-    background_tokens: int = 128
+    background_tokens: int = 256
     threads: Callable[[], Executor | None] | None = field(default=None, compare=False, repr=False)
     begin: Callable[[Batch], Background] | None = field(default=None, compare=False, repr=False)
 
