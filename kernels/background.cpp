@@ -9,9 +9,7 @@ namespace bitnet {
 Background::Background(int num_threads) : num_threads_(num_threads), space_(num_threads), shares_(num_threads) {}
 
 void Background::begin(const Kernels& kernels, const Program& program, const Batch& batch, float* output) {
-    const auto lock = running_.lock();
     course_.reset();
-    require(!program.input_width() && program.cache(), "what runs in the background is a whole model, with a cache");
     batch_ = space_.keep(program, batch.num_tokens, &batch);
     require(output || batch_.wants_none(), "an array is missing");
     space_.cut(program, batch_, 1);
@@ -21,17 +19,12 @@ void Background::begin(const Kernels& kernels, const Program& program, const Bat
     is_behind_ = is_dealt_ = false;
 }
 
-std::unique_lock<std::mutex> Background::open(const Cache* cache, int num_others, int num_busy, double until) {
-    auto lock = running_.lock();
-    if (course_) {
-        require(cache == program_->cache(), "what runs beside another program has the same cache");
-        space_.check(*program_, batch_);  // the cache may be a smaller one by now
-    }
+void Background::open(int num_others, int num_busy, double until) {
+    if (course_) space_.check(*program_, batch_);  // the cache may be a smaller one by now
     num_here_ = num_arrived_ = 0, num_busy_ = num_busy;
     until_ = until, waited_ = 0;
     has_stopped_ = !course_;
     if (course_ && !is_dealt_) deal(std::max(1, num_others));
-    return lock;
 }
 
 // Whoever comes late, as its processor was taken, has left nothing undone.
@@ -39,7 +32,7 @@ void Background::help(bool was_busy) noexcept {
     const FloatMode mode;
     std::unique_lock<std::mutex> lock(mutex_);
     if (was_busy) num_busy_--;
-    if (has_stopped_) return;
+    if (has_stopped_ || (was_busy && is_over())) return;
     for (const int thread = num_here_++; !has_stopped_;) {
         const size_t at = at_;
         const bool is_behind = is_behind_;

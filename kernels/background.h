@@ -12,22 +12,20 @@ namespace bitnet {
 
 // Tokens of a prompt wait for arithmetic, and those of streams for weights: so a prompt that enters beside streams is
 // computed on threads that these leave free, and on all of them once they are done, until the next token of a stream is
-// due. Its own tokens can be as many as its products are fastest for, as it may stop in the middle of a step. They yield
-// what they yield by themselves, as that does not depend on who computes which units.
+// due. Its own tokens can be as many as its products are fastest for, as it may stop in the middle of a step. They
+// yield what they yield by themselves, as that does not depend on who computes which units.
 class Background {
   public:
     explicit Background(int num_threads);
-    // Forgets what was under way. The batch is kept; the program and the output, which has a row for each of its
-    // tokens, or for the wanted ones, outlive this. Throws std::invalid_argument.
-    void begin(const Kernels& kernels, const Program& program, const Batch& batch, float* output);
     bool is_under_way() const { return course_.has_value(); }
-    const Program& program() const { return *program_; }  // of what was begun
 
   private:
-    friend class Executor;
-    // Begins a region: `num_busy` threads come to help once they have done something else, of others so many. It ends
-    // when all is done, or `until` is over with all busy ones here. To be held until then.
-    std::unique_lock<std::mutex> open(const Cache* cache, int num_others, int num_busy, double until);
+    friend class Executor;  // under whose mutex it calls these, and that of the cache
+    void begin(const Kernels& kernels, const Program& program, const Batch& batch, float* output);
+    const Cache* cache() const { return program_->cache(); }  // of what was begun
+    // Before a region: `num_busy` threads will come to help once they have done something else, of others so many. It
+    // ends when all is done, or `until` is over with all busy ones here.
+    void open(int num_others, int num_busy, double until);
     // What each thread of the region does.
     void help(bool was_busy) noexcept;
     void work(size_t at, bool is_behind, int thread);
@@ -37,7 +35,6 @@ class Background {
     // Seconds that its threads have waited for each other, added up.
     double waited() const { return waited_; }
 
-    const HomeMutex running_{"a forward in the background"};
     const int num_threads_, num_processors_ = num_processors();
     Workspace space_;
     const Program* program_ = nullptr;

@@ -195,37 +195,8 @@ void require_output(const Plan& plan, const FloatsOut& output, const Batch& batc
     require_aligned(output);
 }
 
-// A forward in the background, and what it points to.
-struct BoundBackground {
-    Background background;
-    const Kernels& kernels;
-    nb::object plan, output;  // null before the first
-    explicit BoundBackground(const Executor& executor)
-        : background(executor.num_threads()), kernels(executor.kernels()) {}
-
-    const Plan& of(const Plan& other) const { return plan.is_valid() ? as<Plan>(plan) : other; }
-    void begin(nb::object program, const BatchArrays& arrays, FloatsOut out, std::optional<Array1i> wanted) {
-        Plan& begun = as<Plan>(program);
-        const Batch batch = batch_of(arrays, wanted);
-        require_output(begun, out, batch, batch.num_tokens);
-        begun.program.seal();
-        background.begin(kernels, begun.program, batch, out.data());
-        plan = std::move(program), output = nb::cast(out);  // those of the last one until then
-    }
-};
-
-void finish(Executor& self, BoundBackground& background) {
-    if (!background.plan.is_valid()) return;
-    const Plan& plan = as<Plan>(background.plan);
-    const BoundWeight::Reading reading(plan.weights);
-    plan.require_packed();
-    const ReleasedGil release;
-    self.finish(background.background);
-}
-
 void run(Executor& self, Plan& plan, std::optional<BatchArrays> arrays, std::optional<Floats> input,
-         std::optional<FloatsOut> output, std::optional<Seconds> seconds, std::optional<Array1i> wanted,
-         BoundBackground* beside, double most_s) {
+         std::optional<FloatsOut> output, std::optional<Seconds> seconds, std::optional<Array1i> wanted) {
     Batch batch{};
     batch.num_wanted = -1;
     int64_t tokens = input ? int64_t(input->shape(0)) : 0;
@@ -239,20 +210,49 @@ void run(Executor& self, Plan& plan, std::optional<BatchArrays> arrays, std::opt
     if (output) require_output(plan, *output, batch, tokens);
     if (seconds) require_aligned(*seconds);
     plan.program.seal();  // or another thread could add a step meanwhile
-    const Plan& other = beside ? beside->of(plan) : plan;
-    const BoundWeight::Reading reading(plan.weights), reading_beside(other.weights);
+    const BoundWeight::Reading reading(plan.weights);
     plan.require_packed();
-    other.require_packed();
     const ReleasedGil release;
-    const Batch* given = arrays ? &batch : nullptr;
-    const float* from = input ? input->data() : nullptr;
-    float* to = output ? output->data() : nullptr;
-    double* spent = seconds ? seconds->data() : nullptr;
-    if (beside)
-        self.run_beside(plan.program, tokens, given, from, to, spent, beside->background, most_s);
-    else
-        self.run(plan.program, tokens, given, from, to, spent);
+    self.run(plan.program, tokens, arrays ? &batch : nullptr, input ? input->data() : nullptr,
+             output ? output->data() : nullptr, seconds ? seconds->data() : nullptr);
 }
+
+// A forward in the background of an executor, and what it points to.
+class BoundBackground {
+  public:
+    explicit BoundBackground(nb::object executor)
+        : executor_(std::move(executor)), background_(as<Executor>(executor_).num_threads()) {}
+    BoundBackground(const BoundBackground&) = delete;
+    ~BoundBackground() { forget(); }
+    void begin(nb::object program, const BatchArrays& arrays, FloatsOut output, std::optional<Array1i> wanted) {
+        Plan& plan = as<Plan>(program);
+        const Batch batch = batch_of(arrays, wanted);
+        require_output(plan, output, batch, batch.num_tokens);
+        plan.program.seal();
+        auto reading = std::make_unique<BoundWeight::Reading>(plan.weights);
+        plan.require_packed();
+        executor().begin(background_, plan.program, batch, output.data());
+        reading_ = std::move(reading);  // what the last one read and wrote was there until now
+        program_ = std::move(program), output_ = nb::cast(output);
+    }
+    void run_beside() {
+        const ReleasedGil release;
+        executor().run_beside(background_);
+    }
+    void go_on(double seconds) {
+        const ReleasedGil release;
+        executor().go_on(background_, seconds);
+    }
+    void forget() { executor().forget(background_); }
+    bool is_under_way() const { return background_.is_under_way(); }
+
+  private:
+    Executor& executor() const { return as<Executor>(executor_); }
+
+    nb::object executor_, program_, output_;
+    std::unique_ptr<BoundWeight::Reading> reading_;  // of the program's weights, which nobody packs meanwhile
+    Background background_;
+};
 
 }  // namespace
 
@@ -276,8 +276,7 @@ void bind_programs(nb::module_& m) {
         .def("copy", &Cache::copy, nb::arg("source"), nb::arg("target"), nb::call_guard<ReleasedGil>());
     m.def("promised_bytes", &promised_bytes, nb::arg("but") = nb::none(), nb::call_guard<ReleasedGil>());
     bind_plan(m);
-    auto executor = nb::class_<Executor>(m, "Executor");
-    executor
+    nb::class_<Executor>(m, "Executor")
         .def(
             "__init__",
             [](Executor* self, const std::string& isa, int threads) {
@@ -289,13 +288,14 @@ void bind_programs(nb::module_& m) {
         .def_prop_ro("num_threads", &Executor::num_threads)
         .def("run", run, nb::arg("program"), nb::arg("batch").none().noconvert(), nb::arg("input").none().noconvert(),
              nb::arg("output").none().noconvert(), nb::arg("seconds").none().noconvert() = nb::none(),
-             nb::arg("wanted").none().noconvert() = nb::none(), nb::arg("beside").none() = nb::none(),
-             nb::arg("most_s") = 0.0);
-    executor.def("finish", finish, nb::arg("background"));
+             nb::arg("wanted").none().noconvert() = nb::none());
     nb::class_<BoundBackground>(m, "Background")
-        .def(nb::init<const Executor&>(), nb::arg("executor"))
+        .def(nb::init<nb::object>(), nb::arg("executor"))
         .def("begin", &BoundBackground::begin, nb::arg("program"), nb::arg("batch").noconvert(),
              nb::arg("output").noconvert(), nb::arg("wanted").none().noconvert() = nb::none())
-        .def_prop_ro("is_under_way", [](const BoundBackground& b) { return b.background.is_under_way(); });
+        .def("run_beside", &BoundBackground::run_beside)
+        .def("go_on", &BoundBackground::go_on, nb::arg("seconds"))
+        .def("forget", &BoundBackground::forget)
+        .def_prop_ro("is_under_way", &BoundBackground::is_under_way);
     m.attr("BLOCK_TOKENS") = kBlockTokens;
 }

@@ -139,8 +139,10 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
                    double* seconds) {
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto cache_lock = program.cache() ? program.cache()->lock() : std::unique_lock<std::mutex>();
-    const Batch kept = keep(program, num_tokens, batch, input, output);
+    const auto cache_lock = lock_cache(&program);
+    const Batch kept = space_.keep(program, num_tokens, batch);
+    require((input || !program.input_width()) && (output || !program.output_width() || kept.wants_none()),
+            "an array is missing");
     space_.cut(program, kept, seconds ? 1 : num_portions(program, kept));
 
     const int64_t cost = std::min(program.cost(), kMaxCost) * num_tokens;
@@ -151,44 +153,47 @@ void Executor::run(const Program& program, int64_t num_tokens, const Batch* batc
     parallel(cost, [&](int thread) noexcept { run_together(program, whole, thread, seconds); });
 }
 
-void Executor::run_beside(const Program& program, int64_t num_tokens, const Batch* batch, const float* input,
-                          float* output, double* seconds, Background& background, double most_s) {
+void Executor::begin(Background& background, const Program& program, const Batch& batch, float* output) {
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
-    require(program.cache(), "what runs beside another program has the same cache");
+    require(!program.input_width() && program.cache(), "what runs in the background is a whole model, with a cache");
     const auto cache_lock = program.cache()->lock();
-    const Batch kept = keep(program, num_tokens, batch, input, output);
-    space_.cut(program, kept, 1);
-    const Course whole = space_.whole(*kernels_, program, input, output);
-
-    const double start = now_s();
-    const int team = team_.size(start), num_busy = std::max(1, team / 2);
-    phases_.set_team(num_busy);
-    const auto running = background.open(program.cache(), team - num_busy, num_busy, start + most_s);
-    const auto work = [&](int thread) noexcept {
-        if (thread < num_busy) run_together(program, whole, thread, seconds);
-        background.help(thread < num_busy);
-    };
-    region(team, work, [&] { return phases_.waited() + background.waited(); });
+    background.begin(*kernels_, program, batch, output);
 }
 
-void Executor::finish(Background& background) {
+void Executor::run_beside(Background& background) {
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
+    beside_ = &background;
+}
+
+void Executor::forget(Background& background) {
+    if (!pool_.is_at_home()) return;  // the mutex may be held for ever
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (beside_ == &background) beside_ = nullptr;
+    background.course_.reset();
+}
+
+void Executor::go_on(Background& background, double seconds) {
+    require_home();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    beside_ = nullptr;
     if (!background.is_under_way()) return;
-    const Cache* cache = background.program().cache();
-    const auto cache_lock = cache->lock();
-    const int team = team_.size(now_s());
-    const auto running = background.open(cache, team, 0, std::numeric_limits<double>::infinity());
+    const auto cache_lock = background.cache()->lock();
+    const double start = now_s();
+    const int team = team_.size(start);
+    background.open(team, 0, start + seconds);
     region(team, [&](int) noexcept { background.help(false); }, [&] { return background.waited(); });
 }
 
-Batch Executor::keep(const Program& program, int64_t num_tokens, const Batch* batch, const float* input,
-                     const float* output) {
-    const Batch kept = space_.keep(program, num_tokens, batch);
-    require((input || !program.input_width()) && (output || !program.output_width() || kept.wants_none()),
-            "an array is missing");
-    return kept;
+// Of what is computed in this region.
+std::unique_lock<std::mutex> Executor::lock_cache(const Program* program) const {
+    const Cache* cache = program ? program->cache() : nullptr;
+    if (beside_ && beside_->is_under_way()) {
+        require(!cache || cache == beside_->cache(), "what runs beside another program has the same cache");
+        cache = beside_->cache();
+    }
+    return cache ? cache->lock() : std::unique_lock<std::mutex>();
 }
 
 // More than one where each thread takes some sequences by itself.
@@ -242,9 +247,24 @@ void Executor::run_alone(const Program& program, const Course& course) {
 }
 
 void Executor::parallel(int64_t cost, const std::function<void(int)>& work) {
-    const int team = cost < kernels_->cost_of_help ? 1 : team_.size(now_s());
-    phases_.set_team(team);
-    region(team, work, [&] { return phases_.waited(); });
+    const int all = team_.size(now_s()), team = cost < kernels_->cost_of_help ? 1 : all;
+    if (!beside_ || !beside_->is_under_way() || cost < kernels_->cost_of_help) {
+        phases_.set_team(team);
+        return region(team, work, [&] { return phases_.waited(); });
+    }
+    const int busy = std::min(team, std::max(1, all / 2));
+    phases_.set_team(busy);
+    Background& beside = *beside_;
+    beside.open(all - busy, busy, 0);
+    const auto both = [&](int thread) {
+        struct Helping {  // also where `work` throws: else it would be waited for
+            Background& beside;
+            const bool was_busy;
+            ~Helping() { beside.help(was_busy); }
+        } const helping{beside, thread < busy};
+        if (thread < busy) work(thread);
+    };
+    region(all, both, [&] { return phases_.waited() + beside.waited(); });
 }
 
 void Executor::region(int team, const std::function<void(int)>& work, const std::function<double()>& waited) {
@@ -267,6 +287,7 @@ void Executor::each(int64_t units, int64_t unit_cost, int64_t chunk,
     }
     require_home();
     const std::lock_guard<std::mutex> lock(mutex_);
+    const auto cache_lock = lock_cache(nullptr);
     parallel(units * unit_cost, [&](int thread) {
         const FloatMode mode;
         const Working working;

@@ -28,12 +28,15 @@ class Executor {
     // which the time until all threads have done it is added.
     void run(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
              double* seconds = nullptr);
-    // The same, and what is under way in the background, until that or so much time since the beginning is over: half of
-    // the threads begin with the one, and half with the other.
-    void run_beside(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, float* output,
-                    double* seconds, Background& background, double most_s);
-    // All that is left of what is under way, on all threads.
-    void finish(Background& background);
+    // Forgets what is under way there, and begins this. The program and the output, which has a row for each token, or
+    // for the wanted ones, outlive it.
+    void begin(Background& background, const Program& program, const Batch& batch, float* output);
+    // From now on whatever runs here takes half of the threads at most, and the others go on with what is under way.
+    void run_beside(Background& background);
+    // All threads go on with it for so many seconds, or until it is done; what runs behind that has all of them again.
+    void go_on(Background& background, double seconds);
+    // Nothing runs beside it any more, and it is under way no more.
+    void forget(Background& background);
     // Calls work(first, last, thread) until `units` are done, up to `chunk` at a time, on all threads if that many
     // units of `unit_cost` multiply-adds are worth it. `work` may throw, and may call this: its thread then works
     // alone, as thread 0.
@@ -44,11 +47,11 @@ class Executor {
     int num_threads() const { return pool_.size(); }
 
   private:
-    Batch keep(const Program& program, int64_t num_tokens, const Batch* batch, const float* input, const float* output);
     int64_t num_portions(const Program& program, const Batch& batch) const;
     void run_together(const Program& program, const Course& course, int thread, double* seconds);
     void run_apart(const Program& program, const float* input, float* output, int thread);
     static void run_alone(const Program& program, const Course& course);
+    std::unique_lock<std::mutex> lock_cache(const Program* program) const;
     void parallel(int64_t cost, const std::function<void(int)>& work);
     void region(int team, const std::function<void(int)>& work, const std::function<double()>& waited);
 
@@ -58,6 +61,7 @@ class Executor {
     Phases phases_;
     Team team_;
     Workspace space_;
+    Background* beside_ = nullptr;
 };
 
 }  // namespace bitnet

@@ -49,8 +49,8 @@ class Pool {
     std::vector<std::thread> threads_;
 };
 
-// Units of work that are shared out to threads. Each owns a contiguous share, takes from its front, and then steals from
-// the tails of the others.
+// Units of work that are shared out to threads. Each owns a contiguous share, takes from its front, and then steals
+// from the tails of the others.
 class Shares {
   public:
     explicit Shares(int num_threads) : spans_(new Span[size_t(num_threads)]) {}

@@ -87,8 +87,8 @@ void Workspace::make_room(const Program& program, int64_t num_tokens) {
         if (scratch.bytes() < scratch_bytes) scratch = Memory(scratch_bytes);
 }
 
-Course Workspace::portion(const Kernels& kernels, const Program& program, size_t index,
-                          std::span<const Memory> scratch, const float* input, float* output) const {
+Course Workspace::portion(const Kernels& kernels, const Program& program, size_t index, std::span<const Memory> scratch,
+                          const float* input, float* output) const {
     const Portion& portion = portions_.all()[index];
     float* arena = reinterpret_cast<float*>(arena_.data()) + int64_t(index) * slack_floats(program) +
                    whole_lines(program.arena_floats() * portion.first_token);
@@ -97,7 +97,7 @@ Course Workspace::portion(const Kernels& kernels, const Program& program, size_t
     const auto context = [&](const Batch& batch, const std::vector<int32_t>& sequences) {
         const int64_t tile = tile_tokens(kernels, program, batch.num_tokens);
         return Context{kernels, batch.num_tokens, tile,    arena, input,   output,
-                       &batch,    sequences,        scratch, 1,     nullptr, nullptr};
+                       &batch,  sequences,        scratch, 1,     nullptr, nullptr};
     };
     const size_t all = program.steps().size();
     return {context(portion.batch, portion.sequences), context(portion.chosen, portion.chosen_sequences),

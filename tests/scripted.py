@@ -38,8 +38,8 @@ class ScriptedModel:
 
     The cache holds tokens. A wrong slot, position, block table or a block shared by mistake fails an assertion or
     changes the text. `before_forward(batch)` and `change_logits(history, logits)` let tests break things. With
-    `background_tokens` it has a background, in which a batch takes three forwards of others; `beside(batch, most_s)`
-    tells otherwise, and until a batch is done its slots hold anything.
+    `background_tokens` it has a background, in which a batch is done when it has gone on three times, or for ever;
+    `go_on(batch, seconds)` may tell otherwise. Until then its slots hold anything.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ScriptedModel:
             background_tokens=background_tokens,
             begin=(lambda batch: ScriptedBackground(self, batch)) if background_tokens else None,
         )
-        self.beside: Callable[[Batch, float], bool] | None = None
+        self.go_on: Callable[[Batch, float], bool] | None = None
         self.before_forward: Callable[[Batch], None] = lambda batch: None
         self.change_logits: Callable[[list[int], NDArray[np.float32]], None] = lambda history, logits: None
         self.num_forwards = 0
@@ -131,7 +131,7 @@ class ScriptedModel:
         self._cache[batch.slots] = -9
 
     def check(self, batch: Batch) -> tuple[set[int], set[int]]:
-        """The blocks that the batch reads or writes, and those that it writes; fails where its caller's books are wrong."""
+        """The blocks that the batch uses, and those that it writes; fails where its caller's books are wrong."""
         limits, size = self.capabilities, self.capabilities.block_size
         counts = np.diff(batch.starts)
         arrays = [each for each in vars(batch).values() if each is not batch.has_next and each is not None]
@@ -168,24 +168,25 @@ class ScriptedBackground:
 
     def __init__(self, model: ScriptedModel, batch: Batch) -> None:
         self.output: ScriptedOutput | None = None
-        self._model, self._batch, self._num_left = model, batch, 3
+        self._model, self._batch, self._num_left, self._is_closed = model, batch, 3, False
         self._used, self._written = model.check(batch)
 
-    def forward(self, batch: Batch, most_s: float) -> ScriptedOutput:
+    def forward(self, batch: Batch) -> ScriptedOutput:
         assert self.output is None, "it was done"
         used, written = self._model.check(batch)
         assert not used & self._written and not written & self._used, "a block that somebody writes is used beside"
         self._model.spoil(self._batch)
-        output = self._model.forward(batch)
-        self._num_left -= 1
-        is_done = most_s == math.inf or self._num_left == 0
-        if is_done if self._model.beside is None else self._model.beside(self._batch, most_s):
-            self.output = self._model.compute(self._batch)
-        return output
+        return self._model.forward(batch)
 
-    def finish(self) -> None:
-        assert self.output is None, "it was done"
-        self.output = self._model.forward(self._batch)
+    def go_on(self, seconds: float) -> None:
+        assert self.output is None and not self._is_closed, "it was done, or nobody wants it"
+        self._num_left -= 1
+        is_done = seconds == math.inf or self._num_left == 0
+        if is_done if self._model.go_on is None else self._model.go_on(self._batch, seconds):
+            self.output = self._model.compute(self._batch)
+
+    def close(self) -> None:
+        self._is_closed = True
 
 
 class ScriptedOutput(WholeHead):

@@ -88,12 +88,15 @@ class _TimedBackground:
         output = self._background.output
         return None if output is None else _TimedOutput(self._model, output)
 
-    def forward(self, batch: Batch, most_s: float) -> Output:
+    def forward(self, batch: Batch) -> Output:
         self._model.num_forwards += 1
-        return _TimedOutput(self._model, self._model.timed(lambda: self._background.forward(batch, most_s)))
+        return _TimedOutput(self._model, self._model.timed(lambda: self._background.forward(batch)))
 
-    def finish(self) -> None:
-        self._model.timed(self._background.finish)
+    def go_on(self, seconds: float) -> None:
+        self._model.timed(lambda: self._background.go_on(seconds))
+
+    def close(self) -> None:
+        self._background.close()
 
 
 class BareBatch:

@@ -435,6 +435,57 @@ def test_none_for_an_array_of_the_batch() -> None:
             )
 
 
+def test_what_runs_in_the_background_is_a_whole_model_in_one_cache() -> None:
+    cache, other, executor = (
+        native.Cache("float32", 1, 1, 16),
+        native.Cache("float32", 1, 1, 16),
+        native.Executor(ISA, 2),
+    )
+    for each in (cache, other):
+        each.reserve(2)
+    out, background = np.zeros((1, 16), np.float32), native.Background(executor)
+    with pytest.raises(TypeError, match="Executor belongs here"):
+        native.Background(cache)
+    background.go_on(1.0)
+    background.run_beside()
+    executor.run(attention(cache), one_token(), None, out)
+    program = native.Program(0)
+    program.rotations([1.0] * 8, OUT)
+    for wrong, batch, output, why in [
+        (program, one_token(), out, "with a cache"),
+        (attention(cache), one_token(position=native.BLOCK_TOKENS), out, "outside its sequence's block table"),
+        (attention(cache), one_token(), np.zeros((2, 16), np.float32), "one row a token"),
+        (attention(cache), one_token(), np.zeros((1, 32), np.float32), "another width"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            background.begin(wrong, batch, output)
+        assert not background.is_under_way
+    background.begin(attention(cache), one_token(), found := np.zeros((1, 16), np.float32))
+    background.run_beside()
+    with pytest.raises(ValueError, match="the same cache"):
+        executor.run(attention(other), one_token(), None, out)
+    background.go_on(float("inf"))
+    assert not background.is_under_way and found.tobytes() == out.tobytes() and out.any()
+
+
+def test_a_cache_that_shrinks_under_what_runs_in_the_background() -> None:
+    cache, executor, out = native.Cache("float32", 1, 1, 16), native.Executor(ISA, 2), np.zeros((1, 16), np.float32)
+    cache.reserve(4)
+    ids, positions, _, starts, table = one_token()
+    background = native.Background(executor)
+    background.begin(attention(cache), (ids, positions, np.array([3 * 32], np.int32), starts, table + 3), out)
+    cache.reserve(1)
+    with pytest.raises(ValueError, match="outside the cache"):
+        background.go_on(float("inf"))
+    background.forget()
+    background.go_on(float("inf"))
+    background.begin(attention(cache), one_token(), out)
+    background.run_beside()
+    del background  # nothing runs beside others any more
+    executor.run(attention(cache), one_token(), None, out)
+    assert out.any()
+
+
 @pytest.mark.parametrize(
     ("wanted", "rows", "why"),
     [

@@ -6,8 +6,10 @@ Every other path is held to it, and so every pair of paths is compared. docs/rep
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
@@ -118,13 +120,17 @@ def sequence(model: Model, ids: np.ndarray, start: int, first_block: int) -> tup
     return ids, positions, table[positions // size] * size + positions % size, table
 
 
-def forward(model: Model, pieces: list[tuple[np.ndarray, ...]], wanted: Sequence[int] | None = None) -> Output:
-    """One forward for several pieces, of which these rows are wanted."""
+def batch_of(pieces: list[tuple[np.ndarray, ...]], wanted: Sequence[int] | None = None) -> Batch:
+    """Several pieces, of which these rows are wanted."""
     ids, positions, slots, tables = zip(*pieces, strict=True)
     starts = np.cumsum([0, *map(len, ids)]).astype(np.int32)
     flat = [np.concatenate(part).astype(np.int32) for part in (ids, positions, slots)]
     rows = None if wanted is None else np.array(wanted, np.int32)
-    return model.forward(Batch(*flat, starts, np.stack(tables), wanted=rows))
+    return Batch(*flat, starts, np.stack(tables), wanted=rows)
+
+
+def forward(model: Model, pieces: list[tuple[np.ndarray, ...]], wanted: Sequence[int] | None = None) -> Output:
+    return model.forward(batch_of(pieces, wanted))
 
 
 def logits(model: Model, pieces: list[tuple[np.ndarray, ...]]) -> np.ndarray:
@@ -252,6 +258,27 @@ def test_sequences_that_read_what_others_write(
         same.logits(logits(model, [sequence(model, ids[:36], 0, 0), sequence(model, ids[36:], 36, 0)]), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("isa", native.isas())
+def test_a_prompt_beside_a_stream(
+    same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, threads: int
+) -> None:
+    """The prompt goes on a little with every token of the stream, then at once; each of them is as if it were alone."""
+    model = load(folder, isa, threads)
+    assert isinstance(model, cpu.CpuModel)
+    prompt = batch_of([sequence(model, ids, 0, 0)], wanted := [0, 40, 69])
+    background = model.begin(prompt)
+    for i in range(12):
+        token = [sequence(model, ids[i : i + 1], i, 1)]
+        same.logits(background.forward(batch_of(token)).full([0]), expected[i : i + 1])
+        background.go_on(0.0)
+        assert background.output is None or i > 0, "a little is not all"
+    background.go_on(math.inf)
+    assert background.output is not None
+    same.logits(background.output.full(wanted), expected[wanted])
+    same.logits(logits(model, [sequence(model, ids[12:], 12, 1)]), expected[12:])
+
+
 @pytest.mark.parametrize("isa", native.isas())
 def test_rows_of_the_head_alone_and_screened(
     same: Tally, folder: Path, ids: np.ndarray, expected: np.ndarray, isa: str, monkeypatch: pytest.MonkeyPatch
@@ -335,6 +362,28 @@ def test_one_token_on_several_threads(
             for _ in range(3):  # what a thread has seen first decides what it screens
                 same_best(same, *output.top([0], 1), wide.expected[i : i + 1], 1)
         same.logits(np.concatenate(steps), wide.expected)
+
+
+def test_texts_beside_prompts(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts enter while a stream runs; what was cancelled on the way does not come back."""
+    begun: list[Batch] = []
+    begin = cpu.CpuModel.begin
+    monkeypatch.setattr(cpu.CpuModel, "begin", lambda model, batch: begun.append(batch) or begin(model, batch))
+    prompts = [np.random.default_rng(seed).integers(0, 16000, 200).tolist() for seed in range(3)]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=6, ignore_eos=True)
+    with LLM.load(wide.folder, threads=2, isa="auto", drafts="none") as llm:
+        running = iter(llm.stream(prompts[0][:5], replace(params, max_tokens=400)))
+        pieces = [next(running) for _ in range(8)]
+        together = llm.generate(prompts, params)
+        cancelled = llm.stream(prompts[0][::-1], params)
+        cancelled.cancel()
+        pieces += list(running)
+        alone = [llm.generate(prompt, params) for prompt in prompts]
+        text = llm.generate(prompts[0][:5], replace(params, max_tokens=400))
+    if native.isas()[0] != "avx512amx":
+        assert begun, "no prompt was computed beside the stream"
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]
+    assert "".join(piece.text for piece in pieces) == text.text
 
 
 # Text: what callers see. Every request of JOBS on every path, by itself and among the others.

@@ -311,8 +311,8 @@ class AnyOrder(RuleBasedStateMachine):
         TALLY["tokens by drafts"] += sum(max(0, request.num_output - length - 1) for request, length in lengths)
         self.now += 0.25
         TALLY["steps"] += 1
-        TALLY["steps beside prompts"] += bool(self.scheduler.aside.shares)
-        waits = self.scheduler.is_measuring or expected in self.scheduler.aside
+        TALLY["steps beside prompts"] += self.scheduler.aside.share is not None
+        waits = self.scheduler.is_measuring or expected is self.scheduler.aside.request
         if expected is not None and expected.finish is None and not waits:
             assert (expected.num_output, expected.num_computed) > before, "the first in rank gets on in every step"
 

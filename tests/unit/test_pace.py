@@ -16,6 +16,7 @@ from bitnet_inference.engine.pace import MAX_SLOWER, Pace
 from bitnet_inference.engine.params import SamplingParams
 from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.room import Chunk, Costs, TimedRoom
+from bitnet_inference.engine.terms import Terms
 
 DECODE_S, TOKEN_S, POSITION_S = 0.031, 0.002, 2e-6  # a 2B model on two threads
 TILE = 16
@@ -71,6 +72,39 @@ def test_the_gap_between_tokens_is_bounded_while_a_long_prompt_enters():
     assert 1.5 * DECODE_S < max(gaps) < 4 * DECODE_S
     # Of 40 tokens that fit, 31 make whole tiles with the one that is decoded; real kernels do whole tiles for less.
     assert 0.65 * (newcomer.times[0] - start) < 3000 * (TOKEN_S + 1500 * POSITION_S)
+    assert newcomer.token_ids == greedy_text(model, prompt, 1)
+
+
+def test_prompts_beside_streams_take_the_time_that_these_leave():
+    model = ScriptedModel(max_positions=4096, max_tokens=512, background_tokens=256)
+    clock = Clock(model)
+    left_s = 0.0
+
+    def go_on(batch, seconds):
+        """Computes for so long: a chunk takes its time alone, and none beside others."""
+        nonlocal left_s
+        left_s = left_s or len(batch.token_ids) * TOKEN_S + batch.positions.sum() * POSITION_S
+        spent_s = min(left_s, seconds)
+        clock.now, left_s = clock.now + spent_s, left_s - spent_s
+        return not left_s
+
+    model.go_on = go_on
+    engine, stream, newcomer, urgent = Engine(model, clock=clock), Watch(clock), Watch(clock), Watch(clock)
+    engine.submit(Request([1] * 700, endless(150), stream))
+    while len(stream.times) < 4:
+        engine.step()
+    start = clock.now
+    prompt = [number % 23 for number in range(3000)]
+    engine.submit(Request(prompt, endless(1), newcomer))
+    while len(stream.times) < 12:
+        engine.step()
+    engine.submit(Request([2] * 20, endless(1), urgent, terms=Terms(priority=1)))
+    asked = clock.now
+    run(engine)
+    gaps = [after - before for before, after in zip(stream.times, stream.times[1:], strict=False)]
+    assert MAX_SLOWER * DECODE_S < max(gaps) < 4 * DECODE_S
+    assert 0.65 * (newcomer.times[0] - start) < 3000 * (TOKEN_S + 1500 * POSITION_S)
+    assert urgent.times[0] - asked < 4 * MAX_SLOWER * DECODE_S, "it waits for no chunk of a lower rank"
     assert newcomer.token_ids == greedy_text(model, prompt, 1)
 
 

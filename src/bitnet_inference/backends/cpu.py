@@ -59,7 +59,7 @@ class CpuModel:
         for names in unread:
             checkpoint.release(names[0])
         self._beside: Any = None  # the native.Background, from the first use on
-        # What was computed beside others took with these, and the screen or the rounded head; they are no steps of a plan.
+        # What was computed behind others took, and the screen or the rounded head; they are no steps of a plan.
         self._beside_s = self._screen_s = 0.0
         parts = (plans.body, weights | table), (None if self._rounded else plans.head, weights), (plans.norm, weights)
         self._body, self._head, self._norm = (
@@ -83,7 +83,8 @@ class CpuModel:
         longer for the first ones; and small models are in a cache.
         """
         has_tiles = config.isa == "avx512amx"
-        has_background = self._body is not None and self._body.selects and not (has_tiles or self._body.program.is_small)
+        body = self._body if self._body is not None and self._body.selects else None
+        has_background = body is not None and not has_tiles and not body.program.is_small
         return Capabilities(
             block_size=native.BLOCK_TOKENS,
             block_bytes=self._cache.block_bytes,
@@ -156,18 +157,17 @@ class CpuModel:
         """Whether what was begun last is not done."""
         return self._beside is not None and self._beside.is_under_way
 
-    def forward_beside(self, batch: Batch, most_s: float) -> CpuOutput:
-        """Advance this batch, and what was begun last meanwhile, and until so many seconds are over."""
-        output, wanted, begin = self._room(batch), self._wanted(batch), perf_counter()
-        with _enough_memory(batch):
-            self._run(self._body, _arrays(batch), None, output, wanted, self._beside, most_s)
-        self._beside_s += perf_counter() - begin
-        return CpuOutput(self, output, wanted)
+    def forward_beside(self, batch: Batch) -> CpuOutput:
+        """As `forward`; what was begun last goes on meanwhile, and until `go_on_beside`."""
+        self._open_executor()
+        self._beside.run_beside()
+        return self.forward(batch)
 
-    def finish_beside(self) -> None:
-        """Compute what is left of what was begun last."""
+    def go_on_beside(self, seconds: float) -> None:
+        """Compute what was begun last for so long."""
         begin = perf_counter()
-        self._open_executor().finish(self._beside)
+        self._open_executor()
+        self._beside.go_on(seconds)
         self._beside_s += perf_counter() - begin
 
     def advance(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
@@ -176,6 +176,11 @@ class CpuModel:
         with _enough_memory(batch):
             self._run(self._body, _arrays(batch), hidden, output, self._wanted(batch))
         return output
+
+    def forget_beside(self) -> None:
+        """Compute no more of what was begun last."""
+        if self._beside is not None:
+            self._beside.forget()
 
     def _room(self, batch: Batch) -> NDArray[np.float32]:
         wanted = self._wanted(batch)
@@ -274,18 +279,17 @@ class CpuModel:
             for time in plan.take_times(name)
         ]
         if self._beside_s:
-            spent = sum(time.seconds for time in times if time.plan == "body")
-            times.append(StepTime("body", "beside", max(0.0, self._beside_s - spent)))
+            times.append(StepTime("body", "beside", self._beside_s))
             self._beside_s = 0.0
         if self._screen_s:
             times.append(StepTime("head", "screen" if self._rounded is None else "rounded", self._screen_s))
             self._screen_s = 0.0
         return tuple(times)
 
-    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: Any, *more: Any) -> None:
+    def _run(self, plan: NativePlan | None, arrays: Any, input: Any, output: Any, wanted: Any = None) -> None:
         executor = self._open_executor()
         assert plan is not None, "this plan was not compiled"
-        plan.run(executor, arrays, input, output, *more)
+        plan.run(executor, arrays, input, output, wanted)
 
     def _open_executor(self) -> Any:
         if self._executor is None:
@@ -334,13 +338,17 @@ class CpuBackground:
         """None until it is done."""
         return None if self._model.is_beside else self._output
 
-    def forward(self, batch: Batch, most_s: float) -> CpuOutput:
-        """As CpuModel.forward; meanwhile this one goes on, and then until so many seconds are over."""
-        return self._model.forward_beside(batch, most_s)
+    def forward(self, batch: Batch) -> CpuOutput:
+        """As CpuModel.forward; meanwhile this one goes on, and while the output is used."""
+        return self._model.forward_beside(batch)
 
-    def finish(self) -> None:
-        """Compute what is left of it."""
-        self._model.finish_beside()
+    def go_on(self, seconds: float) -> None:
+        """Compute it, and nothing else, for so long or until it is done."""
+        self._model.go_on_beside(seconds)
+
+    def close(self) -> None:
+        """Compute no more of it."""
+        self._model.forget_beside()
 
 
 def _arrays(batch: Batch) -> tuple[NDArray[np.int32], ...]:

@@ -28,11 +28,9 @@ class NativePlan:
         self.program, self.verbs, self.selects = program, verbs, selects
         self._seconds: NDArray[np.float64] | None = None  # of each step; None: nobody asks
 
-    def run(
-        self, executor: Any, arrays: Any, input: Any, output: NDArray[np.float32], wanted: Any = None, *beside: Any
-    ) -> None:
-        """See native.Executor.run; `beside`: a native.Background, and how long that may take."""
-        executor.run(self.program, arrays, input, output, self._seconds, wanted, *beside)
+    def run(self, executor: Any, arrays: Any, input: Any, output: NDArray[np.float32], wanted: Any = None) -> None:
+        """See native.Executor.run."""
+        executor.run(self.program, arrays, input, output, self._seconds, wanted)
 
     def time_steps(self) -> None:
         """From now on, measure how long each step takes."""

@@ -1,4 +1,4 @@
-"""Tokens of prompts that are computed beside streams."""
+"""Tokens of a prompt that are computed beside streams."""
 
 from __future__ import annotations
 
@@ -6,66 +6,67 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bitnet_inference.engine.batch import build_batch
-from bitnet_inference.engine.request import Rank, Request
+from bitnet_inference.engine.request import Request
 from bitnet_inference.engine.share import Share
 from bitnet_inference.model.contract import Background, Batch, Capabilities, Output
 
-class Aside:
-    """Shares that the model computes in its background, over as many steps of others as that takes.
 
-    Until it is done nobody may have the blocks of their requests, and no step has tokens of these.
+class Aside:
+    """A share that the model computes in its background, over as many steps of others as that takes.
+
+    Until it is done nobody may have the blocks of its request, and no step has tokens of that.
     """
 
     def __init__(self, limits: Capabilities) -> None:
-        """Takes up to `num_tokens` tokens; none where the model has no background."""
+        """`num_tokens` are the most for a share: 0 where the model has no background."""
         self._begin, self._block_size = limits.begin, limits.block_size
         self.num_tokens = 0 if limits.begin is None else min(limits.background_tokens, limits.max_tokens)
-        self.put(())
-        self.most_s: float | None = math.inf  # that the next step may take for them; None: they pause
+        self.share: Share | None = None
+        self.most_s: float | None = math.inf  # that the next step may take for it; None: it pauses
+        self._background: Background | None = None  # once it has begun
 
-    def put(self, shares: Sequence[Share]) -> None:
-        """These are to be computed; what was under way is forgotten."""
-        self.shares, self._requests = shares, frozenset(share.request for share in shares)
-        self._background: Background | None = None
-
-    def __contains__(self, request: Request) -> bool:
-        """Whether the request has one of the shares."""
-        return request in self._requests
+    @property
+    def request(self) -> Request | None:
+        """Whose share it is."""
+        return None if self.share is None else self.share.request
 
     @property
     def current(self) -> Sequence[Share]:
-        """The shares, if the next step computes some of them."""
-        return () if self.most_s is None else self.shares
+        """The share, if the next step computes some of it."""
+        return () if self.share is None or self.most_s is None else (self.share,)
 
     @property
     def new(self) -> Sequence[Share]:
-        """The shares, if the next step is the first that computes some of them."""
+        """The share, if the next step begins with it."""
         return self.current if self._background is None else ()
 
-    @property
-    def rank(self) -> Rank:
-        """Of the first of the requests; there is one."""
-        return min(request.rank for request in self._requests)
-
     def drop(self, request: Request) -> None:
-        """Forget all shares if the request, whose blocks others get, has one: the rest are computed anew."""
-        if request in self:
-            self.put(())
+        """Forget the share if it is this request's, whose blocks others get."""
+        if self.share is None or self.share.request is not request:
+            return
+        if self._background is not None:
+            self._background.close()
+        self.share = self._background = None
 
-    def forward(self, batch: Batch | None) -> Output | None:
-        """Compute the batch, if there is one, and meanwhile some of the shares; without one all that is left."""
-        if self._background is None:
-            assert self._begin is not None, "shares for a model without a background"
-            self._background = self._begin(build_batch(self.shares, self._block_size))
-        if batch is None:
-            self._background.finish()
-            return None
-        assert self.most_s is not None, "shares that pause"
-        return self._background.forward(batch, self.most_s)
+    def begin(self) -> None:
+        """Have the model begin with the share, if the step does."""
+        if self.new:
+            assert self._begin is not None, "a share for a model without a background"
+            self._background = self._begin(build_batch(self.new, self._block_size))
+
+    def forward(self, batch: Batch) -> Output:
+        """Compute the batch; the share, which has begun, goes on meanwhile, and while the output is used."""
+        assert self._background is not None, "nothing is under way"
+        return self._background.forward(batch)
+
+    def go_on(self, spent_s: float) -> None:
+        """Compute the share for what is left of the step, of which so much is over."""
+        if self._background is not None and self._background.output is None and self.most_s is not None:
+            self._background.go_on(max(0.0, self.most_s - spent_s))
 
     def done(self) -> Iterator[tuple[Output, Sequence[Share]]]:
-        """The shares, once they are computed: nothing is under way then."""
-        if self._background is not None and (output := self._background.output) is not None:
-            shares = self.shares
-            self.put(())
-            yield output, shares
+        """The share, once it is computed; from then on there is none."""
+        share, output = self.share, None if self._background is None else self._background.output
+        if share is not None and output is not None:
+            self.share = self._background = None
+            yield output, [share]

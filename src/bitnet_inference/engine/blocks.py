@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import NamedTuple
 
+from bitnet_inference.amounts import told_bytes
+from bitnet_inference.errors import OutOfMemory
+from bitnet_inference.model.contract import Capabilities
+
 Parent = int | str  # the content before, by its number; for the first block of a text the salt
 
 
@@ -103,3 +107,15 @@ class BlockPool:
         if not siblings:
             del self._after[key[0]]
         return block
+
+
+def affordable(limits: Capabilities, max_positions: int, max_num_blocks: int | None) -> int:
+    """As many as fit into memory, but no more than full sequences in full number could use."""
+    useful = limits.max_sequences * -(-max_positions // limits.block_size)
+    num_blocks = min(limits.available_bytes // limits.block_bytes, useful)
+    if max_num_blocks is not None:
+        num_blocks = min(num_blocks, max_num_blocks)
+    if num_blocks < 1:
+        needed = f"a block takes {told_bytes(limits.block_bytes)}, {told_bytes(limits.available_bytes)} are available"
+        raise OutOfMemory(f"no room for the KV cache: {needed}: free memory or choose a smaller model")
+    return num_blocks

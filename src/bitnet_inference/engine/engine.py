@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from bitnet_inference.amounts import told_bytes
 from bitnet_inference.engine.batch import Batches
 from bitnet_inference.engine.beams import Beams
-from bitnet_inference.engine.blocks import BlockPool
+from bitnet_inference.engine.blocks import BlockPool, affordable
 from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.events import EngineListener, Events, PlanTimes
 from bitnet_inference.engine.masks import Masks, mask_next
@@ -24,7 +23,7 @@ from bitnet_inference.engine.speculative import Drafter, Speculation
 from bitnet_inference.engine.wakeups import Wakeups
 from bitnet_inference.engine.window import check_window
 from bitnet_inference.errors import BackendError, InvalidParams, OutOfMemory, PromptTooLong
-from bitnet_inference.model.contract import Capabilities, Model, Output
+from bitnet_inference.model.contract import Model, Output
 
 
 class Engine:
@@ -138,7 +137,7 @@ class Engine:
 
     def _take(self, model: Model, max_num_blocks: int | None) -> BlockPool:
         """Compute with this model from now on; its cache, in which nothing is. Nothing changes if there is no room."""
-        num_blocks = _num_blocks(model.capabilities, model.config.max_positions, max_num_blocks)
+        num_blocks = affordable(model.capabilities, model.config.max_positions, max_num_blocks)
         model.reserve(num_blocks)
         self._model, self._limits = model, model.capabilities
         self.max_context = min(model.config.max_positions, num_blocks * self._limits.block_size)
@@ -234,14 +233,24 @@ class Engine:
         aside, pace = self._scheduler.aside, self._scheduler.pace
         is_alone = not aside.current
         self.wakeups.make((is_alone and not prompts and pace.step_s(num_decoding)) or math.inf)
-        output = self._model.forward(batch) if is_alone and batch is not None else aside.forward(batch)
-        forward_s = self._clock() - start
-        if output is not None:
-            self._choose(output, shares)
+        aside.begin()
+        if batch is not None:
+            self._choose(self._model.forward(batch) if is_alone else aside.forward(batch), shares)
+        seconds = self._clock() - start
+        if is_alone:
+            pace.note(num_decoding, prompts, seconds)
+        else:
+            self._go_on_aside(seconds)
+
+    def _go_on_aside(self, spent_s: float) -> None:
+        """Give what is left of a step to the prompts beside it."""
+        aside = self._scheduler.aside
+        self._scheduler.pace.note_beside()
+        self.wakeups.make()
+        self._events.enter("forward")
+        aside.go_on(spent_s)
         for computed in aside.done():
             self._choose(*computed)
-        seconds = self._clock() - start
-        pace.note(num_decoding, prompts, seconds, seconds - forward_s) if is_alone else pace.note_beside()
 
     def _choose(self, output: Output, shares: Sequence[Share]) -> None:
         """The next tokens of those whose known ones are computed."""
@@ -382,15 +391,3 @@ def _advance(constraint: Constraint, token_id: int) -> bool:
     """Tell a request's constraint of a token; whether nothing may follow."""
     constraint.accept(token_id)
     return constraint.is_done
-
-
-def _num_blocks(limits: Capabilities, max_positions: int, max_num_blocks: int | None) -> int:
-    """As many as fit into memory, but no more than full sequences in full number could use."""
-    useful = limits.max_sequences * -(-max_positions // limits.block_size)
-    num_blocks = min(limits.available_bytes // limits.block_bytes, useful)
-    if max_num_blocks is not None:
-        num_blocks = min(num_blocks, max_num_blocks)
-    if num_blocks < 1:
-        needed = f"a block takes {told_bytes(limits.block_bytes)}, {told_bytes(limits.available_bytes)} are available"
-        raise OutOfMemory(f"no room for the KV cache: {needed}: free memory or choose a smaller model")
-    return num_blocks

@@ -38,26 +38,26 @@ class Pace:
         self._is_doubtful = False
         self._num_with_prompts = 0  # steps, since the last one without
         self._costs: Costs | None = None
-        self._behind = 0.0  # the part of a step without prompts that comes behind its forward
 
-    def room(self, num_tokens: int, num_decoding: int) -> Room:
-        """For prompts beside requests that decode: at most so many tokens; none if decoding is to be measured."""
+    def room(self, num_tokens: int, num_decoding: int, slower: float = MAX_SLOWER) -> Room:
+        """For prompts in a step of requests that decode: at most so many tokens; none if decoding is to be measured.
+
+        The step takes `slower` times as long as without.
+        """
         if self._must_measure(num_decoding):
             return Room(0)
         alone_s = self._alone_s(num_decoding)
         if self._costs is None or not alone_s:
             rest = self._tile - num_decoding % self._tile
             return Room(min(num_tokens, rest if 2 * rest >= self._tile else rest + self._tile))
-        return TimedRoom(num_tokens, num_decoding, self._tile, self._costs, alone_s, MAX_SLOWER * alone_s)
+        return TimedRoom(num_tokens, num_decoding, self._tile, self._costs, alone_s, slower * alone_s)
 
     def most_s(self, num_decoding: int) -> float | None:
-        """How long the forward of a step may take for what is computed beside it; None if decoding is to be measured.
+        """How long a step may take for what is computed beside it; None if decoding is to be measured.
 
         0.0 while nothing is known: no longer than by itself.
         """
-        if self._must_measure(num_decoding):
-            return None
-        return (MAX_SLOWER - self._behind) * self._alone_s(num_decoding)
+        return None if self._must_measure(num_decoding) else MAX_SLOWER * self._alone_s(num_decoding)
 
     def step_s(self, num_tokens: int) -> float:
         """What a step with so many tokens takes, none of a prompt; kindly estimated where that is not known.
@@ -83,11 +83,10 @@ class Pace:
         """Learn from a step beside which others were computed: nothing but that there was one."""
         self._num_with_prompts += 1
 
-    def note(self, num_decoding: int, prompts: Sequence[Chunk], seconds: float, behind_s: float = 0.0) -> None:
-        """Learn from a step, of whose seconds so many came behind its forward."""
+    def note(self, num_decoding: int, prompts: Sequence[Chunk], seconds: float) -> None:
+        """Learn from a step."""
         if not prompts:
             self._note_decoding(num_decoding, seconds)
-            self._behind += _SHARE_OF_NEWEST * (behind_s / max(seconds, behind_s, 1e-9) - self._behind)
             return
         self._num_with_prompts += 1
         alone_s = self._alone_s(num_decoding) if num_decoding else 0.0

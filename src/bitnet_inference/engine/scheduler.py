@@ -6,13 +6,13 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from operator import attrgetter
 
 from bitnet_inference.engine.aside import Aside
 from bitnet_inference.engine.blocks import BlockPool
 from bitnet_inference.engine.events import Events
-from bitnet_inference.engine.pace import Pace
+from bitnet_inference.engine.pace import MAX_SLOWER, Pace
 from bitnet_inference.engine.prefixes import Prefixes
 from bitnet_inference.engine.request import Rank, Request
 from bitnet_inference.engine.room import Room
@@ -31,8 +31,8 @@ class Scheduler:
     There is no prefill and no decode phase: a request has tokens known and tokens computed, and each step lets the
     second catch up with the first as far as the budget goes. Requests that lack one token, so that they decode, come
     first; the others share what is left, and while somebody decodes no more than `pace` allows, so that a long prompt
-    does not hold up running streams. Where the model has a background, they are computed `aside` of these streams, so many
-    tokens of those of the highest rank at a time. Those that run and those that wait come by rank: priority, then arrival. A request
+    does not hold up running streams. Where the model has a background they go there, so many tokens of the one of
+    the highest rank at a time. Those that run and those that wait come by rank: priority, then arrival. A request
     is admitted when there are blocks for all its known tokens, those that the cache has already among them, and none
     that waits overtakes it, unless it waits for a choice of the same prompt. Beams that wait for others of their search
     give way to these, and to whoever ranks before them. When a running request needs a block and none is free, the
@@ -210,10 +210,11 @@ class Scheduler:
     def _decode(self) -> list[Share]:
         """One token for each running request that lacks no more, as far as the budget goes."""
         shares: list[Share] = []
+        aside = self.aside.request
         for request in self.running:  # whose end may be sent back meanwhile
             if len(shares) == self.max_tokens:
                 break
-            if request.num_pending == 1 and request not in self.aside and self._make_room(request):
+            if request.num_pending == 1 and request is not aside and self._make_room(request):
                 shares.append(Share(request, 1))
                 if self._looks_ahead:
                     self._hold_next(request)
@@ -225,15 +226,19 @@ class Scheduler:
             request.blocks.extend(self.pool.allocate(int(self.pool.num_free > len(self.running))))
 
     def _prompts_beside(self, num_decoding: int) -> list[Share]:
-        """Have prompts go on aside of those that decode; in the step itself those that come before what is under way."""
+        """Have prompts go on aside; in the step itself there are those that come before what is under way."""
         aside, pace = self.aside, self.pace
         aside.most_s = pace.most_s(num_decoding)
         self.is_measuring = aside.most_s is None
         if self.is_measuring:
             return []
-        if aside.shares:
-            return self._prompts(pace.room(self.max_tokens - num_decoding, num_decoding), aside.rank)
-        aside.put(self._prompts(Room(aside.num_tokens)))
+        if aside.request is not None:
+            # Half of the time, as the tokens before came ahead of what was computed aside.
+            room = pace.room(self.max_tokens - num_decoding, num_decoding, MAX_SLOWER / 2)
+            return self._prompts(room, aside.request.rank)
+        # One alone: the next one's tokens would hold up the first of its answer.
+        for request in islice(self._prompts_by_rank(None), 1):
+            aside.share = Share(request, min(request.num_pending, aside.num_tokens))
         return []
 
     def _prompts(self, room: Room, end: Rank | None = None) -> list[Share]:
@@ -252,7 +257,7 @@ class Scheduler:
         running = deque(
             each
             for each in self.running
-            if each.num_pending > 1 and each not in self.aside and (end is None or each.rank < end)
+            if each.num_pending > 1 and each is not self.aside.request and (end is None or each.rank < end)
         )
         while newcomer := next((each for each in self.waiting if each.can_run), None):
             if end is not None and newcomer.rank > end:

@@ -122,7 +122,7 @@ class Speculation:
     def add(self, shares: list[Share]) -> list[Share]:
         """The same shares, with drafts where they pay."""
         least_s = MIN_STEP_S * max(1.0, len(shares) / MIN_STEP_REQUESTS)
-        if self._is_off or self._scheduler.is_measuring or self._scheduler.aside.shares:
+        if self._is_off or self._scheduler.is_measuring or self._scheduler.aside.share:
             return shares
         if self._scheduler.pace.step_s(len(shares)) < least_s:
             return shares

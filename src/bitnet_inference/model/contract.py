@@ -28,8 +28,8 @@ class Capabilities:
     token yields does not depend on the rest of the batch. `has_hidden`: Output.hidden gives hidden states.
     `looks_ahead`: it may compute a step before it is asked for, where the batch before it `has_next`. Beyond a multiple
     of `tile_tokens`, one token costs as much as so many. `threads` gives the threads that the model computes with, for
-    other work between its calls; None when it is closed. `begin`, where there is one, computes a batch in the background
-    of others, best of about `background_tokens` tokens: a model has one at a time, and forgets the one before.
+    other work between its calls; None when it is closed. `begin`, where there is one, puts a batch into the background,
+    best of about `background_tokens` tokens: a model has one there at a time, and forgets the one before.
     """
 
     block_size: int
@@ -97,12 +97,16 @@ class Background(Protocol):
         """None until it is done."""
         ...
 
-    def forward(self, batch: Batch, most_s: float) -> Output:
-        """As Model.forward; meanwhile this one goes on, and then until so many seconds since the beginning are over."""
+    def forward(self, batch: Batch) -> Output:
+        """As Model.forward; meanwhile, and while its output is used, this one goes on where that leaves room."""
         ...
 
-    def finish(self) -> None:
-        """Compute what is left of it."""
+    def go_on(self, seconds: float) -> None:
+        """Compute it, and nothing else, for so long or until it is done. Outputs of batches beside it stay valid."""
+        ...
+
+    def close(self) -> None:
+        """Compute no more of it; nothing happens if it is done."""
         ...
 
 
