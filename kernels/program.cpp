@@ -1,4 +1,6 @@
 // The steps that a program is made of, and the checks at its border.
+#include "program.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -7,7 +9,6 @@
 #include "dense_step.h"
 #include "group_steps.h"
 #include "int8_step.h"
-#include "program.h"
 #include "rotation.h"
 #include "ternary_step.h"
 #include "ternary_table.h"
