@@ -235,13 +235,11 @@ class BoundBackground {
         reading_ = std::move(reading);  // what the last one read and wrote was there until now
         program_ = std::move(program), output_ = nb::cast(output);
     }
-    void run_beside() {
-        const ReleasedGil release;
-        executor().run_beside(background_);
-    }
+    void run_beside() { executor().run_beside(background_); }
     void go_on(double seconds) {
+        Executor& found = executor();
         const ReleasedGil release;
-        executor().go_on(background_, seconds);
+        found.go_on(background_, seconds);
     }
     void forget() { executor().forget(background_); }
     bool is_under_way() const { return background_.is_under_way(); }

@@ -11,9 +11,8 @@ from time import monotonic
 from bitnet_inference.engine.batch import Batches
 from bitnet_inference.engine.beams import Beams
 from bitnet_inference.engine.blocks import BlockPool, affordable
-from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.events import EngineListener, Events, PlanTimes
-from bitnet_inference.engine.masks import Masks, mask_next
+from bitnet_inference.engine.masks import Masks, advance, mask_next
 from bitnet_inference.engine.prompt_rows import prompt_rows, show_prompts
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.sampler import Pick, Rows, Sampler, Scores
@@ -227,20 +226,28 @@ class Engine:
         self._masks.start(shares)
         if copies := self._scheduler.take_copies():
             self._model.copy_blocks(copies)
+        self._begin_aside()
         batch = self._batches.build(shares) if shares else None
         num_tokens = 0 if batch is None else len(batch.token_ids)
         num_decoding = num_tokens - sum(chunk.num_tokens for chunk in prompts)  # drafts are theirs
         aside, pace = self._scheduler.aside, self._scheduler.pace
         is_alone = not aside.current
         self.wakeups.make((is_alone and not prompts and pace.step_s(num_decoding)) or math.inf)
-        aside.begin()
         if batch is not None:
             self._choose(self._model.forward(batch) if is_alone else aside.forward(batch), shares)
         seconds = self._clock() - start
-        if is_alone:
-            pace.note(num_decoding, prompts, seconds)
-        else:
+        if not is_alone:
             self._go_on_aside(seconds)
+        elif batch is not None:
+            pace.note(num_decoding, prompts, seconds)
+
+    def _begin_aside(self) -> None:
+        """Have the model begin with a prompt in its background; where there is no memory for it, that request ends."""
+        aside = self._scheduler.aside
+        try:
+            aside.begin()
+        except OutOfMemory as error:
+            self._fail([share.request for share in aside.new], error)
 
     def _go_on_aside(self, spent_s: float) -> None:
         """Give what is left of a step to the prompts beside it."""
@@ -350,7 +357,7 @@ class Engine:
         self._events.token(request)
         try:
             wants_end = request.sink.token(pick.token_id, pick.logprobs)
-            is_complete = request.constraint is not None and _advance(request.constraint, pick.token_id)
+            is_complete = request.constraint is not None and advance(request.constraint, pick.token_id)
         except Exception as error:
             return Finish("error", error=error)
         if wants_end or is_complete:
@@ -385,9 +392,3 @@ class Engine:
         for other in request.sink.requests if isinstance(request.sink, Beams) else ():
             if other.finish is None:
                 self._end(other, finish)
-
-
-def _advance(constraint: Constraint, token_id: int) -> bool:
-    """Tell a request's constraint of a token; whether nothing may follow."""
-    constraint.accept(token_id)
-    return constraint.is_done

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from bitnet_inference.engine.constraint import Constraint
 from bitnet_inference.engine.request import Finish, Request
 from bitnet_inference.engine.share import Share
 
@@ -50,6 +51,12 @@ def mask_next(request: Request) -> Finish | None:
     except Exception as error:
         return Finish("error", error=error)
     return Finish("stop") if request.constraint.is_done else None
+
+
+def advance(constraint: Constraint, token_id: int) -> bool:
+    """Tell a request's constraint of a token; whether nothing may follow."""
+    constraint.accept(token_id)
+    return constraint.is_done
 
 
 def _compute(requests: Sequence[Request]) -> dict[Request, Finish | None]:
