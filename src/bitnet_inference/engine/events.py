@@ -76,7 +76,8 @@ class Stepped:
     """A step is over; or, with no sequence in it, the last requests were dropped before it.
 
     `time`: when it began. `num_decoding` sequences lacked one token, `num_prompts` more, of which `num_prompt_tokens`
-    were computed; or begun, where they go on beside others for some steps. `num_draft_tokens` were computed on trial, `num_right_draft_tokens` of them were right.
+    were computed; or begun, where they go on beside others for some steps. `num_draft_tokens` were computed on trial,
+    `num_right_draft_tokens` of them were right.
     `num_new_tokens` went to sinks, these among them. How many requests wait and run, and how many of `num_blocks` cache
     blocks are free, is told as the step has left it. `seconds` has each phase: "schedule"; "draft", guessing tokens;
     "forward", with what prepares it; "sample", logits and choice; "deliver", constraints and sinks.
