@@ -57,22 +57,28 @@ def endless(num_tokens):
     return SamplingParams(temperature=0.0, max_tokens=num_tokens)
 
 
-def test_the_gap_between_tokens_is_bounded_while_a_long_prompt_enters():
-    model = ScriptedModel(max_positions=4096, max_tokens=512)
-    clock = Clock(model)
+PROMPT = [number % 23 for number in range(3000)]
+
+
+def entering(model, clock):
+    """A stream that has begun, and a long prompt that has just come; and when it came."""
     engine, stream, newcomer = Engine(model, clock=clock), Watch(clock), Watch(clock)
     engine.submit(Request([1] * 700, endless(150), stream))
     while len(stream.times) < 4:
         engine.step()
-    start = clock.now
-    prompt = [number % 23 for number in range(3000)]
-    engine.submit(Request(prompt, endless(1), newcomer))
+    engine.submit(Request(PROMPT, endless(1), newcomer))
+    return engine, stream, newcomer, clock.now
+
+
+def test_the_gap_between_tokens_is_bounded_while_a_long_prompt_enters():
+    model = ScriptedModel(max_positions=4096, max_tokens=512)
+    engine, stream, newcomer, start = entering(model, Clock(model))
     run(engine)
     gaps = [after - before for before, after in zip(stream.times, stream.times[1:], strict=False)]
     assert 1.5 * DECODE_S < max(gaps) < 4 * DECODE_S
     # Of 40 tokens that fit, 31 make whole tiles with the one that is decoded; real kernels do whole tiles for less.
     assert 0.65 * (newcomer.times[0] - start) < 3000 * (TOKEN_S + 1500 * POSITION_S)
-    assert newcomer.token_ids == greedy_text(model, prompt, 1)
+    assert newcomer.token_ids == greedy_text(model, PROMPT, 1)
 
 
 def test_prompts_beside_streams_take_the_time_that_these_leave():
@@ -89,13 +95,8 @@ def test_prompts_beside_streams_take_the_time_that_these_leave():
         return not left_s
 
     model.go_on = go_on
-    engine, stream, newcomer, urgent = Engine(model, clock=clock), Watch(clock), Watch(clock), Watch(clock)
-    engine.submit(Request([1] * 700, endless(150), stream))
-    while len(stream.times) < 4:
-        engine.step()
-    start = clock.now
-    prompt = [number % 23 for number in range(3000)]
-    engine.submit(Request(prompt, endless(1), newcomer))
+    engine, stream, newcomer, start = entering(model, clock)
+    urgent = Watch(clock)
     while len(stream.times) < 12:
         engine.step()
     engine.submit(Request([2] * 20, endless(1), urgent, terms=Terms(priority=1)))
@@ -105,7 +106,7 @@ def test_prompts_beside_streams_take_the_time_that_these_leave():
     assert MAX_SLOWER * DECODE_S < max(gaps) < 4 * DECODE_S
     assert 0.65 * (newcomer.times[0] - start) < 3000 * (TOKEN_S + 1500 * POSITION_S)
     assert urgent.times[0] - asked < 4 * MAX_SLOWER * DECODE_S, "it waits for no chunk of a lower rank"
-    assert newcomer.token_ids == greedy_text(model, prompt, 1)
+    assert newcomer.token_ids == greedy_text(model, PROMPT, 1)
 
 
 class Reader(Listener):
