@@ -3,10 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-
-#include <new>
 
 #include "bind_arrays.h"
 #include "bind_heads.h"
@@ -16,7 +13,6 @@
 #include "bind_weights.h"
 #include "executor.h"
 #include "float_mode.h"
-#include "int8_table.h"
 
 namespace nb = nanobind;
 using namespace bitnet;

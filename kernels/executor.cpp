@@ -8,8 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <new>
-#include <numeric>
-#include <stdexcept>
 
 #include "float_mode.h"
 

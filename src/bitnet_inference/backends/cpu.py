@@ -150,25 +150,11 @@ class CpuModel:
             self._beside = native.Background(executor)
         with _enough_memory(batch):
             self._beside.begin(body.program, _arrays(batch), hidden, self._wanted(batch))
-        return CpuBackground(self, CpuOutput(self, hidden, self._wanted(batch)))
+        return CpuBackground(self, self._beside, CpuOutput(self, hidden, self._wanted(batch)))
 
-    @property
-    def is_beside(self) -> bool:
-        """Whether what was begun last is not done."""
-        return self._beside is not None and self._beside.is_under_way
-
-    def forward_beside(self, batch: Batch) -> CpuOutput:
-        """As `forward`; what was begun last goes on meanwhile, and until `go_on_beside`."""
-        self._open_executor()
-        self._beside.run_beside()
-        return self.forward(batch)
-
-    def go_on_beside(self, seconds: float) -> None:
-        """Compute what was begun last for so long."""
-        begin = perf_counter()
-        self._open_executor()
-        self._beside.go_on(seconds)
-        self._beside_s += perf_counter() - begin
+    def note_beside(self, seconds: float) -> None:
+        """So long nothing was computed but what was begun; for `time_steps`."""
+        self._beside_s += seconds
 
     def advance(self, batch: Batch, hidden: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The same, but gives what the next stage is to be fed with: hidden states of all tokens, [T, hidden]."""
@@ -176,11 +162,6 @@ class CpuModel:
         with _enough_memory(batch):
             self._run(self._body, _arrays(batch), hidden, output, self._wanted(batch))
         return output
-
-    def forget_beside(self) -> None:
-        """Compute no more of what was begun last."""
-        if self._beside is not None:
-            self._beside.forget()
 
     def _room(self, batch: Batch) -> NDArray[np.float32]:
         wanted = self._wanted(batch)
@@ -329,26 +310,29 @@ class CpuOutput:
 class CpuBackground:
     """See Background of the contract; the newest one of its model."""
 
-    def __init__(self, model: CpuModel, output: CpuOutput) -> None:
-        """`output` is what it will have."""
-        self._model, self._output = model, output
+    def __init__(self, model: CpuModel, background: Any, output: CpuOutput) -> None:
+        """It is under way in a native.Background; `output` is what it will have."""
+        self._model, self._background, self._output = model, background, output
 
     @property
     def output(self) -> CpuOutput | None:
         """None until it is done."""
-        return None if self._model.is_beside else self._output
+        return None if self._background.is_under_way else self._output
 
     def forward(self, batch: Batch) -> CpuOutput:
         """As CpuModel.forward; meanwhile this one goes on, and while the output is used."""
-        return self._model.forward_beside(batch)
+        self._background.run_beside()
+        return self._model.forward(batch)
 
     def go_on(self, seconds: float) -> None:
         """Compute it, and nothing else, for so long or until it is done."""
-        self._model.go_on_beside(seconds)
+        begin = perf_counter()
+        self._background.go_on(seconds)
+        self._model.note_beside(perf_counter() - begin)
 
     def close(self) -> None:
         """Compute no more of it."""
-        self._model.forget_beside()
+        self._background.forget()
 
 
 def _arrays(batch: Batch) -> tuple[NDArray[np.int32], ...]:
